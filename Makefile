@@ -6,7 +6,8 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-analytics images e2e-kubernetes report-pictures generate lock release clean
+.PHONY: help run test test-quick check bench bench-analytics images e2e-kubernetes report-pictures generate lock \
+	release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +17,9 @@ run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6
 
 test: ## all tests, against a real broker; ARGS="-k name" for pytest
 	@$(LOCAL).test $(ARGS)
+
+test-quick: ## the tests that need neither a broker nor a JVM: three minutes
+	@$(LOCAL).test --quick $(ARGS)
 
 check: ## what CI runs: format, lint, types, import contract, generated files, wheel, tests with coverage
 	@$(LOCAL).check $(ARGS)

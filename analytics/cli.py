@@ -1,4 +1,4 @@
-"""The command `pulsar-proxy-analytics`. A command's module is imported when it is called: `receive` needs no Spark."""
+"""The command `pulsar-proxy-analytics`. Subcommands are imported when they are called: `receive` needs no Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.common.suggestions import did_you_mean
 COMMANDS = {
     "receive": (
         "analytics.receiver.command:receive",
-        "Take samples that Prometheus sends (remote write) and keep them safe.",
+        "Receive samples from Prometheus (remote write) and store them durably.",
     ),
     "ingest": ("analytics.jobs.ingest:command", "Bring what the receiver stored into the tables."),
     "backfill": ("analytics.jobs.backfill:command", "Bring what a Prometheus server stores into the tables."),
@@ -21,11 +21,11 @@ COMMANDS = {
     "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
     "report": ("analytics.jobs.report:command", "Write a page with plots."),
 }
-"""Name → where the command is, and what `--help` says of it without importing it."""
+"""Name → module and function of the command, and its text in `--help`, which needs no import."""
 
 
 class _Lazy(click.Group):
-    """Commands by name, imported when they are called."""
+    """Group of commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

@@ -1,7 +1,7 @@
-"""Who a series is: a 64-bit number made of its labels, the same in every process and for ever.
+"""The identity of a series: a 64-bit hash of its labels, the same in every process and version.
 
-Two Prometheus servers that scrape the same targets (a highly available pair) send the same series, told apart by a
-replica label alone. That label is no part of the identity: both servers' samples become one series.
+Two Prometheus servers that scrape the same targets (a highly available pair) send the same series, distinguished only
+by a replica label. That label is no part of the identity: both servers' samples become one series.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable
 
 METRIC_NAME = "__name__"
 REPLICA_LABELS = ("prometheus_replica", "__replica__")
-"""What Prometheus' operator and the usual configurations call it."""
+"""The replica label's names in Prometheus' operator and the usual configurations."""
 
-# Bytes that UTF-8 never has: no two label sets give the same text.
+# Bytes that UTF-8 never contains: no two label sets give the same text.
 _IN_A_PAIR, _BETWEEN_PAIRS = b"\xfe", b"\xff"
 
 Labels = Iterable[tuple[str, str]]
 
 
 def series_id(labels: Labels, replica_labels: Collection[str] = REPLICA_LABELS) -> int:
-    """The identity of a label set, in any order: the first 64 bits of its BLAKE2b, as a signed number."""
+    """Return the identity of a label set, in any order: the first 64 bits of its BLAKE2b, as a signed number."""
     pairs = sorted((name, value) for name, value in labels if name not in replica_labels)
     text = _BETWEEN_PAIRS.join(name.encode() + _IN_A_PAIR + value.encode() for name, value in pairs)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
@@ -29,7 +29,7 @@ def series_id(labels: Labels, replica_labels: Collection[str] = REPLICA_LABELS) 
 def metric_and_labels(
     labels: Labels, replica_labels: Collection[str] = REPLICA_LABELS
 ) -> tuple[str, list[tuple[str, str]]]:
-    """The metric's name, and the other labels without the replica's."""
+    """Return the metric's name, and the other labels without the replica's."""
     pairs = dict(labels)
     metric = pairs.pop(METRIC_NAME, "")
     return metric, sorted(pair for pair in pairs.items() if pair[0] not in replica_labels)

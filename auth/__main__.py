@@ -1,14 +1,7 @@
 """An auth worker process."""
 
-from proxy.runtime.process.hardening import WORKER_OOM_SCORE, confine_process, harden_process, raise_oom_score
+from proxy.runtime.process.hardening import WORKER_OOM_SCORE
+from proxy.runtime.process.start import start_worker
 
 if __name__ == "__main__":
-    raise_oom_score(WORKER_OOM_SCORE)
-    harden_process()  # before the imports, which take most of a second
-    confine_process()
-
-    from auth.service import AuthService
-    from proto.roles import Role
-    from proxy.runtime.process.worker import worker_main
-
-    worker_main(Role.AUTH, AuthService)
+    start_worker("auth", "auth.service:AuthService", WORKER_OOM_SCORE)

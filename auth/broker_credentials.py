@@ -26,7 +26,7 @@ class SecretCredentials(OneForAllBrokers):
         self._secret = ReloadingFile(KEY, [file], lambda: read(file))
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
-        """The secret."""
+        """Return the secret, for CONNECT and for every challenge."""
         return await self._secret.current_value()
 
 
@@ -38,7 +38,7 @@ class FixedCredentials(OneForAllBrokers):
         self._data = data
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
-        """The data."""
+        """Return the secret, for CONNECT and for every challenge."""
         return self._data
 
 
@@ -51,7 +51,7 @@ def _oauth2_credentials(config: BrokerCredentials) -> BrokerAuthentication:
 
 
 def read_secret(file: str) -> bytes:
-    """A file's content without the white space around it; raises ConfigError, OSError."""
+    """Return a file's content without surrounding white space. Raises ConfigError, OSError."""
     with Path(file).open("rb") as stream:
         secret = stream.read(SECRET_BYTES_MAX + 1).strip()
     if not secret or len(secret) > SECRET_BYTES_MAX:
@@ -82,7 +82,7 @@ def check_jwt(source: str, token: bytes) -> None:
 
 
 def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthentication | None:
-    """What the configuration asks for; None where the proxy does not authenticate itself. Raises ConfigError."""
+    """Return the configured credentials; None where the proxy does not authenticate itself. Raises ConfigError."""
     if config is None:
         return None
     if config.method == "sasl":
@@ -100,8 +100,9 @@ def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthenticat
 
 
 async def end_of_token_unix_ms(broker: BrokerAuthentication | None) -> int:
-    """Read when the token ends that somebody has to replace, in the configuration or in its file; 0: never, or there is
-    none. Tokens from an issuer and Kerberos' tickets are renewed by the proxy itself.
+    """Return when the token ends that an operator has to replace, in the configuration or its file; 0: never, or none.
+
+    Tokens from an issuer and Kerberos' tickets are renewed by the proxy itself.
     """
     if isinstance(broker, SecretCredentials | FixedCredentials) and broker.method == "token":
         return claimed_expiry_unix_ms(await broker.authenticate(None))

@@ -26,12 +26,14 @@ LIFETIME_UNKNOWN_S = 60
 
 
 class OAuth2Credentials(OneForAllBrokers):
-    """One token for all brokers, renewed at a random point within 85 to 95 % of its life (so that not all proxies ask
-    at one time), on demand; the old one is used for as long as it is valid where the issuer cannot be asked.
+    """One token for all brokers, renewed on demand.
 
-    The key file is JSON in Pulsar's form; a changed one makes us ask anew. ``brokers.credentials.issuer_url`` and all
-    that the issuer names must be https, but at loopback hosts: the secret goes there. ``transport`` stands in for the
-    network. Raises ConfigError.
+    It is renewed at a random point within 85 to 95 % of its lifetime, so that not all proxies ask at one time; the old
+    one is used for as long as it is valid where the issuer cannot be asked.
+
+    The key file is JSON in Pulsar's form; after a change the next use fetches a new token.
+    ``brokers.credentials.issuer_url`` and all that the issuer names must be https, but at loopback hosts: the secret
+    goes there. ``transport`` replaces the network in tests. Raises ConfigError.
     """
 
     method = "token"
@@ -49,7 +51,7 @@ class OAuth2Credentials(OneForAllBrokers):
         self._tokens = _TokenCache(config, self._client, self._account.value)
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
-        """The token, for CONNECT and for every challenge."""
+        """Return the token, for CONNECT and for every challenge."""
         account = await self._account.current_value()
         if account != self._tokens.account:
             self._tokens = _TokenCache(self._config, self._client, account)
@@ -92,7 +94,7 @@ class _TokenCache:
         self._token = RefreshingCache("the proxy's token for brokers", self._fetch, retry_interval_s=RETRY_INTERVAL_S)
 
     async def current_token(self) -> bytes:
-        """The token; raises NotAvailable."""
+        """Return the token; raise NotAvailable."""
         return await self._token.current_value()
 
     async def _fetch(self) -> Fetched[bytes]:

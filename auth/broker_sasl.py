@@ -1,7 +1,8 @@
 """The proxy's own Kerberos credentials towards brokers: SASL's GSSAPI mechanism (RFC 4752), the client's side.
 
 One cache in memory holds the tickets for all connections, so that the KDC is asked once for each broker and ticket's
-lifetime; the library asks anew when half of it is over. It reads the keytab then: a replaced one counts from then on.
+lifetime; the library renews a ticket when half of its lifetime is over. It reads the keytab then, so a replaced one is
+used from then on.
 """
 
 import re
@@ -32,8 +33,8 @@ _caches = count(1)
 class SaslCredentials:
     """The initiator for ``<broker_service>/<broker's host>@<realm of principal>``, the host as it is dialled.
 
-    Where the KDC does not answer, a call of the library's can keep its thread for a minute. Each broker has its own
-    few threads, so that one without a ticket takes nothing from those whose tickets are there.
+    Where the KDC does not answer, a call of the library's can keep its thread for a minute. Each broker has a few
+    threads of its own, so that one without a ticket takes nothing from those that have tickets.
     """
 
     method = "sasl"
@@ -49,14 +50,14 @@ class SaslCredentials:
         self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
 
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:
-        """A state for one handshake."""
+        """Make a state for one handshake."""
         limiter = self._limiters.get(broker_host)
         if limiter is None:
             limiter = self._limiters[broker_host] = trio.CapacityLimiter(THREADS_PER_BROKER_MAX)
         return _SaslBrokerAuthState(self, broker_host, limiter)
 
     def new_initiator(self, broker_host: str) -> "_Initiator":
-        """A new exchange with a broker; raises CredentialsUnavailable for a host that cannot be in a principal."""
+        """Start an exchange with a broker; raise CredentialsUnavailable for a host that cannot be in a principal."""
         # "@", "/" and "\" have a meaning in principals: another realm's server must not be asked for.
         if not _HOST.fullmatch(broker_host):
             raise CredentialsUnavailable(f"no principal can be made of the broker's host {broker_host[:255]!r}")
@@ -65,7 +66,7 @@ class SaslCredentials:
 
 
 class _SaslBrokerAuthState:
-    """One handshake with one broker; the exchange may be begun anew any number of times."""
+    """State of one handshake with one broker; its exchange may start again any number of times."""
 
     def __init__(self, credentials: SaslCredentials, broker_host: str, limiter: trio.CapacityLimiter) -> None:
         self._credentials = credentials
@@ -75,7 +76,7 @@ class _SaslBrokerAuthState:
         self._initiator: _Initiator | None = None
 
     async def authenticate(self, challenge: bytes | None) -> bytes:
-        """The ticket for CONNECT and for a refresh, the choice for the broker's offer."""
+        """Return the ticket for CONNECT and for a refresh, the choice for the broker's offer."""
         initiator, self._initiator = self._initiator, None
         if challenge is None or (initiator is not None and initiator.complete and challenge == AUTH_REFRESH):
             initiator, challenge = self._credentials.new_initiator(self._broker_host), None
@@ -90,7 +91,7 @@ class _SaslBrokerAuthState:
         return answer
 
     def is_complete(self) -> bool:
-        """Whether the broker has shown that it has its key, and nothing more is due from the proxy."""
+        """Return True if the broker has shown that it has its key, and the proxy owes nothing more."""
         return self._initiator is not None and self._initiator.complete
 
     @property
@@ -112,7 +113,7 @@ class _Initiator:
         self._context: gssapi.SecurityContext | None = None
 
     def next_message(self, challenge: bytes | None) -> bytes:
-        """The ticket first, then the choice. Raises CredentialsUnavailable."""
+        """Return the ticket first, then the choice. Raises CredentialsUnavailable."""
         if self._context is None:
             return self._ticket_message()
         if self.complete:

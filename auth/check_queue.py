@@ -1,12 +1,12 @@
-"""CheckQueue of credentials that take long: so many at a time, and whose turn is next among those who wait.
+"""Queue of credential checks that take long: bounded, and fair between client addresses and users.
 
-Any stranger can ask for a check, so turns go round by client address: many checks for one address do not delay the
-first one of another. An address at which a check has failed lately comes behind those where none has. Both memories are
-only about the order of checks, never about their outcome, and nothing is remembered by a user's name that somebody has
-merely said: it could be used to keep that user out, or to learn whether there is one.
+Any unauthenticated client can cause a check, so the queue is served round robin by client address: many checks for one
+address do not delay the first one of another. An address at which a check has failed lately comes after those where
+none has. Both memories decide only the order of checks, never their outcome, and nothing is remembered by a user's name
+that a client has merely claimed: it could be used to keep that user out, or to find out whether there is one.
 
-Who brings the very credential with which its user came in lately goes first, in turn by user: where all clients have
-one address (behind a load balancer), this is what keeps strangers from delaying users that come back.
+A client that brings the very credential with which its user logged in lately goes first, round robin by user: where all
+clients have one address (behind a load balancer), this keeps unauthenticated ones from delaying returning users.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ExpiringMap(Generic[KeyT, ValueT]):
-    """What was noted within the last ``lifetime_s``, of the last ``entries_max`` keys."""
+    """Map whose values expire after ``lifetime_s``, bounded to the last ``entries_max`` keys."""
 
     def __init__(self, *, entries_max: int, lifetime_s: float) -> None:
         self._entries_max = entries_max
@@ -60,17 +60,17 @@ class ExpiringMap(Generic[KeyT, ValueT]):
         self._entries[key] = value, trio.current_time() + self._lifetime_s
 
     def recent_value(self, key: KeyT) -> ValueT | None:
-        """The value noted last, if it is remembered."""
+        """Return the value remembered last, or None where it has expired or there is none."""
         value, until = self._entries.get(key, (None, 0.0))
         return value if until > trio.current_time() else None
 
     def forget_key(self, key: KeyT) -> None:
-        """Remember it no longer."""
+        """Forget a key's value."""
         self._entries.pop(key, None)
 
 
 class _Priority(IntEnum):
-    """Who goes first."""
+    """Priority of an owner; lower values go first."""
 
     PROVED_USER = 0
     ADDRESS = 1
@@ -78,7 +78,7 @@ class _Priority(IntEnum):
 
 
 class _Owner(NamedTuple):
-    """Who has a share: a user whose credential was proved lately, or else an address."""
+    """Owner of a share: a user whose credential was proved lately, or else an address."""
 
     is_user: bool
     name: str
@@ -93,7 +93,9 @@ class _WaitingCheck:
 
 
 class CheckQueue:
-    """CheckQueue of one kind, ``slots`` at a time; ``key`` names the setting that an overloaded operator may raise."""
+    """Queue of checks of one kind, ``slots`` at a time; ``key`` names the setting that an overloaded operator may
+    raise.
+    """
 
     def __init__(self, *, slots: int, key: str) -> None:
         self._key = key
@@ -112,9 +114,10 @@ class CheckQueue:
     async def run_check(
         self, client: ClientContext, check: Callable[[], Awaitable[ResultT]], *, proved_user: str = ""
     ) -> ResultT:
-        """Run a check once it is its turn. ``proved_user``: whose credential it is that ``was_proved``.
+        """Run a check once it is first in the queue.
 
-        Raises AuthenticationDenied where too many wait, or as the check does, which is remembered of the address.
+        ``proved_user``: the user of a credential that ``matches_recent_proof``. Raises AuthenticationDenied where too
+        many checks wait, or as the check does, which is remembered of the address.
         """
         owner = _Owner(True, proved_user) if proved_user else _Owner(False, client_network(client.address))
         turn = _WaitingCheck()
@@ -162,12 +165,12 @@ class CheckQueue:
         self._proved.remember_value(user, self._tag(user, secret))
 
     def matches_recent_proof(self, user: str, secret: bytes) -> bool:
-        """Whether it looks like the credential with which the user came in lately: no proof, only good for a place."""
+        """Return True if this looks like the user's credential of lately: no proof, only good for a higher priority."""
         tag = self._tag(user, secret)  # of whatever user, for the time that it takes
         return hmac.compare_digest(self._proved.recent_value(user) or b"", tag)
 
     def forget_proof(self, user: str, secret: bytes) -> None:
-        """Take it back where this, which is not the user's credential, looked like it: the file has changed."""
+        """Forget a proof that a wrong credential matched: the user's entry in the file has changed."""
         if self.matches_recent_proof(user, secret):
             self._proved.forget_key(user)
 

@@ -1,4 +1,4 @@
-"""Proxies before this one: who may say that a connection is somebody else's.
+"""The principal of a connection that came through other proxies: which of them may name an original principal.
 
 The rules are the broker's own (4.0.8, ``AuthorizationService.isValidOriginalPrincipal``): only a proxy role names an
 original principal, it must name one, and that one is no proxy itself.
@@ -13,7 +13,7 @@ from proxy.config.proxy_roles import ProxyRoles
 
 @dataclass(frozen=True, slots=True)
 class ProxyClaim:
-    """What a client says in CONNECT about being a proxy."""
+    """Claim of a client, in CONNECT, to be a proxy."""
 
     original_principal: str = ""
     through_proxy: bool = False
@@ -21,7 +21,7 @@ class ProxyClaim:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePrincipal:
-    """Whose connection it is, and by which proxy's word; ``proxy`` is empty where it is the client's own."""
+    """Principal of a connection, and the proxy that named it; ``proxy`` is empty where the client is no proxy."""
 
     principal: str
     proxy: str = ""
@@ -30,10 +30,10 @@ class EffectivePrincipal:
 def resolve_effective_principal(
     role: str, method: str, claim: ProxyClaim, proxy_roles: ProxyRoles
 ) -> EffectivePrincipal:
-    """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
+    """Return the principal of a connection that ``role`` has authenticated by ``method``. Raises AuthenticationDenied.
 
-    A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused
-    all the same, as a broker refuses it, which knows roles but not methods.
+    A role that is a proxy's by another method only is an ordinary client. As an original principal it is refused all
+    the same, as a broker refuses it, which knows roles but not methods.
     """
     if not proxy_roles.includes(role, method):
         if claim.through_proxy:

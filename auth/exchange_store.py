@@ -1,4 +1,4 @@
-"""The states of exchanges that need more rounds: kept by name, for a bounded time, in bounded number and rounds."""
+"""Store of authentication exchanges between their rounds: bounded in time, number and rounds."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ExchangeKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StoredExchange(Generic[StateT]):
-    """A state between two rounds: its method, and how many rounds it has had."""
+    """An exchange between two rounds: its method, its state, and how many rounds are done."""
 
     method: str
     state: StateT
@@ -27,10 +27,10 @@ class StoredExchange(Generic[StateT]):
 
 
 class ExchangeStore(Generic[StateT]):
-    """ExchangeKey (caller's process, its name for the exchange) → state.
+    """Exchanges by key: the caller's process, and its name for the exchange.
 
-    A state is taken out for each round and put back for the next, so no two rounds of one exchange run at one time,
-    and what was finished or denied is gone.
+    A state is removed for each round and stored again for the next, so no two rounds of one exchange run at the same
+    time, and an exchange that was finished or denied is gone.
     """
 
     def __init__(self, *, lifetime_s: float, rounds_max: int = ROUNDS_MAX) -> None:
@@ -43,7 +43,7 @@ class ExchangeStore(Generic[StateT]):
         return len(self._exchanges)
 
     def store_exchange(self, key: ExchangeKey, method: str, state: StateT, *, number: int) -> None:
-        """Keep a state after its round of this number. Raises AuthenticationDenied: too many rounds, or states."""
+        """Store a state after a round. Raises AuthenticationDenied: too many rounds, or exchanges."""
         self._drop_expired()
         if number >= self._rounds_max:
             raise AuthenticationDenied("too_many_rounds", f"not finished after {self._rounds_max} rounds")
@@ -53,7 +53,7 @@ class ExchangeStore(Generic[StateT]):
         self._exchanges[key] = StoredExchange(method, state, number, trio.current_time() + self._lifetime_s)
 
     def pop_exchange(self, key: ExchangeKey, method: str) -> StoredExchange[StateT]:
-        """The state of an exchange; raises AuthenticationDenied where there is none for this method."""
+        """Remove and return an exchange; raise AuthenticationDenied where there is none for this method."""
         self._drop_expired()
         found = self._exchanges.pop(key, None)
         if found is None:
@@ -63,11 +63,11 @@ class ExchangeStore(Generic[StateT]):
         return found
 
     def drop_exchange(self, key: ExchangeKey) -> None:
-        """An exchange that nobody goes on with."""
+        """Drop an exchange that its client has given up."""
         self._exchanges.pop(key, None)
 
     def evict_oldest_if_full(self) -> None:
-        """Give up the oldest exchange where there is no room for another."""
+        """Drop the oldest exchange where there is no room for another."""
         if len(self._exchanges) >= EXCHANGES_MAX:
             self._exchanges.popitem(last=False)
 

@@ -42,12 +42,12 @@ ResultT = TypeVar("ResultT")
 
 
 def principal_name(principal: str) -> gssapi.Name:
-    """A principal as it stands: no name is looked up in DNS, no realm but the default one is added."""
+    """Make a name of a principal as it is written: no DNS look-up, no realm added but the default one."""
     return gssapi.Name(principal, gssapi.NameType.kerberos_principal)
 
 
 def acceptor_credentials(principal: str, keytab: str) -> gssapi.Credentials:
-    """The key of a principal, for the server's side. Reads the keytab; raises GSSError.
+    """Return the key of a principal, for the server's side. Reads the keytab; raises GSSError.
 
     Kerberos alone: with SPNEGO among the mechanisms an empty token would be answered by a hint.
     """
@@ -60,7 +60,7 @@ def acceptor_credentials(principal: str, keytab: str) -> gssapi.Credentials:
 
 
 def check_keytab(key: str, principal: str, keytab: str) -> None:
-    """Whether the keytab can be read and holds the principal; raises ConfigError. The KDC is not asked."""
+    """Check that the keytab can be read and holds the principal; raise ConfigError. The KDC is not asked."""
     try:
         acceptor_credentials(principal, keytab)
     except Exception as error:  # noqa: BLE001 -- the library's own errors, and Python's for names that it cannot encode
@@ -68,7 +68,7 @@ def check_keytab(key: str, principal: str, keytab: str) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """The library's words, fit for a log. They are the thread's own: ask in the one where the error was raised."""
+    """Return the library's text, fit for a log. It is the thread's own: call this in the thread that raised."""
     words = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS_MAX]
     return "".join(character for character in words if character.isprintable())
 

@@ -1,9 +1,9 @@
-"""HTTP to issuers of tokens: what OpenID Connect's discovery, keys and token endpoints need, and no more.
+"""HTTP client for issuers of tokens: what OpenID Connect's discovery, keys and token endpoints need, and no more.
 
-Bounded in time and in size, and never led elsewhere: no redirect is followed, and every address is held against the
-same rule, whether the configuration or an issuer's answer says it. HTTP proxies come from the environment
-(``HTTPS_PROXY``, ``NO_PROXY``), as operators behind one need it; credentials never do (httpx reads no ``.netrc``
-unless it is told to).
+Bounded in time and in size, and never redirected: no redirect is followed, and every URL is checked by the same rule,
+whether the configuration or an issuer's answer has it. HTTP proxies come from the environment (``HTTPS_PROXY``,
+``NO_PROXY``), as operators behind one need it; credentials never do (httpx reads no ``.netrc`` unless it is configured
+to).
 """
 
 import ipaddress
@@ -41,10 +41,10 @@ class _Refusal(msgspec.Struct):
 
 
 class IssuerClient:
-    """Asks issuers. Holds no connections: it is asked a few times an hour.
+    """HTTP client without connections to keep: issuers are asked a few times an hour.
 
-    ``trust``: PEM file with the authorities that count, read again when it changes; empty: the system's. ``key`` is
-    the configuration's, for errors. Raises ConfigError. ``transport`` stands in for the network.
+    ``trust``: PEM file with the trusted authorities, read again when it changes; empty: the system's. ``key``: the
+    configuration's, for errors. Raises ConfigError. ``transport`` replaces the network in tests.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ async def _bounded_body(response: httpx.Response) -> bytes:
 
 
 def _allowed_host(url: str, plain_http: PlainHttp) -> str:
-    """The host of an address that may be asked; raises HttpFailed."""
+    """Return the host of a URL that may be requested; raise HttpFailed."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -153,7 +153,7 @@ def _tls_context(key: str, trust: str) -> ssl.SSLContext:
 
 
 def _error_code(body: bytes) -> str:
-    """What an endpoint for tokens says of its refusal, if it says it as RFC 6749 has it."""
+    """Return the error code of a token endpoint's refusal, if it has RFC 6749's form; else an empty text."""
     try:
         code = msgspec.json.decode(body, type=_Refusal).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -162,7 +162,7 @@ def _error_code(body: bytes) -> str:
 
 
 def _detail(error: BaseException) -> str:
-    """The text of the error at the bottom that has one: what httpx makes of a bad certificate has none."""
+    """Return the text of the innermost error that has one: httpx's own error for a bad certificate has none."""
     text = next((str(cause) for cause in reversed([*_causes(error)]) if str(cause)), "")
     return _printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 

@@ -1,7 +1,7 @@
-"""What holds for JSON Web Tokens whoever has signed them: which key goes with which algorithm, which claims count.
+"""Rules for JSON Web Tokens of any issuer: which algorithms a key may be used with, which claims count.
 
-Which algorithms count is settled by the kind of each key, never by the token: a token that names HMAC cannot have a
-public key taken for its secret (RFC 8725, section 3.1).
+The kind of each key decides the algorithms, never the token: a token that names HMAC cannot have a public key taken for
+its secret (RFC 8725, section 3.1).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def public_key_algorithms(key: Any) -> tuple[str, ...]:
-    """The algorithms that go with a public key; raises ValueError, whose text goes behind the key's name."""
+    """Return the algorithms of a public key; raise ValueError, with a text to follow the key's name."""
     if isinstance(key, RSAPublicKey):
         if key.key_size < RSA_BITS_MIN:
             raise ValueError(f"has {key.key_size} bits; {RSA_BITS_MIN} are needed")
@@ -47,7 +47,7 @@ def public_key_algorithms(key: Any) -> tuple[str, ...]:
 
 
 def check_token_size(token: bytes) -> None:
-    """Whether there is a token, and one worth looking at; raises AuthenticationDenied."""
+    """Check that there is a token of an acceptable size; raise AuthenticationDenied."""
     if not token:
         raise AuthenticationDenied("missing", "no token")
     if len(token) > TOKEN_BYTES_MAX:
@@ -55,7 +55,7 @@ def check_token_size(token: bytes) -> None:
 
 
 def parse_unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A token's header and claims, which anybody may have written; raises AuthenticationDenied."""
+    """Return a token's header and claims, which anyone may have written; raise AuthenticationDenied."""
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
     except Exception as error:  # noqa: BLE001 -- a stranger's bytes: whatever they break in a parser, they are denied
@@ -64,7 +64,7 @@ def parse_unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def claimed_expiry_unix_ms(token: bytes) -> int:
-    """When a token says that it ends; 0: never, or not in a way that can be read. Nothing is verified."""
+    """Return when a token claims to end; 0: never, or not readable. Nothing is verified."""
     try:
         expires_at_s = int(parse_unverified(token)[1]["exp"])
     except (AuthenticationDenied, KeyError, TypeError, ValueError, OverflowError):
@@ -81,7 +81,7 @@ def verify_token(
     allowed_clock_skew_ms: int,
     required: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The claims of a token that one of the keys has signed, and that is meant for one of the audiences, now.
+    """Return the claims of a token that one of the keys has signed, and that is valid now for one of the audiences.
 
     ``audiences``: none means that any will do. ``required``: claims that must be there. Raises AuthenticationDenied.
     """
@@ -113,7 +113,7 @@ def verify_token(
 
 
 def role_in(claims: dict[str, Any], claim: str) -> str:
-    """The role that verified claims give; of a list the first entry counts. Raises AuthenticationDenied."""
+    """Return the role in verified claims; of a list the first entry counts. Raises AuthenticationDenied."""
     role = claims.get(claim)
     if isinstance(role, list) and role:
         role = role[0]
@@ -123,7 +123,7 @@ def role_in(claims: dict[str, Any], claim: str) -> str:
 
 
 def expires_at_unix_ms(claims: dict[str, Any], allowed_clock_skew_ms: int) -> int | None:
-    """When verified claims end, the allowed skew included; None where they never do."""
+    """Return when verified claims end, the allowed skew included; None where they never do."""
     if "exp" not in claims:
         return None
     expires_at_s = int(claims["exp"])  # a whole number, or the signature's check would have failed

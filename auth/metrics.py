@@ -1,4 +1,4 @@
-"""The auth worker's metrics, under the Java proxy's names where it has them."""
+"""Metrics of the auth worker, under the Java proxy's names where it has them."""
 
 from collections.abc import Collection, Iterator
 from typing import Protocol
@@ -11,15 +11,15 @@ from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 
 class ProviderNames(Protocol):
-    """Who judges which method."""
+    """Names of the providers by method."""
 
     @property
     def methods(self) -> Collection[str]:
-        """The methods that somebody judges."""
+        """The methods that have a provider."""
         ...
 
     def provider_name(self, method: str) -> str:
-        """Who judges a method."""
+        """Return the name of a method's provider."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""A value from an issuer (its keys, a token of ours) that is asked for anew when it grows old, on demand.
+"""Cache of one value from an issuer (its keys, a token of ours), fetched on demand when it grows old.
 
-Many clients want it at the same time, and any of them may go away while it is being fetched; an issuer may be slow or
-down. So a fetch is a task of its own that all wait for and nobody's leaving ends; what has failed is not tried again
-for a while; and an old value goes on being used for a bounded time.
+Many clients need it at the same time, and any of them may disconnect while it is being fetched; an issuer may be slow
+or down. So a fetch is a task of its own, which all of them wait for and none of them can cancel; after a failure there
+is no new fetch for a while; and an old value is used for a bounded time.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,12 +18,12 @@ ValueT = TypeVar("ValueT")
 
 
 class NotAvailable(Exception):
-    """There is no value that may still be used; says why."""
+    """There is no usable value; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[ValueT]):
-    """A value; after ``fresh_s`` it is asked for anew, after ``usable_s`` it is not used any more."""
+    """A fetched value; after ``fresh_s`` it is fetched again, after ``usable_s`` it is not used any more."""
 
     value: ValueT
     fresh_s: float
@@ -38,9 +38,9 @@ class _CachedValue(Generic[ValueT]):
 
 
 class RefreshingCache(Generic[ValueT]):
-    """See the module. ``fetch`` may raise HttpFailed; ``what`` names the value in logs.
+    """Cache of one value. ``fetch`` may raise HttpFailed; ``what`` names the value in logs.
 
-    ``retry_interval_s`` lies between the end of one fetch and the beginning of the next, for whatever reason but age.
+    ``retry_interval_s``: from the end of one fetch to the start of the next, unless the value has just grown old.
     """
 
     def __init__(self, what: str, fetch: Callable[[], Awaitable[Fetched[ValueT]]], *, retry_interval_s: float) -> None:
@@ -58,9 +58,9 @@ class RefreshingCache(Generic[ValueT]):
         return self._failure
 
     async def current_value(self) -> ValueT:
-        """The value, fetched if need be. Raises NotAvailable.
+        """Return the value, fetched if need be. Raises NotAvailable.
 
-        While the issuer is known to be down, nobody who can use the old value waits for the next try.
+        While the issuer is known to be down, no caller that can use the old value waits for the next fetch.
         """
         kept = self._cached
         if kept is None or trio.current_time() >= kept.fresh_until:
@@ -70,8 +70,10 @@ class RefreshingCache(Generic[ValueT]):
         return self._usable_value()
 
     async def refreshed_value(self) -> ValueT:
-        """The value after a fetch, for somebody to whom it does not help as it is; the same one where the last fetch
-        was lately, so that whoever asks cannot make us ask without end. Raises NotAvailable.
+        """Return the value after a new fetch, for a caller that the present one does not help. Raises NotAvailable.
+
+        Where the last fetch was less than ``retry_interval_s`` ago, it is the same value: so no client can cause
+        fetches without end.
         """
         if trio.current_time() - self._ended_at >= self._retry_interval_s:
             self._start_fetch()

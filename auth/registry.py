@@ -1,4 +1,4 @@
-"""Which provider judges which method, made from the configuration."""
+"""Registry of the configured authentication providers, by method."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -26,9 +26,9 @@ NO_METHODS = frozenset({"", "none"})
 
 
 def configured_providers(config: Authentication) -> Iterator[Provider]:
-    """The providers that the configuration asks for; raises ConfigError where one cannot be made.
+    """Make the configured providers; raise ConfigError where one cannot be made.
 
-    Each is imported only where it is asked for: some need libraries that not everybody has installed.
+    Each is imported only where it is configured: some need libraries that are optional.
     """
     if config.token is not None:
         from auth.providers.token import TokenProvider
@@ -57,7 +57,10 @@ def configured_providers(config: Authentication) -> Iterator[Provider]:
 
 @functools.lru_cache(maxsize=1)
 def _oidc_provider(config: OidcAuthentication) -> Provider:
-    """Kept over reloads that leave its table as it is, and the issuers' keys with it: one may be down just then."""
+    """Make the OIDC provider, the same one over reloads that leave its table as it is.
+
+    The issuers' keys are kept with it: an issuer may be down at a reload.
+    """
     from auth.providers.oidc import OidcProvider
 
     return OidcProvider(config)
@@ -74,7 +77,7 @@ def _plugins(config: Authentication) -> Iterator[Provider]:
 
 
 def _plugin(key: str, entry: EntryPoint, options: dict[str, object]) -> Provider:
-    """A provider made by somebody else's code: ``entry`` names a callable that takes the table of options."""
+    """Make a provider of a third party: ``entry`` names a callable that takes the table of options."""
     try:
         provider: Provider = entry.load()(options)
         method = provider.method
@@ -88,7 +91,7 @@ def _plugin(key: str, entry: EntryPoint, options: dict[str, object]) -> Provider
 
 
 class ProviderRegistry:
-    """Method → provider. A method that nobody configured is denied, always."""
+    """Providers by method. A method that is not configured is always denied."""
 
     def __init__(self, config: Authentication, providers: Callable[[Authentication], Iterable[Provider]]) -> None:
         self._anonymous_role = config.anonymous_role
@@ -103,12 +106,12 @@ class ProviderRegistry:
         return tuple(sorted(self._providers))
 
     def provider_name(self, method: str) -> str:
-        """The name of the provider of a method, for a metric's label; "none" where there is none."""
+        """Return the name of a method's provider, for a metric's label; "none" where there is none."""
         provider = self._providers.get(method)
         return "none" if provider is None else type(provider).__name__.lstrip("_")
 
     def new_auth_state(self, method: str, client: ClientContext) -> AuthState:
-        """A state for one client; raises AuthenticationDenied for an unknown method."""
+        """Make a state for one client; raise AuthenticationDenied for an unknown method."""
         provider = self._providers.get(method)
         if provider is not None:
             return new_auth_state(provider, client)
@@ -118,7 +121,7 @@ class ProviderRegistry:
 
 
 class _Anonymous(AuthenticationProvider):
-    """Everybody who brings nothing, under the role of ``authentication.anonymous_role``."""
+    """Provider that takes in clients without credentials, under ``authentication.anonymous_role``."""
 
     method = "none"
 
@@ -138,7 +141,7 @@ def _combine_providers(first: Provider, second: Provider) -> Provider:
 
 
 class _EitherProvider(AuthenticationProvider):
-    """Two providers for one method (tokens of our own keys, and of an issuer): who is taken by either is taken in."""
+    """Two providers for one method (tokens of our own keys, and of an issuer): either may accept a client."""
 
     def __init__(self, first: Provider, second: Provider) -> None:
         self._both = (first, second)
@@ -149,7 +152,7 @@ class _EitherProvider(AuthenticationProvider):
         return self._both[0].method
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
-        """The first identity that one of them finds; where neither does, the denial that says more."""
+        """Return the first identity that one of them finds; where neither does, raise the more specific denial."""
         first, second = self._both
         try:
             return await _identity(first, data, client)
@@ -170,5 +173,5 @@ async def _identity(provider: Provider, data: bytes, client: ClientContext) -> I
 
 
 def _is_more_specific(second: AuthenticationDenied, first: AuthenticationDenied) -> bool:
-    """Whether the first only saw that the credential is not for it, and the second knew better."""
+    """Return True if the first only saw that the credential is not for it, and the second knew more."""
     return first.reason in {"bad_algorithm", "bad_signature"} and second.reason != "unknown_issuer"

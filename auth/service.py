@@ -1,4 +1,4 @@
-"""The auth worker's service: rounds of authentication for forwarders, the proxy's credentials for those who dial."""
+"""The auth worker's service: authentication rounds for forwarders, and the proxy's credentials for brokers."""
 
 import time
 import traceback
@@ -48,7 +48,7 @@ TOKEN_CHECK_INTERVAL_S = 2.0
 class _Exchange:
     """One client's authentication between two rounds.
 
-    ``complete``: nothing is missing but that the client has seen the server's last word.
+    ``complete``: the client only has to receive the server's last message.
     """
 
     state: AuthState
@@ -57,7 +57,7 @@ class _Exchange:
 
 
 class AuthService:
-    """See the module. Holds what the configuration says, and the states of rounds under way."""
+    """RPC service of an auth worker: builds providers from the configuration, and keeps exchanges between rounds."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._nursery = context.nursery
@@ -81,11 +81,11 @@ class AuthService:
         )
 
     def handlers(self) -> dict[int, Handler]:
-        """The methods served to forwarders and lookup workers."""
+        """Return the methods served to forwarders and lookup workers."""
         return {Method.AUTHENTICATE: self._authenticate, Method.BROKER_CREDENTIALS: self._broker_credentials}
 
     async def start(self) -> None:
-        """Begin to look at the proxy's own token; keys were read when the service was made."""
+        """Start to watch the proxy's own token; keys were read when the service was made."""
         self._nursery.start_soon(self._watch_own_token)
 
     async def _watch_own_token(self) -> None:
@@ -94,14 +94,14 @@ class AuthService:
             await trio.sleep(TOKEN_CHECK_INTERVAL_S)
 
     async def configure(self, config: Config) -> None:
-        """Read keys and settings anew. Rounds under way are denied, as after a restart of the worker."""
+        """Apply new settings and read keys again. Exchanges under way are denied, as after a restart of the worker."""
         self._configure(config)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
-        """Rounds under way end with their forwarders, which were drained before."""
+        """Do nothing: exchanges end with their forwarders, which were drained before."""
 
     def status(self) -> dict[str, object]:
-        """The methods served, and the rounds under way."""
+        """Return the methods served, and the number of exchanges under way."""
         return {"methods": list(self._registry.methods), "authentications_under_way": len(self._client_exchanges)}
 
     async def _authenticate(self, data: bytes, caller: Caller) -> bytes:
@@ -129,7 +129,7 @@ class AuthService:
     async def _run_round_safely(
         self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse
     ) -> None:
-        """What breaks in a mechanism is a denial as any other: not faster, and not told apart."""
+        """Run a round; an internal error in a mechanism becomes a denial like any other, indistinguishable by time."""
         try:
             await self._run_round(request, caller, response)
         except AuthenticationDenied:

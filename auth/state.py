@@ -15,7 +15,7 @@ ROLE_CHARACTERS_MAX = 1024
 
 
 class AuthenticationDenied(Exception):
-    """A client is not who it says, or nobody.
+    """Denial of a client: its credential is wrong, missing or not acceptable.
 
     ``reason`` is a short stable name, fit for a metric's label; the text is for the log and holds no secret. Neither
     goes to the client.
@@ -35,7 +35,7 @@ class Identity:
 
 
 def is_fit_for_a_role(text: str) -> bool:
-    """Whether a text can be a role: not empty, of bounded length, and harmless in logs."""
+    """Return True if a text can be a role: not empty, of bounded length, and harmless in logs."""
     return bool(text.strip()) and len(text) <= ROLE_CHARACTERS_MAX and text.isprintable()
 
 
@@ -54,23 +54,24 @@ class AuthState(Protocol):
     """One client's authentication (PIP-30: AuthState)."""
 
     async def authenticate(self, data: bytes) -> bytes | None:
-        """Take one round's data. Returns the challenge for the client, or None when complete.
+        """Process one round's data. Returns the challenge for the client, or None when complete.
 
-        A mechanism whose last word is the server's returns it with the round that completes it: the client gets it as
-        a challenge, to which it answers nothing. Raises AuthenticationDenied; the state is of no use afterwards.
+        A mechanism in which the server sends last returns that message with the round that completes it: the client
+        gets it as a challenge, to which it answers nothing. Raises AuthenticationDenied; the state is of no use
+        afterwards.
         """
         ...
 
     def is_complete(self) -> bool:
-        """Whether the identity is known."""
+        """Return True if the identity is known."""
         ...
 
     def get_auth_role(self) -> str:
-        """The client's role; only when complete."""
+        """Return the client's role; only when complete."""
         ...
 
     def get_identity(self) -> Identity:
-        """The role and the credential's expiry; only when complete."""
+        """Return the role and the credential's expiry; only when complete."""
         ...
 
 
@@ -79,11 +80,11 @@ class Provider(Protocol):
 
     @property
     def method(self) -> str:
-        """What clients call the method in CONNECT."""
+        """The method's name in clients' CONNECT."""
         ...
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
+        """Make a state for one client."""
         ...
 
 
@@ -96,20 +97,20 @@ class OneStageProvider(Protocol):
 
 
 class Identified:
-    """What all states share: an identity, from the moment when it is known."""
+    """Base of states: an identity, once it is known."""
 
     _identity: Identity | None = None
 
     def is_complete(self) -> bool:
-        """Whether all rounds were there and went well."""
+        """Return True if all rounds were done and succeeded."""
         return self._identity is not None
 
     def get_auth_role(self) -> str:
-        """The client's role."""
+        """Return the client's role."""
         return self.get_identity().role
 
     def get_identity(self) -> Identity:
-        """Role and expiry; a defect of the caller before completion."""
+        """Return role and expiry; raise RuntimeError before completion, which is the caller's error."""
         if self._identity is None:
             raise RuntimeError("the authentication is not complete")
         return self._identity
@@ -147,7 +148,7 @@ class AuthenticationProvider(ABC):
         raise NotImplementedError(f"{type(self).__name__} has neither identify nor new_auth_state")
 
     def get_auth_data_source(self, client: ClientContext) -> ClientContext:
-        """Make what this provider's states are told of a connection; by default what is known anyway."""
+        """Make what this provider's states know of a connection; by default the context itself."""
         return client
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
@@ -168,14 +169,14 @@ class AuthenticationState(ABC):
 
     @abstractmethod
     def is_complete(self) -> bool:
-        """Tell whether the role is known."""
+        """Return True if the role is known."""
 
     @abstractmethod
     def get_auth_role(self) -> str:
-        """Give the client's role; only when complete."""
+        """Return the client's role; only when complete."""
 
     def get_identity(self) -> Identity:
-        """Give the role, with a credential that does not end; only when complete."""
+        """Return the role, with a credential that does not end; only when complete."""
         return Identity(self.get_auth_role())
 
 
@@ -190,33 +191,31 @@ class BrokerAuthState(Protocol):
     """The proxy's side of one authentication at one broker (PIP-30: AuthenticationDataProvider.authenticate)."""
 
     async def authenticate(self, challenge: bytes | None) -> bytes:
-        """The data for CONNECT (no challenge yet) or for a challenge. Raises CredentialsUnavailable."""
+        """Return the data for CONNECT (no challenge yet) or for a challenge. Raises CredentialsUnavailable."""
         ...
 
     def is_complete(self) -> bool:
-        """Whether the broker may take the proxy in now: it owes no proof of its own."""
+        """Return True if the broker may accept the proxy now: it owes no proof of its own."""
         ...
 
     @property
     def expires_at_unix_ms(self) -> int:
-        """When the credentials end with which the last data was made; 0: never, it is not known, or the data says so
-        itself, as a token does.
-        """
+        """When the credentials of the last data end; 0: never, unknown, or the data says so itself, as a token does."""
         ...
 
 
 class BrokerAuthentication(Protocol):
-    """How the proxy authenticates itself at brokers."""
+    """The proxy's own authentication at brokers, by one method."""
 
     method: str
 
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:
-        """A state for one handshake with one broker (PIP-30: getAuthData)."""
+        """Make a state for one handshake with one broker (PIP-30: getAuthData)."""
         ...
 
 
 class OneForAllBrokers(ABC):
-    """Credentials without rounds: whatever a broker asks, the answer is the same, and the broker proves nothing."""
+    """Credentials without rounds: one answer to every broker and challenge; brokers prove nothing."""
 
     method: str
 
@@ -225,7 +224,7 @@ class OneForAllBrokers(ABC):
         return self
 
     def is_complete(self) -> bool:
-        """Always."""
+        """Return True always."""
         return True
 
     @property
@@ -235,8 +234,8 @@ class OneForAllBrokers(ABC):
 
     @abstractmethod
     async def authenticate(self, challenge: bytes | None) -> bytes:
-        """The data, for CONNECT and for every challenge. Raises CredentialsUnavailable."""
+        """Return the data, for CONNECT and for every challenge. Raises CredentialsUnavailable."""
 
 
 class CredentialsUnavailable(Exception):
-    """The proxy's own credentials cannot be had; says why, without them."""
+    """The proxy's own credentials are not available; the text says why, without them."""

@@ -1,14 +1,7 @@
 """A lookup worker process."""
 
-from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, confine_process, harden_process, raise_oom_score
+from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE
+from proxy.runtime.process.start import start_worker
 
 if __name__ == "__main__":
-    raise_oom_score(DATA_WORKER_OOM_SCORE)
-    harden_process()  # before the imports, which take most of a second
-    confine_process()
-
-    from lookup.service import LookupService
-    from proto.roles import Role
-    from proxy.runtime.process.worker import worker_main
-
-    worker_main(Role.LOOKUP, LookupService)
+    start_worker("lookup", "lookup.service:LookupService", DATA_WORKER_OOM_SCORE)

@@ -1,4 +1,4 @@
-"""The lookup worker's metrics, under the Java proxy's names where it has them."""
+"""Metrics of the lookup worker, under the Java proxy's names where it has them."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -23,8 +23,8 @@ _REQUESTS = {
 class LookupMetrics(Collector):
     """Counts and times by kind of request; ``kind`` is a LookupKind's name.
 
-    Every request is counted, so this is plain numbers, which are written as metrics when somebody asks for them: the
-    library's own counters cost more than the rest of a request's way through this worker.
+    Every request is counted, so these are plain numbers, which become metrics at a scrape: the library's own counters
+    cost more than the rest of a request's way through this worker.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -69,7 +69,7 @@ class LookupMetrics(Collector):
             self._errors[labels] = self._errors.get(labels, 0) + 1
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted so far."""
+        """Yield the metrics with their values at this moment."""
         for kind, (name, text) in _REQUESTS.items():
             yield CounterMetricFamily(f"pulsar_proxy_{name}", text, value=self._requests[kind])
             rejected = f"Answered TooManyRequests at the limit. {text}"
@@ -124,7 +124,7 @@ class _Times:
 
 
 class BrokerMetrics:
-    """How the brokers of ``brokers.service_url`` are; those that are no longer there are forgotten."""
+    """State of the brokers of ``brokers.service_url``; brokers that are no longer found are forgotten."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = Gauge(
@@ -135,7 +135,7 @@ class BrokerMetrics:
         )
         self._ejected = Gauge(
             "pulsar_proxy_broker_set_aside",
-            "Whether a broker of brokers.service_url is set aside as it failed (1) or not (0).",
+            "Whether a broker of brokers.service_url is ejected as it failed (1) or not (0).",
             ["broker"],
             registry=registry,
         )
@@ -146,7 +146,7 @@ class BrokerMetrics:
             registry=registry,
         )
         self._ejections = Counter(
-            "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
+            "pulsar_proxy_broker_ejections", "Brokers that were ejected, by reason.", ["reason"], registry=registry
         )
         self._fatal_requests = Counter(
             "pulsar_proxy_fatal_lookup_requests",
@@ -161,9 +161,9 @@ class BrokerMetrics:
             registry=registry,
         )
 
-    def show_brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
-        """Show these brokers, and no others."""
-        shown = ((self._up, up), (self._ejected, set_aside), (self._credentials_accepted, accepted))
+    def show_brokers(self, up: Mapping[str, bool], ejected: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
+        """Show these brokers and no others."""
+        shown = ((self._up, up), (self._ejected, ejected), (self._credentials_accepted, accepted))
         for gauge, values in shown:
             gauge.clear()
             for broker, value in values.items():
@@ -174,7 +174,7 @@ class BrokerMetrics:
         self.show_brokers({}, {}, {})
 
     def count_ejection(self, reason: str) -> None:
-        """Count a broker that is set aside."""
+        """Count an ejected broker."""
         self._ejections.labels(reason=reason).inc()
 
     def count_fatal_request(self, kind: str) -> None:

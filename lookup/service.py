@@ -1,10 +1,10 @@
-"""The lookup worker's service: Envelopes in, answers out (KIP-590); and which targets a relay may open."""
+"""The lookup worker's service: Envelopes in, answers out (KIP-590); and checks of relay targets."""
 
 import time
 from functools import partial
 
 from lookup.brokers.credential_checks import LogIn
-from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import Endpoint
 from lookup.brokers.login import LoginResult, log_in
 from lookup.connections.pool import BrokerPool
@@ -16,7 +16,7 @@ from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
+from proto.envelope import EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_answers import ClientAnswer
 from proto.lookup_kinds import failure_answer
 from proto.lookup_requests import RequestParser
@@ -55,7 +55,7 @@ _NOT_A_FORWARDER = EnvelopeResponse(
 
 
 class LookupService:
-    """See the module."""
+    """RPC service of a lookup worker: builds the collaborators from the configuration, and serves forwarders."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -63,6 +63,7 @@ class LookupService:
         self._metrics = LookupMetrics(context.registry)
         self._principals = LookupPrincipals()
         self._request_parser = RequestParser()
+        self._verifier = EnvelopeVerifier()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
         lookups = self._build_collaborators(context.config, None, None)
@@ -71,21 +72,24 @@ class LookupService:
     def _build_collaborators(
         self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
     ) -> LookupExecutor:
-        """Build everything that depends on the configuration, on top of what is known of the brokers."""
+        """Build all that depends on the configuration; the brokers' health and the pool's profile carry over."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         configured = self._resolver("brokers")
         logs_in = None if config.brokers.credentials is None else self._login_function(config, dialer)
-        self._brokers = BrokerDirectory(config, dialer, configured, self._broker_metrics, brokers, log_in=logs_in)
+        self._brokers = BrokerDirectory(
+            config, dialer, configured, self._broker_metrics, DirectoryOptions(brokers, logs_in)
+        )
         known, others = self._resolver("known_targets"), self._resolver("targets")
         targets = TargetResolver(self._brokers.names, configured=configured, known=known, others=others)
         self._rules = TargetRules(config.brokers, targets, self._brokers)
         nursery, logins = self._context.nursery, self._brokers.credential_checks
-        self._pool = BrokerPool(config, dialer, self._auth, nursery, profile=profile, credential_checks=logins)
+        self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
+        self._pool.profile = profile
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
-        """Make what logs in at a broker with the proxy's own credentials."""
+        """Return a function that logs in at a broker with the proxy's own credentials."""
         link_factory = BrokerLinkFactory(
             dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
@@ -97,7 +101,11 @@ class LookupService:
         return log_in_at
 
     def _resolver(self, names: str) -> Resolver:
-        """Of one group of names: the operator's, those below them or said by brokers, or any that clients choose."""
+        """Return a resolver for one group of names.
+
+        ``names``: "brokers" (the operator's), "known_targets" (below those, or named by brokers) or "targets" (any
+        other that clients choose).
+        """
         brokers = self._config.brokers
         return Resolver(
             self._context.nursery,
@@ -108,7 +116,7 @@ class LookupService:
         )
 
     def handlers(self) -> dict[int, Handler | StreamingHandler]:
-        """The methods served to forwarders."""
+        """Return the methods served to forwarders."""
         return {
             Method.ENVELOPE: StreamingHandler(self._handle_envelope, unauthorized_response=_NOT_A_FORWARDER),
             Method.RESOLVE_TARGET: self._resolve_target,
@@ -116,7 +124,7 @@ class LookupService:
         }
 
     async def start(self) -> None:
-        """Begin to look after brokers. A broker that is down does not keep the cluster from starting."""
+        """Start to watch brokers. A broker that is down does not keep the cluster from starting."""
         self._context.nursery.start_soon(self._auth.run)
         self._context.nursery.start_soon(self._scheduler.run)
         self._start_collaborators()
@@ -127,14 +135,14 @@ class LookupService:
 
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
-        old_pool, old_brokers, patience_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
+        old_pool, old_brokers, grace_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
         self._scheduler.apply_config(config, self._build_collaborators(config, old_brokers, old_pool.profile))
         old_brokers.stop()
         self._start_collaborators()
-        self._context.nursery.start_soon(old_pool.retire_after, patience_s)
+        self._context.nursery.start_soon(old_pool.retire_after, grace_s)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002
-        """Answer what is under way."""
+        """Answer the lookups under way."""
         await self._scheduler.under_way.wait_until_empty(timeout_s=timeout_s)
 
     def status(self) -> dict[str, object]:
@@ -152,14 +160,14 @@ class LookupService:
     def _handle_envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
+            principal = self._verifier.verify_envelope(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refuse_envelope(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
             return
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
-        sender = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
+        batch = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
         parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
@@ -168,18 +176,20 @@ class LookupService:
                 except EnvelopeRefused as refused:
                     answers.add_refusal(index, self._refuse_envelope(request, refused), str(refused))
                 except RequestRefused as refused:
-                    self._refuse_request(refused, index, sender)
+                    self._refuse_request(refused, index, batch)
                 else:
-                    self._scheduler.submit_request(asked, request_id, index, sender)
+                    self._scheduler.submit_request(asked, request_id, index, batch)
 
     @property
     def _seal_key(self) -> bytes | None:
-        """What principals are sealed with; None where clients are not authenticated."""
+        """The key of principals' seals; None where clients are not authenticated."""
         return self._context.seal_key if self._config.authentication.enabled else None
 
     def _now_unix_ms(self) -> int | None:
-        """The time that principals of Envelopes must outlast; None: none, since sessions go on past their end. Which
-        listener a client came in at, only the forwarder says, so one that observes is enough.
+        """Return the time that principals of Envelopes must outlast, in milliseconds since 1970.
+
+        None: they need not, since sessions go on past their end. Only the forwarder knows at which listener a client
+        came in, so one listener that observes is enough.
         """
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
@@ -190,26 +200,26 @@ class LookupService:
         return self._principals.get_principal(principal, credentials)
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
-        """Count and log; gives the error's name."""
+        """Count and log a refused Envelope or request; return the error's name."""
         name = EnvelopeResponse.Error.Name(refused.error)
         self._metrics.count_envelope_error(name)
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
 
-    def _refuse_request(self, refused: RequestRefused, index: int, sender: RequestBatch) -> None:
-        """Answer its sender alone: upon this request a broker would close the connection that others share."""
+    def _refuse_request(self, refused: RequestRefused, index: int, batch: RequestBatch) -> None:
+        """Refuse a request to its client alone: upon it a broker would close the connection that others share."""
         kind = refused.kind
         self._metrics.count_invalid_request(kind.name, refused.reason)
         get_logger().warning(
             "a lookup request was refused: upon it a broker would close the connection",
-            client=sender.client_address,
-            principal=sender.principal.name,
+            client=batch.client_address,
+            principal=batch.principal.name,
             request=kind.name,
             reason=refused.reason,
             detail=str(refused),
         )
         answer = ClientAnswer(failure_answer(kind, 0, refused.code, str(refused)))
-        sender.reply.add_answer(index, answer.frame_for(varint(refused.request_id)))
+        batch.reply.add_answer(index, answer.frame_for(varint(refused.request_id)))
 
     # ---- relays
 
@@ -217,7 +227,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal = verify_target_principal(request, self._seal_key, int(time.time() * 1000))
+            principal = self._verifier.verify_target(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.count_denied_target("bad_principal")
             get_logger().warning(

@@ -1,5 +1,7 @@
-"""Addresses as Pulsar writes them: ``host:port`` targets and ``pulsar://host:port,host:port`` or
-``pulsar+ssl://…`` service URLs; and as our configuration does, which knows ``pulsar+srv://name``, too.
+"""Parsers of addresses: ``host:port`` targets and service URLs.
+
+Pulsar's own service URLs are ``pulsar://host:port,host:port`` and ``pulsar+ssl://…``; the proxy's configuration also
+has ``pulsar+srv://name``.
 """
 
 import ipaddress
@@ -18,16 +20,16 @@ _TLS_URLS = (f"{_TLS_SCHEME}://", f"{_TLS_SCHEME}+srv://")
 
 
 class AddressInvalid(ValueError):
-    """A text is no address; says which and why, fit for an operator and for a client."""
+    """A text that is no address. The message states the text and the reason, fit for operators and clients."""
 
 
 class PortMissing(AddressInvalid):
-    """An address would be one, had it a port."""
+    """An address that lacks only its port."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """Where something listens: a name or an IP address (IPv6 without brackets), and a port."""
+    """Address of a listener: a name or an IP address (IPv6 without brackets), and a port."""
 
     host: str
     port: int
@@ -37,7 +39,7 @@ class HostPort:
 
 
 def parse_host_port(text: str, *, default_port: int | None = None) -> HostPort:
-    """Parse ``host:port`` or ``[ipv6]:port``; raises AddressInvalid, and of that PortMissing where only it is."""
+    """Parse ``host:port`` or ``[ipv6]:port``. Raises AddressInvalid; PortMissing if only the port is missing."""
     host, port_text = _split(text)
     if port_text is None:
         if default_port is None:
@@ -76,7 +78,7 @@ def _is_ipv4(host: str) -> bool:
 
 
 def parse_service_url(url: str) -> tuple[HostPort, ...]:
-    """Parse ``pulsar://host1:6650,host2:6650`` into its addresses, in order; raises AddressInvalid."""
+    """Parse ``pulsar://host1:6650,host2:6650`` into its addresses, in order. Raises AddressInvalid."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         raise AddressInvalid(f"{_shown(url)} does not begin with pulsar:// or pulsar+ssl://")
@@ -86,8 +88,9 @@ def parse_service_url(url: str) -> tuple[HostPort, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """Where brokers are to be found: the hosts that are listed, or else the names of SRV records (RFC 2782), the first
-    of which that has any counts.
+    """Source of the brokers' addresses: listed hosts, or names of SRV records (RFC 2782).
+
+    Of the names, the first one that has records counts.
     """
 
     hosts: tuple[HostPort, ...] = ()
@@ -95,8 +98,10 @@ class BrokerUrl:
 
 
 def parse_broker_url(url: str) -> BrokerUrl:
-    """Parse what names the brokers: a service URL, or ``pulsar+srv://name`` (or ``pulsar+ssl+srv://name``), where
-    ``_pulsar._tcp.name`` (or ``_pulsar-ssl._tcp.name``) counts before the name itself. Raises AddressInvalid.
+    """Parse ``brokers.service_url``: a service URL, ``pulsar+srv://name`` or ``pulsar+ssl+srv://name``.
+
+    SRV records at ``_pulsar._tcp.name`` (or ``_pulsar-ssl._tcp.name``) take precedence over those at the name itself.
+    Raises AddressInvalid.
     """
     scheme, _, name = url.partition("://")
     service = _SRV_SCHEMES.get(scheme)
@@ -112,13 +117,15 @@ def parse_broker_url(url: str) -> BrokerUrl:
 
 
 def speaks_tls(url: str) -> bool:
-    """Whether a service URL, or what names the brokers, asks for TLS."""
+    """Return whether a service URL, SRV forms included, asks for TLS."""
     return url.startswith(_TLS_URLS)
 
 
 def client_network(client_address: str) -> str:
-    """What a client's ``address:port`` counts for where clients have equal shares: its IPv4 address, or the /64 of its
-    IPv6 address, all of which one client may have (RFC 6177). What is no address counts for itself.
+    """Return the network that shares a limit with a client, given its ``address:port``.
+
+    An IPv4 address is its own network; of an IPv6 address it is the /64, all of which one client may have (RFC 6177). A
+    text that is no address is its own network, too.
     """
     host = client_address.rpartition(":")[0].strip("[]").partition("%")[0]  # a scope names an interface
     try:

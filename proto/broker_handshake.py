@@ -1,7 +1,7 @@
 """The proxy's side of a handshake with a broker: CONNECT, challenge rounds, CONNECTED (PIP-1 step 3, PIP-30).
 
-Sans-IO: feed bytes in, take events out. Whatever the broker sends behind its CONNECTED belongs to whoever uses the
-connection next and is handed over untouched.
+Sans-IO: bytes in, events out. Bytes that the broker sends behind its CONNECTED belong to the connection's next user and
+are handed over unchanged.
 """
 
 import enum
@@ -15,11 +15,11 @@ from proto.frames import Frame, FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
 
 ROUNDS_MAX = 10
-"""Challenges that one handshake may take (conformance: rounds are capped)."""
+"""Limit of challenges in one handshake (conformance: rounds are capped)."""
 
 
 class HandshakeState(enum.Enum):
-    """Whose turn it is."""
+    """State of a handshake: the party that is to send next. The values end a log's sentence."""
 
     AWAITING_BROKER = "the broker's answer is awaited"
     AWAITING_PROOF = "the broker's proof is awaited"
@@ -28,7 +28,7 @@ class HandshakeState(enum.Enum):
 
 
 class BrokerMessage(enum.Enum):
-    """What a broker can say in a handshake."""
+    """Kinds of commands that a broker can send during a handshake."""
 
     CONNECTED = "connected"
     CHALLENGE = "challenge"
@@ -43,7 +43,7 @@ TRANSITIONS: Mapping[tuple[HandshakeState, BrokerMessage], HandshakeState] = Map
         (HandshakeState.AWAITING_BROKER, BrokerMessage.CHALLENGE): HandshakeState.AWAITING_ANSWER,
         (HandshakeState.AWAITING_BROKER, BrokerMessage.ERROR): HandshakeState.DONE,
         (HandshakeState.AWAITING_BROKER, BrokerMessage.PING): HandshakeState.AWAITING_BROKER,
-        # A broker that owes the proof of its key must not take us in without it: it may be anybody.
+        # A broker that still owes the proof of its key must not accept us without it: it may be an impostor.
         (HandshakeState.AWAITING_PROOF, BrokerMessage.CHALLENGE): HandshakeState.AWAITING_ANSWER,
         (HandshakeState.AWAITING_PROOF, BrokerMessage.ERROR): HandshakeState.DONE,
         (HandshakeState.AWAITING_PROOF, BrokerMessage.PING): HandshakeState.AWAITING_PROOF,
@@ -51,9 +51,9 @@ TRANSITIONS: Mapping[tuple[HandshakeState, BrokerMessage], HandshakeState] = Map
         (HandshakeState.AWAITING_ANSWER, BrokerMessage.PING): HandshakeState.AWAITING_ANSWER,
     }
 )
-"""What the broker may say when. A pair that is not here breaks the protocol."""
+"""Commands that the broker may send in each state. Any other pair violates the protocol."""
 
-_WORDS = {
+_MESSAGE_BY_COMMAND = {
     BaseCommand.CONNECTED: BrokerMessage.CONNECTED,
     BaseCommand.AUTH_CHALLENGE: BrokerMessage.CHALLENGE,
     BaseCommand.ERROR: BrokerMessage.ERROR,
@@ -63,7 +63,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The broker took us in: its CONNECTED as a frame for the client, parsed, and the bytes that came behind it."""
+    """The broker accepted the proxy: its CONNECTED as a frame for the client and parsed, and the bytes behind it."""
 
     frame: Frame
     message: CommandConnected
@@ -72,7 +72,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Challenged:
-    """The broker wants an answer: the data that the mechanism must see."""
+    """The broker sent a challenge: the data for the authentication mechanism."""
 
     method: str
     data: bytes
@@ -80,7 +80,7 @@ class Challenged:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker said no, with its own code and text."""
+    """The broker refused the connection, with its code and text."""
 
     error: int
     message: str
@@ -88,7 +88,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SendData:
-    """Bytes that must go to the broker."""
+    """Bytes to send to the broker."""
 
     data: bytes
 
@@ -97,45 +97,45 @@ HandshakeEvent = Connected | Challenged | Refused | SendData
 
 
 class BrokerHandshake:
-    """One handshake. ``receive_data`` then ``next_event`` until it gives None; never raises into IO but for
-    RemoteProtocolError, after which the connection is of no use.
+    """State machine of one handshake: call ``receive_data``, then ``next_event`` until it returns None.
 
-    ``complete``: whether the broker may answer CONNECT by CONNECTED; not where it owes a proof of its own.
+    Both raise RemoteProtocolError, after which the connection is unusable. ``complete``: the broker may answer CONNECT
+    with CONNECTED; False where it still owes a proof of its own.
     """
 
     def __init__(self, *, max_frame_bytes: int, complete: bool = True) -> None:
-        self.state = _awaiting(complete=complete)
+        self.state = _awaiting_state(complete=complete)
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._rounds = 0
 
     def receive_data(self, data: bytes | bytearray) -> None:
-        """Add bytes from the broker; none at all means that it closed."""
+        """Append bytes from the broker. Raises RemoteProtocolError if there are none: the broker has closed."""
         if not data:
             raise RemoteProtocolError("the broker closed the connection during the handshake")
         self._decoder.receive_data(data)
 
     def next_event(self) -> HandshakeEvent | None:
-        """The next thing that the broker said, or None until more bytes are there."""
+        """Return the next event, or None until more bytes arrive. Raises RemoteProtocolError."""
         if self.state is HandshakeState.DONE:
             return None
         frame = self._decoder.next_frame()
         if frame is None:
             return None
         command = parse_command(frame.command)
-        word = _WORDS.get(command.type, BrokerMessage.OTHER)
-        following = TRANSITIONS.get((self.state, word))
-        if following is None:
+        message = _MESSAGE_BY_COMMAND.get(command.type, BrokerMessage.OTHER)
+        next_state = TRANSITIONS.get((self.state, message))
+        if next_state is None:
             text = f"the broker sent {command_name(command.type)} during the handshake: {self.state.value}"
             raise RemoteProtocolError(text)
-        self.state = following
-        return self._event(word, frame, command)
+        self.state = next_state
+        return self._event(message, frame, command)
 
-    def _event(self, word: BrokerMessage, frame: Frame, command: BaseCommand) -> HandshakeEvent:
-        if word is BrokerMessage.CONNECTED:
+    def _event(self, message: BrokerMessage, frame: Frame, command: BaseCommand) -> HandshakeEvent:
+        if message is BrokerMessage.CONNECTED:
             return Connected(frame, command.connected, self._decoder.take_unread_data())
-        if word is BrokerMessage.ERROR:
+        if message is BrokerMessage.ERROR:
             return Refused(int(command.error.error), str(command.error.message))
-        if word is BrokerMessage.PING:
+        if message is BrokerMessage.PING:
             return SendData(pong())
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
@@ -144,11 +144,14 @@ class BrokerHandshake:
         return Challenged(str(challenge.auth_method_name), bytes(challenge.auth_data))
 
     def on_answer_sent(self, *, complete: bool = True) -> None:
-        """Say that the answer to the last challenge is on its way; ``complete`` as for CONNECT."""
+        """Record that the answer to the last challenge was sent; ``complete`` as for CONNECT.
+
+        Raises LocalProtocolError without a challenge.
+        """
         if self.state is not HandshakeState.AWAITING_ANSWER:
             raise LocalProtocolError("an answer without a challenge")
-        self.state = _awaiting(complete=complete)
+        self.state = _awaiting_state(complete=complete)
 
 
-def _awaiting(*, complete: bool) -> HandshakeState:
+def _awaiting_state(*, complete: bool) -> HandshakeState:
     return HandshakeState.AWAITING_BROKER if complete else HandshakeState.AWAITING_PROOF

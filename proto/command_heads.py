@@ -1,16 +1,16 @@
-"""Tell a command's type from its frame's first bytes, without parsing it, so that no parser finds another one.
+"""Command types read from a frame's first bytes without a parser, in the one form that every parser reads alike.
 
-In protobuf the last ``type`` counts, wherever it stands and however its tag is written. Pulsar's own parser
-(LightProto) differs from protobuf in ways of its own: a field may reach beyond the message that it is in, and what
-stands behind is then read as the command's next field. So a type at the beginning says nothing by itself. It does in
-the one form that all clients write, and only that is let pass here:
+In protobuf the last ``type`` counts, at any position and in any encoding of its tag. Pulsar's own parser (LightProto)
+differs from protobuf: a field may reach beyond the message that contains it, and the bytes behind are then read as the
+command's next field. A type at the beginning is therefore no proof by itself. It is one in the form that all clients
+write, and only that form passes here:
 
     [total size u32][command size u32][08 type], and at most one further field, a message, which ends with the command:
     [its tag, one or two bytes][its length, to the command's end]
 
-Behind such a message there is nothing left to be read, for any parser. Fields behind it are refused, also harmless
-ones: to find their ends is a parser's work, and which parser's, only the broker knows. No BaseCommand of any version
-of Pulsar has had one.
+Behind such a message no parser finds anything to read. Fields behind it are refused, harmless ones included: to find
+their ends takes a parser, and only the broker knows which one it uses. No BaseCommand of any version of Pulsar has had
+such a field.
 """
 
 from proto.errors import RemoteProtocolError
@@ -18,13 +18,13 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 
 HEAD_BYTES = 12
-"""Of most commands that clients send, by here the type is known for certain: a tag and a length of one byte each."""
+"""Bytes that determine the type of most commands that clients send: a tag and a length of one byte each."""
 
 HEAD_BYTES_MAX = 17
-"""The same of all: a tag of two bytes, a length of five."""
+"""Bytes that determine the type of any command: a tag of two bytes, a length of five."""
 
 INCOMPLETE = -1
-"""Instead of a command's type: its frame has begun, but too little of it is there."""
+"""Result in place of a command's type: too few bytes of the frame have arrived."""
 
 SIZE_BYTES = 4
 KEEP_ALIVE_BYTES = 13
@@ -32,7 +32,7 @@ KEEP_ALIVE_FRAMES = frozenset(
     encode_frame(command.SerializeToString())
     for command in (BaseCommand(type=BaseCommand.PING, ping={}), BaseCommand(type=BaseCommand.PONG, pong={}))
 )
-"""PING and PONG as every client and broker writes them: only these say that somebody is there, and nothing else."""
+"""PING and PONG as every client and broker writes them. Only these bytes are certain to be a keep-alive and no more."""
 
 _COMMAND_AT = 2 * SIZE_BYTES
 _TYPE_BYTES = 2
@@ -48,15 +48,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameInvalid(RemoteProtocolError):
-    """A frame that none can be: the stream has no further boundary that can be relied on."""
+    """Bytes that cannot be a frame. No further frame boundary of the stream is reliable."""
 
 
 class CommandHeadInvalid(FrameInvalid):
-    """A command that does not begin with its type, or may hold another one behind it."""
+    """A command that does not begin with its type, or that a parser may read as one of another type."""
 
 
 def _plain_heads() -> dict[int, int]:
-    """See PLAIN_HEADS. A command's message has its type as its field's number."""
+    """Build PLAIN_HEADS. The field number of a command's message equals the command's type."""
     heads = {}
     for command_type in range(BaseCommand.CONNECT, _TYPE_OF_ONE_BYTE_TAG_MAX + 1):
         for length in range(_ONE_BYTE_MAX + 1):
@@ -68,14 +68,16 @@ def _plain_heads() -> dict[int, int]:
 
 
 PLAIN_HEADS = _plain_heads()
-"""Of commands whose tag and length take a byte each: the eight bytes behind a frame's size, as a number → the least
-size of their frame, and in the last byte the type. A quick way for most frames; ``command_type_at`` knows all.
+"""Fast path for commands whose tag and length take a byte each; ``command_type_at`` covers all.
+
+Key: the eight bytes behind a frame's size, as a number. Value: the least size of the frame << 8 | the type.
 """
 
 
 def command_type_at(buffer: Buffer, at: int, size: int) -> int:
-    """The type of the command whose frame begins at ``at``, whose own size was looked at; PART where less than that is
-    there up to ``size``. Raises CommandHeadWrong.
+    """Return the type of the command in the frame at ``at``; INCOMPLETE if the bytes up to ``size`` are too few.
+
+    The caller has checked the frame's own size. Raises CommandHeadInvalid.
     """
     there = size - at
     if there < _COMMAND_AT + _TYPE_BYTES:
@@ -89,8 +91,9 @@ def command_type_at(buffer: Buffer, at: int, size: int) -> int:
 
 
 def command_type_of(head: bytes, command_bytes: int) -> int:
-    """The type of a serialized command of so many bytes, by those that it begins with; PART where these are too few to
-    tell. Raises CommandHeadWrong.
+    """Return the type of a serialized command of ``command_bytes`` bytes by its first bytes.
+
+    INCOMPLETE if ``head`` is too short for that. Raises CommandHeadInvalid.
     """
     if len(head) < min(_TYPE_BYTES, command_bytes):
         return INCOMPLETE
@@ -108,17 +111,19 @@ def command_type_of(head: bytes, command_bytes: int) -> int:
 
 
 def check_type_is_first(command: BaseCommand, data: bytes) -> None:
-    """Check that the type stands first in a serialized command, and nowhere else, where protobuf has parsed it whole:
-    that needs no more, so fields that are newer than this proxy may follow. Raises CommandHeadWrong.
+    """Check that the type is the first field of a serialized command and occurs once, given the parsed command.
+
+    A parsed command needs no more than that, so fields that are newer than this proxy may follow. Raises
+    CommandHeadInvalid.
     """
-    # What stands twice, or is written longer than needed, is gone when it is written again.
+    # Serializing again drops repeated fields and encodings that are longer than needed.
     size = len(command.SerializePartialToString())
     if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
-        raise CommandHeadInvalid("a command whose type does not stand first, and once")
+        raise CommandHeadInvalid("a command without its type as the first field, and only there")
 
 
 def _end_of_tag(head: bytes, at: int) -> int:
-    """Where the tag of the command's message ends; PART where that is not there."""
+    """Return where the tag of the command's message ends; INCOMPLETE if that byte has not arrived."""
     if at >= len(head):
         return INCOMPLETE
     first = head[at]
@@ -129,29 +134,30 @@ def _end_of_tag(head: bytes, at: int) -> int:
     if at + 1 >= len(head):
         return INCOMPLETE
     if not 0 < head[at + 1] <= _ONE_BYTE_MAX:
-        raise CommandHeadInvalid("a command whose message has a tag that none has")
+        raise CommandHeadInvalid("a command with an invalid tag of its message")
     return at + 2
 
 
 def _end_of_length(head: bytes, at: int, command_bytes: int) -> int:
-    """Where the length of the command's message ends, a message that must reach to the command's end; PART where that
-    is not there.
+    """Return where the length of the command's message ends; INCOMPLETE if that byte has not arrived.
+
+    The message must reach to the command's end.
     """
     length = 0
-    for place in range(_LENGTH_BYTES_MAX):
-        if at + place >= len(head):
+    for index in range(_LENGTH_BYTES_MAX):
+        if at + index >= len(head):
             return INCOMPLETE
-        byte = head[at + place]
-        length |= (byte & _ONE_BYTE_MAX) << 7 * place
+        byte = head[at + index]
+        length |= (byte & _ONE_BYTE_MAX) << 7 * index
         if byte <= _ONE_BYTE_MAX:
-            if at + place + 1 + length != command_bytes:
+            if at + index + 1 + length != command_bytes:
                 break
-            return at + place + 1
-    raise CommandHeadInvalid("a command whose message does not end with it")
+            return at + index + 1
+    raise CommandHeadInvalid("a command that does not end with its message")
 
 
 def keep_alive_at(buffer: Buffer, at: int, size: int) -> int:
-    """How long the PING or PONG is that begins at ``at``; PART: perhaps it is one; 0: it is something else."""
+    """Return the length of the PING or PONG at ``at``; INCOMPLETE if it may become one; 0 if it is something else."""
     seen = bytes(buffer[at : min(size, at + KEEP_ALIVE_BYTES)])
     if seen in KEEP_ALIVE_FRAMES:
         return KEEP_ALIVE_BYTES

@@ -1,6 +1,6 @@
-"""Pulsar commands: parsing them, and writing the few that a proxy says itself.
+"""Pulsar commands: a parser, and encoders of the few commands that a proxy sends itself.
 
-Every function that writes returns a whole frame, ready for the wire.
+Every encoder returns a whole frame, ready for the wire.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ PROTOCOL_VERSION = 21
 """The newest protocol version of Pulsar that this proxy was written against."""
 
 PROTOCOL_VERSION_MIN = 10
-"""Older clients cannot be answered through a proxy; Pulsar's own proxy refuses them too."""
+"""The oldest protocol version that can be served through a proxy; Pulsar's own proxy refuses older ones too."""
 
 AUTH_REFRESH = b"PulsarAuthRefresh"
-"""The data of a challenge that asks for fresh credentials: the rounds begin anew (PIP-55)."""
+"""Data of a challenge that asks for fresh credentials and so starts a new exchange (PIP-55)."""
 
 _PONG = encode_frame(BaseCommand(type=BaseCommand.PONG, pong={}).SerializeToString())
 _PING = encode_frame(BaseCommand(type=BaseCommand.PING, ping={}).SerializeToString())
@@ -53,7 +53,7 @@ _REQUEST_FIELDS: Mapping[int, str] = MappingProxyType(
 
 
 class CommandCorrupt(RemoteProtocolError):
-    """The bytes of a command are not a BaseCommand, or lack the message that its type promises."""
+    """Bytes that are not a BaseCommand, or a command without the message that its type requires."""
 
 
 def parse_command(data: bytes) -> BaseCommand:
@@ -65,7 +65,7 @@ def parse_command(data: bytes) -> BaseCommand:
 
 
 def command_name(command_type: int) -> str:
-    """The name of a command type for logs and error texts, also of one newer than this proxy."""
+    """Return a command type's name for logs and error texts, also of one newer than this proxy."""
     try:
         return BaseCommand.Type.Name(command_type)
     except ValueError:
@@ -73,7 +73,7 @@ def command_name(command_type: int) -> str:
 
 
 def error_name(error: int) -> str:
-    """The name of a ServerError for logs and labels; bounded, whatever number a broker sends."""
+    """Return a ServerError's name for logs and labels; "other" for unknown numbers, which bounds the labels."""
     try:
         return ServerError.Name(error)
     except ValueError:
@@ -81,17 +81,17 @@ def error_name(error: int) -> str:
 
 
 def ping() -> bytes:
-    """A PING frame."""
+    """Return a PING frame."""
     return _PING
 
 
 def pong() -> bytes:
-    """A PONG frame."""
+    """Return a PONG frame."""
     return _PONG
 
 
 def error(request_id: int, code: int, message: str) -> bytes:
-    """A CommandError; ``NO_REQUEST_ID`` where it ends the connection."""
+    """Encode a CommandError. ``request_id`` is ``NO_REQUEST_ID`` where it ends the connection."""
     return encode(
         BaseCommand(
             type=BaseCommand.ERROR,
@@ -101,7 +101,7 @@ def error(request_id: int, code: int, message: str) -> bytes:
 
 
 def refusal(command: BaseCommand, code: int, message: str) -> bytes:
-    """The answer to a command that is not served here, in the form that its sender can match to it."""
+    """Encode the error for a command that is not served, in the form that its sender can match to the command."""
     if command.type == BaseCommand.SEND:
         return encode(
             BaseCommand(
@@ -118,7 +118,7 @@ def refusal(command: BaseCommand, code: int, message: str) -> bytes:
 
 
 def request_id_of(command: BaseCommand) -> int:
-    """The request id of a command that only brokers serve, or NO_REQUEST_ID where it has none."""
+    """Return the request id of a command that only brokers serve, or NO_REQUEST_ID if it has none."""
     field = _REQUEST_FIELDS.get(command.type)
     if field is None or not command.HasField(field):
         return NO_REQUEST_ID
@@ -127,17 +127,17 @@ def request_id_of(command: BaseCommand) -> int:
 
 
 def connect(message: CommandConnect) -> bytes:
-    """A CONNECT frame."""
+    """Encode a CONNECT frame."""
     return encode(BaseCommand(type=BaseCommand.CONNECT, connect=message))
 
 
 def connected(message: CommandConnected) -> bytes:
-    """A CONNECTED frame."""
+    """Encode a CONNECTED frame."""
     return encode(BaseCommand(type=BaseCommand.CONNECTED, connected=message))
 
 
 def auth_challenge(server_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
-    """An AUTH_CHALLENGE frame (PIP-30, step 2)."""
+    """Encode an AUTH_CHALLENGE frame (PIP-30, step 2)."""
     return encode(
         BaseCommand(
             type=BaseCommand.AUTH_CHALLENGE,
@@ -151,7 +151,7 @@ def auth_challenge(server_version: str, protocol_version: int, method: str, data
 
 
 def auth_response(client_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
-    """An AUTH_RESPONSE frame (PIP-30, step 3)."""
+    """Encode an AUTH_RESPONSE frame (PIP-30, step 3)."""
     return encode(
         BaseCommand(
             type=BaseCommand.AUTH_RESPONSE,
@@ -165,7 +165,7 @@ def auth_response(client_version: str, protocol_version: int, method: str, data:
 
 
 def auth_method_of(message: CommandConnect) -> str:
-    """The authentication method of a CONNECT, whichever of its two fields names it; "none" where neither does."""
+    """Return the authentication method of a CONNECT from either of its two fields; "none" if neither names one."""
     if message.auth_method_name:
         return str(message.auth_method_name)
     if message.auth_method == 1:
@@ -176,5 +176,5 @@ def auth_method_of(message: CommandConnect) -> str:
 
 
 def encode(command: BaseCommand) -> bytes:
-    """A frame without payload around any command."""
+    """Encode any command as a frame without payload."""
     return encode_frame(command.SerializeToString())

@@ -1,4 +1,4 @@
-"""What a client's CONNECT may say, and what of it goes on to the broker (PIP-1, steps 1 and 3)."""
+"""Rules for CONNECT: checks of the client's, the CONNECT for the broker, and CONNECTED (PIP-1, steps 1 and 3)."""
 
 from dataclasses import dataclass, field
 
@@ -6,46 +6,47 @@ from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, auth_method_o
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 
 AUTHENTICATION_FAILED = "Failed to authenticate"
-"""All that a client learns of why: anything more would help whoever guesses."""
+"""The only text for a denied client: any detail would help an attacker who guesses credentials."""
 
 NO_PROXY_VERSION = "Must not provide proxyVersion"
 
 INVALID_ROLES_TEXT = "Invalid roles."
-"""What brokers (and this proxy) say of a role and an original principal that do not go together."""
+"""Error text of brokers and of this proxy for a role and an original principal that do not match."""
 
 INVALID_ROLES = "invalid_roles"
-"""A denial's reason: the client's role and its original principal do not go together."""
+"""Denial reason: the client's role and its original principal do not match."""
 
 NOT_A_PROXY = "not_a_proxy"
-"""A denial's reason: the client says that it is a proxy, which its role is not."""
+"""Denial reason: the client claims to be a proxy, but its role is none of a proxy."""
 
 LOST_EXCHANGE = "unknown_round"
-"""A denial's reason: a round of an exchange that the auth worker does not know (any more: it may be another one)."""
+"""Denial reason: the auth worker does not know the exchange of this round, or does no longer, as after a restart."""
 
 OVERLOADED = "overloaded"
-"""A denial's reason: more is asked of the auth worker than it does at a time."""
+"""Denial reason: the auth worker has reached its limit of concurrent work."""
 
 _NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailable", "timeout", "bad_keytab"})
 
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
 SELF_ANSWERING_PROXY_PREFIX = "pulsar-trio-proxy-"
-"""How the ``proxy_version`` begins of a proxy that answers AUTH_CHALLENGE in a relay by itself, between two frames of
-its client's: it may be asked whatever client is behind it.
+"""Prefix of the ``proxy_version`` of proxies that answer AUTH_CHALLENGE in a relay themselves.
+
+They put the answer between two frames of their client, so they may be challenged whichever client is behind them.
 """
 
 KEPT_FIELD_BYTES_MAX = 1024
-"""The longest of the fields of a CONNECT that are kept for as long as the connection lasts."""
+"""Size limit of each CONNECT field that the proxy keeps for as long as the connection lasts."""
 
 _KEPT = ("auth_method_name", "original_principal", "original_auth_method", "proxy_version")
 
 _PROVED_BY_CONNECTION = frozenset({"tls"})
-"""Methods whose data a broker does not look at: it would take the proxy's own certificate for the client's."""
+"""Methods whose data a broker ignores: it would take the proxy's own certificate for the client's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error for the client: Pulsar's code, and a text."""
+    """Error for the client: Pulsar's code and a text."""
 
     code: int
     message: str
@@ -53,7 +54,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Whom the broker is told about: the proxy's own credentials, and the client's role behind them."""
+    """Identity in a CONNECT to the broker: the proxy's own credentials, and the client's role as original principal."""
 
     method: str = ""
     data: bytes = field(default=b"", repr=False)
@@ -63,19 +64,19 @@ class BrokerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class OriginalCredentials:
-    """A client's own credentials, for brokers that look at them (``forward_authorization_credentials``)."""
+    """A client's own credentials, for brokers that check them (``forward_authorization_credentials``)."""
 
     method: str
     data: str = field(repr=False)
 
 
 def is_client_fault(reason: str) -> bool:
-    """Whether a denial says something about the client: otherwise it should come again."""
+    """Return whether a denial is the client's fault. If not, the client should connect again."""
     return reason not in _NOT_THE_CLIENTS_FAULT
 
 
 def refusal_for_denial(reason: str) -> Refusal:
-    """What a client is told of a denial: as little as the brokers do."""
+    """Return the error that a client receives for a denial: no more details than brokers give."""
     if reason == INVALID_ROLES:
         return Refusal(ServerError.AuthorizationError, INVALID_ROLES_TEXT)
     if reason == NOT_A_PROXY:
@@ -86,9 +87,9 @@ def refusal_for_denial(reason: str) -> Refusal:
 
 
 def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | None:
-    """What is wrong with a CONNECT before any authentication, or None.
+    """Return what is wrong with a CONNECT before any authentication, or None.
 
-    ``proxies_allowed``: whether proxies may come, which is then for the auth worker to judge.
+    ``proxies_allowed``: clients may be proxies; the auth worker then checks whether this one may.
     """
     connect = command.connect
     too_long = next((name for name in _KEPT if len(getattr(connect, name).encode()) > KEPT_FIELD_BYTES_MAX), None)
@@ -100,23 +101,24 @@ def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | N
             f"The proxy needs protocol version {PROTOCOL_VERSION_MIN} or newer; "
             f"the client speaks {connect.protocol_version}",
         )
-    # The broker decides by this field whether it talks to a proxy: a client must not choose it.
+    # The broker decides by this field whether its peer is a proxy: a client must not choose it.
     if connect.HasField("proxy_version") and not proxies_allowed:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
     return None
 
 
 def wants_broker(connect: CommandConnect) -> bool:
-    """Whether a client wants to be relayed to a broker. An empty ``proxy_to_broker_url`` means any broker (Pulsar 5,
-    apache/pulsar#25879), a missing one lookup mode.
+    """Return whether a client wants a relay to a broker.
+
+    An empty ``proxy_to_broker_url`` means any broker (Pulsar 5, apache/pulsar#25879), a missing one lookup mode.
     """
     return connect.HasField("proxy_to_broker_url")
 
 
 def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> OriginalCredentials | None:
-    """The credentials of a CONNECT that can be forwarded; a proxy's are those that it forwards itself.
+    """Return the credentials of a CONNECT that can be forwarded, or None; a proxy's are those that it forwards itself.
 
-    Not for mechanisms of several rounds: what they say first proves nothing to anybody else (apache/pulsar#19291).
+    Not for mechanisms of several rounds: their first data proves nothing to another party (apache/pulsar#19291).
     """
     if from_proxy:
         method, data = str(connect.original_auth_method), str(connect.original_auth_data)
@@ -124,7 +126,7 @@ def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> Origin
         method = auth_method_of(connect)
         try:
             data = connect.auth_data.decode()
-        except UnicodeDecodeError:  # the field that it would travel in holds text
+        except UnicodeDecodeError:  # the field that would carry it holds text
             return None
     return OriginalCredentials(method, data) if data and method not in _PROVED_BY_CONNECTION else None
 
@@ -137,13 +139,13 @@ def broker_connect(
     through_proxy: bool = False,
     answers_challenges: bool | None = None,
 ) -> CommandConnect:
-    """The CONNECT for the broker of a relay: the client's own, with the proxy's identity in place of the client's.
+    """Build the CONNECT for a relay's broker: the client's own, with the proxy's identity in place of the client's.
 
-    ``through_proxy``: it is for another proxy, which must know the target. ``answers_challenges``: whether the proxy
-    answers when the broker asks for fresh credentials; None: it is the client that would be asked.
+    ``through_proxy``: the receiver is another proxy, which must know the target. ``answers_challenges``: the proxy
+    answers when the broker asks for fresh credentials; None: the broker challenges the client.
 
-    Version, feature flags and unknown fields are the client's, since the relay carries the client's frames as they
-    are. Whatever the client wrote about identities is dropped.
+    Version, feature flags and unknown fields are the client's, since the relay carries the client's frames unchanged.
+    Identity fields of the client are dropped.
     """
     message = CommandConnect()
     message.CopyFrom(client)
@@ -163,13 +165,11 @@ def broker_connect(
         message.feature_flags.supports_auth_refresh = answers_challenges
     if answers_challenges:
         proxy_version = f"{SELF_ANSWERING_PROXY_PREFIX}{proxy_version}"
-    return _identified(message, identity, proxy_version)
+    return _add_identity(message, identity, proxy_version)
 
 
 def connect_without_credentials(connect: CommandConnect) -> CommandConnect:
-    """What of a CONNECT is needed for a later authentication of its client: no credentials, and nothing else of any
-    length.
-    """
+    """Build the part of a CONNECT that a later authentication of its client needs: no credentials, bounded lengths."""
     kept = CommandConnect(protocol_version=connect.protocol_version)
     for name in (*_KEPT, "auth_method"):
         if connect.HasField(name):
@@ -179,16 +179,16 @@ def connect_without_credentials(connect: CommandConnect) -> CommandConnect:
 
 
 def proxy_connect(identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
-    """The CONNECT for a connection of the proxy's own: lookups for one principal, or a probe."""
+    """Build the CONNECT for a connection of the proxy's own: lookups for one principal, or a probe."""
     message = CommandConnect(
         client_version=f"pulsar-trio-proxy-{proxy_version}",
         protocol_version=PROTOCOL_VERSION,
         feature_flags={"supports_auth_refresh": True},
     )
-    return _identified(message, identity, proxy_version)
+    return _add_identity(message, identity, proxy_version)
 
 
-def _identified(message: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
+def _add_identity(message: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
     if identity.method:
         message.auth_method_name = identity.method
         message.auth_data = identity.data
@@ -204,11 +204,11 @@ def _identified(message: CommandConnect, identity: BrokerIdentity, proxy_version
 def lookup_mode_connected(
     client: CommandConnect, broker: CommandConnected | None, server_version: str
 ) -> CommandConnected:
-    """The CONNECTED for a client in lookup mode.
+    """Build the CONNECTED for a client in lookup mode.
 
-    ``broker`` is what a broker of this cluster last said, or None before the first has spoken; then the flags are
-    those that Pulsar's own proxy always claims. Topic watchers are never claimed: a watch needs a broker, and this
-    connection ends at the proxy (Java clients ask for one only if told that they may).
+    ``broker`` is the last CONNECTED of a broker of this cluster, or None before the first one; then the flags are those
+    that Pulsar's own proxy always sets. The flag for topic watchers is never set: a watch needs a broker, and this
+    connection ends at the proxy (Java clients request one only if the flag is set).
     """
     message = CommandConnected()
     if broker is not None:

@@ -1,7 +1,8 @@
-"""The Envelope: a client's requests, whole, on their way through the forwarder to a lookup worker (KIP-590).
+"""The Envelope: a client's whole requests on their way through the forwarder to a lookup worker (KIP-590).
 
-It names whose requests they are, and the auth worker's seal proves it; the receiver authenticates nobody a second
-time. Errors of the Envelope are told apart from errors inside: those are part of the embedded response.
+It names the principal of the requests, which the auth worker's seal proves; the receiver does not authenticate the
+client a second time. Errors of the Envelope are separate from errors of a request: those are part of the embedded
+response.
 """
 
 from functools import lru_cache
@@ -15,20 +16,20 @@ from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
 from proto.varints import varint
 
 ENVELOPE_VERSION = 1
-"""Written by a sender; a receiver refuses what is newer than its own, since it could not know what it leaves out."""
-
+"""Version that a sender writes. A receiver refuses newer ones, since it does not know the fields that they add."""
 
 CLIENTS_MAX = 4096
-"""Of how many what was found is kept."""
+"""Limit of the clients in a verifier's caches."""
 
-_NOBODY = Principal()
+_NO_PRINCIPAL = Principal()
 
 _REQUESTS_TAG = bytes((EnvelopeRequest.REQUESTS_FIELD_NUMBER << 3 | 2,))
 
 
 class EnvelopeRefused(Exception):
-    """An Envelope, or a request in it, that is not accepted; ``error`` is an EnvelopeResponse.Error, the text
-    is for the log.
+    """An Envelope, or a request in it, that is not accepted.
+
+    ``error`` is an EnvelopeResponse.Error; the text is for the log.
     """
 
     def __init__(self, error: int, message: str) -> None:
@@ -36,75 +37,81 @@ class EnvelopeRefused(Exception):
         self.error = error
 
 
-def verify_envelope_principal(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int | None) -> Principal:
-    """Whose requests they are: the sealed principal, and nothing else, decides. Raises EnvelopeRefused.
+class EnvelopeVerifier:
+    """Verifier of the principals of Envelopes and targets, by the auth worker's seal.
 
-    ``seal_key``: None where the cluster does not authenticate; then they are nobody's. ``now_unix_ms``: None where
-    sessions may go on past their principal's end, since it is only observed.
+    A client sends many Envelopes, and the results for its address and its seal hold for all of them: those of the last
+    CLIENTS_MAX clients are cached.
     """
-    if envelope.version > ENVELOPE_VERSION:
-        text = f"an Envelope of version {envelope.version}; this worker knows {ENVELOPE_VERSION}"
-        raise EnvelopeRefused(EnvelopeResponse.UNSUPPORTED_VERSION, text)
-    if not envelope.requests:
-        raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, "an Envelope without a request")
-    principal = _NOBODY
-    if seal_key is not None:
-        claim = _Claim(envelope.principal_name, envelope.principal_type)
-        principal = _principal_under(envelope.sealed_principal, claim, seal_key, now_unix_ms)
-    try:
-        _address(envelope.client_address)
-    except AddressInvalid as error:
-        raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, f"no client address: {error}") from None
-    return principal
 
+    def __init__(self) -> None:
+        self._parse_address = lru_cache(CLIENTS_MAX)(parse_host_port)
+        self._unseal = lru_cache(CLIENTS_MAX)(_unseal_with_expiry)
 
-def verify_target_principal(request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
-    """Whose relay is to be opened, by the seal as in ``principal_of``. Raises EnvelopeRefused."""
-    if seal_key is None:
-        return _NOBODY
-    return _principal_under(request.sealed_principal, _Claim(request.principal_name), seal_key, now_unix_ms)
+    def verify_envelope(self, envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int | None) -> Principal:
+        """Return the principal of an Envelope's requests, which only the seal determines. Raises EnvelopeRefused.
+
+        ``seal_key``: None where the cluster does not authenticate; the principal is then empty. ``now_unix_ms``: None
+        where sessions may continue past their principal's expiry, since it is only observed.
+        """
+        if envelope.version > ENVELOPE_VERSION:
+            text = f"an Envelope of version {envelope.version}; this worker knows {ENVELOPE_VERSION}"
+            raise EnvelopeRefused(EnvelopeResponse.UNSUPPORTED_VERSION, text)
+        if not envelope.requests:
+            raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, "an Envelope without a request")
+        principal = _NO_PRINCIPAL
+        if seal_key is not None:
+            claim = _Claim(envelope.principal_name, envelope.principal_type)
+            principal = self._verify_seal(envelope.sealed_principal, claim, seal_key, now_unix_ms)
+        try:
+            self._parse_address(envelope.client_address)
+        except AddressInvalid as error:
+            raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, f"no client address: {error}") from None
+        return principal
+
+    def verify_target(self, request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
+        """Return the principal of a relay that is to be opened, as ``verify_envelope`` does. Raises EnvelopeRefused."""
+        if seal_key is None:
+            return _NO_PRINCIPAL
+        return self._verify_seal(request.sealed_principal, _Claim(request.principal_name), seal_key, now_unix_ms)
+
+    def _verify_seal(self, sealed: bytes, claim: "_Claim", seal_key: bytes, now_unix_ms: int | None) -> Principal:
+        """Return the principal under a valid seal; ``now_unix_ms`` None: its expiry does not matter.
+
+        Raises EnvelopeRefused, also where another principal is claimed.
+        """
+        try:
+            principal, end_unix_ms = self._unseal(sealed, seal_key)
+        except SealBroken as error:
+            raise _bad_principal(f"the sealed principal is {error}") from None
+        if now_unix_ms is not None and end_unix_ms <= now_unix_ms:
+            raise _bad_principal("the sealed principal is expired")
+        if principal.name != claim.name or claim.type not in {None, principal.type}:
+            raise _bad_principal("the principal is not the one under the seal")
+        return principal
 
 
 class _Claim(NamedTuple):
-    """Who a caller says it is; ``type`` None: it does not say of which type."""
+    """Principal that a caller claims; ``type`` is None where the caller states none."""
 
     name: str
     type: str | None = None
-
-
-def _principal_under(sealed: bytes, claim: _Claim, seal_key: bytes, now_unix_ms: int | None) -> Principal:
-    """The principal under a seal that holds now, or ever did where ``now_unix_ms`` is None. Raises EnvelopeRefused,
-    also where another principal is claimed.
-    """
-    try:
-        principal, end_unix_ms = _unsealed(sealed, seal_key)
-    except SealBroken as error:
-        raise _bad_principal(f"the sealed principal is {error}") from None
-    if now_unix_ms is not None and end_unix_ms <= now_unix_ms:
-        raise _bad_principal("the sealed principal is expired")
-    if principal.name != claim.name or claim.type not in {None, principal.type}:
-        raise _bad_principal("the principal is not the one under the seal")
-    return principal
 
 
 def _bad_principal(text: str) -> EnvelopeRefused:
     return EnvelopeRefused(EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE, text)
 
 
-# A client sends many Envelopes, and what was found of its address and of its seal holds for all of them.
-_address = lru_cache(CLIENTS_MAX)(parse_host_port)
-
-
-@lru_cache(CLIENTS_MAX)
-def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
-    """The principal inside, be its time over or not, and when it is. Raises SealBroken."""
+def _unseal_with_expiry(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
+    """Return the sealed principal and its expiry, without a check of the expiry. Raises SealBroken."""
     principal = unseal(sealed, seal_key)
     return principal, expiry_unix_ms(principal)
 
 
 def parse_embedded_request(data: bytes, parser: RequestParser) -> tuple[LookupRequest, bytes]:
-    """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
-    RequestRefused where no broker must see it.
+    """Parse one of an Envelope's requests; return the request and its request id, a varint.
+
+    Raises EnvelopeRefused, and RequestRefused for a request that no broker must receive.
     """
     try:
         parsed = parser.parse_request(data)
@@ -117,5 +124,5 @@ def parse_embedded_request(data: bytes, parser: RequestParser) -> tuple[LookupRe
 
 
 def encode_embedded_request(request: bytes) -> bytes:
-    """One of an Envelope's requests, as it stands in its serialized form: to be put behind the rest of it."""
+    """Encode one of an Envelope's requests as a field, to be appended to the rest of the serialized Envelope."""
     return _REQUESTS_TAG + varint(len(request)) + request

@@ -1,9 +1,9 @@
-"""Whose fault it is: the two kinds of protocol error, told apart by type (as h11 does)."""
+"""The two kinds of protocol error, the peer's and our own, as different types (as in h11)."""
 
 
 class RemoteProtocolError(Exception):
-    """The peer broke the protocol. Its text is fit for a log and for the peer."""
+    """The peer violated the protocol. The text is fit for a log and for the peer."""
 
 
 class LocalProtocolError(Exception):
-    """We would have broken the protocol: a defect of the proxy."""
+    """The proxy would have violated the protocol: an internal error."""

@@ -1,7 +1,7 @@
 """Pulsar's frames: ``[total size u32][command size u32][BaseCommand][payload]``, big-endian.
 
 The total size does not count its own four bytes. The payload (magic, checksum, metadata, message) stays opaque: a
-proxy never looks into it. The decoder is incremental and bounded: it holds at most one frame and what came with it.
+proxy never reads it. The decoder is incremental and bounded: it holds at most one frame and the bytes received with it.
 """
 
 import struct
@@ -22,11 +22,11 @@ _OTHER_PROTOCOLS = {
     b"POS": ": this is HTTP",
     b"PRO": ": this is the PROXY protocol, which is not spoken here",
 }
-"""What a size says that is none, by its first bytes."""
+"""Other protocols that a size field's first bytes reveal, as an addition to the error text."""
 
 
 class FrameTooLarge(RemoteProtocolError):
-    """A frame announces more bytes than the limit; nothing of it is buffered."""
+    """A frame announces more bytes than the limit. No further bytes of it are buffered."""
 
 
 class FrameCorrupt(RemoteProtocolError):
@@ -34,13 +34,13 @@ class FrameCorrupt(RemoteProtocolError):
 
 
 class Frame(NamedTuple):
-    """One frame: the serialized BaseCommand, and what follows it."""
+    """One frame: the serialized BaseCommand and the payload behind it."""
 
     command: bytes
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        """The frame as it stands on the wire; equal to the bytes it was decoded from."""
+        """Encode the frame for the wire; equal to the bytes it was decoded from."""
         return encode_frame(self.command, self.payload)
 
 
@@ -51,10 +51,10 @@ def encode_frame(command: bytes, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder(ReceiveBuffer):
-    """Cut a byte stream into frames, however it was split on the way.
+    """Incremental decoder of a byte stream into frames, independent of how the stream was split on the way.
 
     ``max_frame_bytes`` limits the total size that a frame may announce. It is checked as soon as the first four bytes
-    are there, so a peer cannot make the decoder wait for (and keep) more than that.
+    have arrived, so a peer cannot make the decoder wait for (and hold) more than that.
     """
 
     def __init__(self, *, max_frame_bytes: int) -> None:
@@ -62,9 +62,9 @@ class FrameDecoder(ReceiveBuffer):
         self._max_frame_bytes = max_frame_bytes
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more bytes arrive.
+        """Return the next whole frame, or None until more bytes arrive.
 
-        Raises FrameTooLarge or FrameCorrupt; the stream has no further boundary to find after either.
+        Raises FrameTooLarge or FrameCorrupt, after which no further frame can be found in the stream.
         """
         buffer, at = self._buffer, self._at
         there = len(buffer) - at
@@ -84,7 +84,7 @@ class FrameDecoder(ReceiveBuffer):
         return Frame(bytes(buffer[command_start:command_end]), bytes(buffer[command_end:end]))
 
     def _check_start(self, there: int) -> None:
-        """Too few bytes for a frame, but perhaps enough to see that none will follow."""
+        """Check the size field of a frame that is incomplete, if all of that field has arrived."""
         if there >= _SIZE_BYTES:
             self._check(int.from_bytes(self._buffer[self._at : self._at + _SIZE_BYTES], "big"))
 

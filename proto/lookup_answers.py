@@ -1,7 +1,7 @@
-"""A broker's answer on its way back to clients: written once but for the request id, and known when it comes again.
+"""Brokers' answers on their way to clients: encoded once but for the request id, and recognized when they come again.
 
-Most answers of a broker are the same but for their request id, which is one of the proxy's own: a varint of five bytes
-(proto.lookup_requests). So an answer that was parsed once can be known by all of its other bytes.
+Most answers of a broker differ only in their request id, which is one of the proxy's own: a varint of five bytes
+(proto.lookup_requests). So an answer that was parsed once can be recognized by all of its other bytes.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _HEADER_BYTES = len(encode_frame(b""))
 
 
 class ClientAnswer:
-    """An answer as its clients will see it, each under its own request id. The command is used up."""
+    """An answer encoded for clients, each of which has its own request id. The command must not be used afterwards."""
 
     __slots__ = ("_before", "_heads", "_message", "error")
 
@@ -44,11 +44,11 @@ class ClientAnswer:
         self._heads: dict[int, bytes] = {}
 
     def frame_for(self, request_id: bytes) -> bytes:
-        """The frame for the client that asked under this id, a varint."""
+        """Return the frame for a client's request id (a varint)."""
         return (self._heads.get(len(request_id)) or self._head(len(request_id))) + request_id
 
     def _head(self, id_bytes: int) -> bytes:
-        """The frame up to the id."""
+        """Build the frame up to an id of this size."""
         message_bytes = len(self._message) + id_bytes
         command = self._before + varint(message_bytes) + self._message
         head = self._heads[id_bytes] = encode_frame(command + bytes(id_bytes))[:-id_bytes]
@@ -56,7 +56,7 @@ class ClientAnswer:
 
 
 class BrokerAnswer:
-    """An answer as the broker wrote it; it may come again, so nobody changes it."""
+    """An answer as the broker wrote it; it may match later frames, so it is never changed."""
 
     __slots__ = ("client_answer", "command")
 
@@ -67,7 +67,7 @@ class BrokerAnswer:
 
 
 class _IdPosition(NamedTuple):
-    """Where the id stands in frames of one size, and which answers have it there."""
+    """Position of the request id in frames of one size, and the answers with it there."""
 
     frame_bytes: int
     begins: int
@@ -77,7 +77,7 @@ class _IdPosition(NamedTuple):
 
 
 class AnswerTemplates:
-    """Answers that came before, by all of their bytes but the request id."""
+    """Answers that came before, by all of their bytes but the request id; bounded."""
 
     def __init__(self) -> None:
         self._positions: dict[bytes, _IdPosition] = {}
@@ -85,8 +85,10 @@ class AnswerTemplates:
         self._count = 0
 
     def find_answer(self, data: bytes, at: int) -> tuple[BrokerAnswer, bytes, int] | None:
-        """The answer in the frame that begins there, its request id as a varint of PROXY_ID_BYTES, and where the frame
-        ends; None where it is no known one, not all there, or where the id is not one of the proxy's own.
+        """Match the frame that begins at an offset with the known answers.
+
+        Returns the answer, its request id (a varint of PROXY_ID_BYTES) and the offset of the frame's end; None where
+        the frame is unknown or incomplete, or its id is not one of the proxy's own.
         """
         place = self._positions.get(data[at : at + _HEADER_BYTES])
         if place is None:
@@ -106,7 +108,7 @@ class AnswerTemplates:
         return answer, number, end
 
     def learn_answer(self, command: bytes, answer: BrokerAnswer) -> None:
-        """Know an answer when it comes again; the first time it was this serialized BaseCommand, without a payload."""
+        """Remember an answer; ``command`` is its serialized BaseCommand, without a payload."""
         begins = _id_position(command) if len(command) <= TEMPLATE_BYTES_MAX else None
         if begins is None:
             return
@@ -124,8 +126,9 @@ class AnswerTemplates:
 
 
 def _id_position(command: bytes) -> int | None:
-    """Where the request id stands in an answer, if it is written as protobuf would and has PROXY_ID_BYTES: then any other
-    id of as many bytes may stand there instead, and nothing else is different.
+    """Return the offset of the request id in an answer that is written as protobuf would, with PROXY_ID_BYTES.
+
+    Then another id of as many bytes may replace it, and nothing else changes. None where that does not hold.
     """
     parsed = parse_command(command)
     request_id = response_request_id(parsed)

@@ -1,4 +1,4 @@
-"""The four requests of lookup mode (PIP-1), and their answers, seen as one family.
+"""The four requests of lookup mode (PIP-1) and their answers, as one family of kinds.
 
 A lookup worker sends a client's request on to a broker under a request id of its own and gives the answer back under
 the client's. Everything else in the two messages stays as it was written: listener names, properties, and fields that
@@ -22,7 +22,7 @@ _IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookupKind:
-    """How one request of lookup mode and its answer are written. There is one object for each kind."""
+    """Kind of request: how it and its answer are written. There is one object for each kind."""
 
     name: str
     """Fit for a metric's label and a log."""
@@ -77,8 +77,10 @@ _FIELD_BY_RESPONSE_TYPE = {
 
 
 def kind_of(command: BaseCommand) -> LookupKind:
-    """The kind of a request of lookup mode. Raises CommandCorrupt where its message is missing, or the id under which
-    it could be answered; KeyError if it is none.
+    """Return the kind of a request of lookup mode.
+
+    Raises CommandCorrupt where its message is missing, or the id under which it could be answered; KeyError where the
+    command is no such request.
     """
     kind = KINDS[command.type]
     if not command.HasField(kind.request_field):
@@ -89,19 +91,19 @@ def kind_of(command: BaseCommand) -> LookupKind:
 
 
 def client_request_id(command: BaseCommand, kind: LookupKind) -> int:
-    """The request id under which the client waits for the answer."""
+    """Return the request id under which the client waits for the answer."""
     return int(getattr(command, kind.request_field).request_id)
 
 
 def subject_of(command: BaseCommand, kind: LookupKind) -> str:
-    """The topic or namespace that a request is about; the client's text, for logs."""
+    """Return the topic or namespace of a request; the client's text, for logs."""
     return str(getattr(getattr(command, kind.request_field), kind.subject_field))
 
 
 def strip_identity(command: BaseCommand, kind: LookupKind) -> None:
-    """Take out of a request who asks, and under which id: what is left says what is asked.
+    """Remove the client's identity and request id from a request.
 
-    A client that writes an original principal would otherwise choose whom the broker takes it for: only the
+    A client that writes an original principal would otherwise choose as which principal the broker treats it: only the
     connection's handshake, which is the proxy's, may say that.
     """
     body = getattr(command, kind.request_field)
@@ -111,14 +113,15 @@ def strip_identity(command: BaseCommand, kind: LookupKind) -> None:
 
 
 def response_field(command: BaseCommand) -> str | None:
-    """Which field of a broker's answer has the request id, be it the fitting response or a CommandError; None if it
-    is no answer.
+    """Return the field of a broker's answer that has the request id: that of its response, or of a CommandError.
+
+    None where the command is no answer.
     """
     return _FIELD_BY_RESPONSE_TYPE.get(command.type)
 
 
 def response_request_id(command: BaseCommand) -> int | None:
-    """The request id that a broker's answer carries; None if it is none."""
+    """Return the request id of a broker's answer; None where the command is no answer."""
     field = response_field(command)
     return None if field is None else int(getattr(command, field).request_id)
 
@@ -129,9 +132,9 @@ def set_response_request_id(command: BaseCommand, request_id: int) -> None:
 
 
 def failure_answer(kind: LookupKind, request_id: int, code: int, message: str) -> BaseCommand:
-    """The answer of this kind that says that it failed, with Pulsar's error code and a text for the client.
+    """Build the answer of a kind that reports a failure, with Pulsar's error code and a text for the client.
 
-    A topic list has no room for an error of its own; its failures are plain CommandErrors, as a broker sends them.
+    A topic list has no field for an error of its own; its failures are plain CommandErrors, as a broker sends them.
     """
     if kind.response_type == BaseCommand.LOOKUP_RESPONSE:
         return BaseCommand(
@@ -166,8 +169,9 @@ def failure_answer(kind: LookupKind, request_id: int, code: int, message: str) -
 
 
 def shorten_answer(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
-    """Put in short an answer that is larger than an honest one of its kind: its error, if it is one, with another
-    text; the request id is the same.
+    """Replace an answer that is larger than an honest one of its kind by an error.
+
+    The error keeps the answer's own code, if it has one, and the request id; the text is another.
     """
     code = error_of(answer)
     text = "The broker's answer is too large"
@@ -177,7 +181,7 @@ def shorten_answer(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
 
 
 def error_of(command: BaseCommand) -> int | None:
-    """The ServerError that an answer carries, or None where it is a success."""
+    """Return the ServerError of an answer; None where it is a success."""
     if command.type == BaseCommand.ERROR:
         return int(command.error.error)
     if command.type == BaseCommand.LOOKUP_RESPONSE:

@@ -1,10 +1,10 @@
-"""Bytes as they come from a stream, for decoders that cut frames out of them."""
+"""Buffer between a byte stream and a decoder that cuts frames out of it."""
 
 
 class ReceiveBuffer:
-    """What has come and was not taken: ``_buffer`` from ``_at`` on.
+    """Received bytes that are not decoded yet: ``_buffer`` from ``_at`` on.
 
-    A portion that comes when nothing waits is kept as it is; only a frame that comes in pieces is put together.
+    A portion that arrives while the buffer is empty is kept without a copy; only a frame in pieces is reassembled.
     """
 
     def __init__(self) -> None:
@@ -12,29 +12,29 @@ class ReceiveBuffer:
         self._at = 0
 
     def receive_data(self, data: bytes | bytearray) -> None:
-        """Add bytes as they came."""
+        """Append received bytes."""
         if self._at == len(self._buffer):
             self._buffer, self._at = bytes(data), 0
             return
         if isinstance(self._buffer, bytearray):
             del self._buffer[: self._at]
-        else:  # grows in place from now on, however many pieces its frame comes in
+        else:  # grows in place from now on, in however many pieces the frame arrives
             self._buffer = bytearray(self._buffer[self._at :])
         self._at = 0
         self._buffer += data
 
     @property
     def is_empty(self) -> bool:
-        """Whether no part of a frame waits for the rest."""
+        """Whether all received bytes are decoded, so that no frame is incomplete."""
         return self._at == len(self._buffer)
 
     @property
     def unread_bytes(self) -> int:
-        """How much has come and was not taken."""
+        """Number of received bytes that are not decoded."""
         return len(self._buffer) - self._at
 
     def take_unread_data(self) -> bytes:
-        """Hand over what was received but not decoded, and forget it."""
+        """Return the bytes that are received but not decoded, and clear the buffer."""
         rest = bytes(self._buffer[self._at :])
         self._buffer, self._at = b"", 0
         return rest

@@ -1,14 +1,14 @@
-"""Where frames begin in a stream of bytes that are not kept: for relays that must know it (KIP-368).
+"""Frame boundaries in a relay's byte stream, found from the first bytes of each frame (KIP-368).
 
-A relay whose session can expire puts a challenge in between two frames, takes the answer out, and stops at the first
-frame that is sent too late; one that counts messages looks at SEND and MESSAGE. All of that stands in the first bytes
-of a frame, so these are looked at and the rest is passed over, wherever the bytes may be: in the kernel, seen through
-a copy (``FrameWalk``), or in memory (``FrameCutter``).
+A relay with a session that can expire injects a challenge between two frames, removes the answer from the stream, and
+stops at the first frame that is sent too late. A relay that counts messages reads SEND and MESSAGE. All this takes only
+the first bytes of a frame. So only these are read and the rest is skipped, whether the bytes are in the kernel and seen
+through a copy (``FrameScanner``) or in memory (``FrameCutter``).
 
 A frame begins ``[total size u32][command size u32][08 type]``: clients and brokers write a BaseCommand's first field
-first. What a client sends is looked at by ``ClientFrameWalk``, which lets no other form pass, for the broker would see
-another command in it than this side (proto.command_heads). What a broker sends is believed to be what it begins with:
-a broker that wanted to deceive could do so in any form.
+first. ``ClientFrameScanner`` reads a client's frames and accepts no other form, in which the broker could read another
+command than the proxy (proto.command_heads). A broker's frames are trusted to be of the type that they begin with: a
+broker that wants to deceive can do so in any form.
 """
 
 import struct
@@ -25,17 +25,17 @@ from proto.command_heads import (
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
 
 HEADER_BYTES = 10
-"""Both sizes, the tag of a BaseCommand's type, and the type."""
+"""Length of both sizes, the tag of a BaseCommand's type, and the type."""
 
 COUNTED_BYTES = 40
-"""By here the fields of a SEND that are read have ended, however large their numbers are."""
+"""Bytes of a SEND that contain all fields to read, however large their numbers are."""
 
 NO_STOP = 0
-"""Instead of a command's type: there is nothing to stop at."""
+"""Result in place of a command's type: there is no command to stop at."""
 
 NO_TYPES: frozenset[int] = frozenset()
 ALL_TYPES = frozenset(range(256))
-"""No types of commands to stop at, or all: then only PING and PONG pass, and these only byte for byte."""
+"""All types of commands to stop at: only PING and PONG pass then, and these only byte for byte."""
 
 _SIZE_BYTES = 4
 _FRAME_SIZE_MIN = HEADER_BYTES - _SIZE_BYTES
@@ -48,42 +48,42 @@ _NUM_MESSAGES_TAG = 0x18
 _MESSAGES_MAX = (1 << 31) - 1
 
 _head = struct.Struct(">I5xB").unpack_from
-"""A frame's size and the type of its command."""
+"""Read a frame's size and the type of its command."""
 
 _HEAD_COLUMNS = (3, 2, 9, 1, 0)
-"""Where the bytes of these two stand in a frame; first those that tell frames apart most often."""
+"""Offsets of the bytes of these two in a frame; those that differ most often come first."""
 
 _client_head = struct.Struct(">IQ").unpack_from
-"""A frame's size, and a key of PLAIN_HEADS."""
+"""Read a frame's size and its key in PLAIN_HEADS."""
 
 _CLIENT_HEAD_COLUMNS = (3, 9, 7, 11, 10, 2, 1, 0, 6, 5, 4, 8)
-"""All that those two are made of: a frame that is like one that was judged needs no judging."""
+"""Offsets of all bytes of these two: a frame that is equal in them to a checked one needs no check."""
 
 _NOT_PLAIN = 1 << 40
-"""As if the least size of its frame were one that none has."""
+"""Stand-in for heads that are not in PLAIN_HEADS: a least frame size that no frame has."""
 
 _ROW = 3
-"""After so many repetitions of a size the next frames are expected to be alike, too."""
+"""Repetitions of a frame size after which the next frames are expected to be equal, too."""
 
-_ALIKE_MAX = 128
-"""Frames that are looked at in one go, since they may be alike; bounds what it costs where they are not."""
+_EQUAL_FRAMES_MAX = 128
+"""Most frames that are compared at once in the hope that they are equal; bounds the cost where they are not."""
 
 
 class FrameSizeInvalid(FrameInvalid):
-    """A frame of a size that none can have: the stream has no further boundary to find."""
+    """A frame of an impossible size. No further frame boundary can be found in the stream."""
 
 
 def frame_bytes_max(connected: CommandConnected) -> int:
-    """The largest size that a frame of this broker's connections may announce."""
+    """Return the largest size that a frame on a connection with this broker may announce, in bytes."""
     return (connected.max_message_size or _DEFAULT_MESSAGE_BYTES_MAX) + _FRAME_PADDING_BYTES
 
 
 class FrameScanner:
-    """Finds boundaries in bytes that begin at one.
+    """Scanner for frame boundaries in bytes that begin at one.
 
-    ``stops``: the types of commands to stop at. ``counts``: the type whose messages are counted in ``messages``; 0:
-    none. A SEND counts as many messages as it says are in its batch, a MESSAGE as one: what the broker gives out is
-    entries, and how many messages are in one stands in its metadata, which nobody here reads.
+    ``stop_types``: the types of commands to stop at. ``counted_type``: the type of command to count in
+    ``message_count``; 0: none. A SEND counts as many messages as it states for its batch. A MESSAGE counts as one: the
+    broker delivers entries, and the number of messages in an entry is in its metadata, which the proxy does not read.
     """
 
     __slots__ = ("_counted_type", "_size_max", "message_count", "stop_types")
@@ -95,9 +95,11 @@ class FrameScanner:
         self._size_max = frame_bytes_max
 
     def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:
-        """How many bytes from the buffer's beginning may pass, up to a boundary, perhaps one beyond ``size``; and what
-        is there: the type of a command to stop at, PART or GOES_ON. Messages in frames that may pass are counted.
-        Raises FrameWrong where the first frame is no frame; a later one is only stopped before.
+        """Return how many of the buffer's bytes may pass, and what follows them.
+
+        The first number ends at a frame boundary, which may be beyond ``size``. The second one is the type of a command
+        to stop at, INCOMPLETE or NO_STOP. Messages in frames that may pass are counted. Raises FrameInvalid if the
+        first frame is invalid; before a later invalid one the scan only ends.
         """
         at, head, stops, counts, size_max = 0, _head, self.stop_types, self._counted_type, self._size_max
         before = row = 0
@@ -114,18 +116,18 @@ class FrameScanner:
                     keeps_alive = keep_alive_at(buffer, at, size) if stops is ALL_TYPES else 0
                     if keeps_alive <= 0:
                         return at, INCOMPLETE if keeps_alive else command_type
-                elif not self._count(buffer, at, size, frame):
+                elif not self._count_messages(buffer, at, size, frame):
                     return at, INCOMPLETE
             elif frame != before:
                 before, row = frame, 0
             elif (row := row + 1) == _ROW:  # messages of one size come in long rows
-                at += _bytes_of_alike(buffer, at, last - at, frame + _SIZE_BYTES, _HEAD_COLUMNS)
+                at += _bytes_of_equal_frames(buffer, at, last - at, frame + _SIZE_BYTES, _HEAD_COLUMNS)
                 row = 0
             at += frame + _SIZE_BYTES
         return at, INCOMPLETE if at < size else NO_STOP
 
-    def _count(self, buffer: bytes | bytearray | memoryview, at: int, size: int, frame: int) -> bool:
-        """Count the messages of a frame that counts; whether enough of it is there."""
+    def _count_messages(self, buffer: bytes | bytearray | memoryview, at: int, size: int, frame: int) -> bool:
+        """Count the messages of a frame of the counted type; return False if too few of its bytes are there."""
         if self._counted_type != BaseCommand.SEND:
             self.message_count += 1
         elif size - at < COUNTED_BYTES and size - at < frame + _SIZE_BYTES:
@@ -135,8 +137,9 @@ class FrameScanner:
         return True
 
     def read_first_head(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:
-        """Of the first frame: its length with its size, and the type of its command or PART. Counts nothing.
-        Raises FrameWrong.
+        """Return the first frame's length, its size field included, and its command's type.
+
+        The length is 0 and the type INCOMPLETE if the head is incomplete. Counts no messages. Raises FrameInvalid.
         """
         if size < HEADER_BYTES:
             if size >= _SIZE_BYTES:
@@ -151,18 +154,18 @@ class FrameScanner:
             raise FrameSizeInvalid(f"a frame of {frame} bytes; the limit is {self._size_max}")
 
     def take_message_count(self) -> int:
-        """How many were counted since the last time."""
+        """Return the messages counted since the last call, and reset the count."""
         messages, self.message_count = self.message_count, 0
         return messages
 
 
 class ClientFrameScanner(FrameScanner):
-    """The same for what a client sends: each command's type is known for certain, or its frame is wrong."""
+    """FrameScanner for a client's bytes: each command's type is known for certain, or its frame is invalid."""
 
     __slots__ = ()
 
     def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:  # noqa: C901 -- the hot path
-        """As FrameWalk.walk; needs more of a frame, though never more than HEAD_BYTES_MAX, where none is counted."""
+        """Scan as in FrameScanner; needs more bytes of a frame, at most HEAD_BYTES_MAX where none is counted."""
         at, head, plain_heads, stops, size_max = 0, _client_head, PLAIN_HEADS, self.stop_types, self._size_max
         before = row = 0
         special = stops | {self._counted_type} if self._counted_type else stops
@@ -171,7 +174,7 @@ class ClientFrameScanner(FrameScanner):
         while True:
             while at <= last:
                 frame, key = head(buffer, at)
-                if key != known_key:  # where sizes change, other heads than the last one are still rare
+                if key != known_key:  # where sizes change, heads other than the last one are still rare
                     least, command_type = divmod(plain_heads.get(key, _NOT_PLAIN), 256)
                     known_key, is_special = key, command_type in special
                 if not least <= frame <= size_max:
@@ -179,25 +182,26 @@ class ClientFrameScanner(FrameScanner):
                 if is_special:
                     if command_type in stops:  # neither PING nor PONG has a plain head
                         return at, command_type
-                    if not self._count(buffer, at, size, frame):
+                    if not self._count_messages(buffer, at, size, frame):
                         return at, INCOMPLETE
                 elif frame != before:
                     before, row = frame, 0
                 elif (row := row + 1) == _ROW:
-                    at += _bytes_of_alike(buffer, at, last - at, frame + _SIZE_BYTES, _CLIENT_HEAD_COLUMNS)
+                    at += _bytes_of_equal_frames(buffer, at, last - at, frame + _SIZE_BYTES, _CLIENT_HEAD_COLUMNS)
                     row = 0
                 at += frame + _SIZE_BYTES
             if at >= size:
                 return at, NO_STOP
-            length, stop = self._look_closer(buffer, at, size)
+            length, stop = self._check_head(buffer, at, size)
             if not length:
                 return at, stop
             at += length
             before = 0
 
-    def _look_closer(self, buffer: bytes | bytearray, at: int, size: int) -> tuple[int, int]:
-        """Of the frame at ``at``, with all that a head may be: its length where it may pass, else 0; and what is there,
-        as ``walk`` says it.
+    def _check_head(self, buffer: bytes | bytearray, at: int, size: int) -> tuple[int, int]:
+        """Return the length of the frame at ``at`` if it may pass, else 0, and what follows, as ``scan_frames`` does.
+
+        Covers every valid form of a head.
         """
         if size - at < _SIZE_BYTES:
             return 0, INCOMPLETE
@@ -213,32 +217,34 @@ class ClientFrameScanner(FrameScanner):
             raise
         if command_type == INCOMPLETE or command_type in self.stop_types:
             return 0, command_type
-        if command_type == self._counted_type and not self._count(buffer, at, size, frame):
+        if command_type == self._counted_type and not self._count_messages(buffer, at, size, frame):
             return 0, INCOMPLETE
         return frame + _SIZE_BYTES, NO_STOP
 
 
-def _bytes_of_alike(buffer: bytes | bytearray, at: int, there: int, length: int, columns: tuple[int, ...]) -> int:
-    """How many bytes the frames take that follow the one at ``at``, of this length, and begin as it does in all of
-    these columns. ``there``: how far behind it the last header begins that is there whole.
+def _bytes_of_equal_frames(
+    buffer: bytes | bytearray, at: int, headers_bytes: int, length: int, columns: tuple[int, ...]
+) -> int:
+    """Return how many bytes the frames take that follow the one at ``at`` and equal it in length and all ``columns``.
 
-    Not all of them, and only frames whose header is there. One look at a column of headers costs as much as a look at
-    one header by itself.
+    ``headers_bytes``: from the frame at ``at`` to the start of the last header that is there whole. Not all equal
+    frames are found, and only those with a whole header. To compare a column of headers costs as much as to compare a
+    single header.
     """
     first = at + length
-    alike = max(0, min(_ALIKE_MAX, there // length))
+    equal = max(0, min(_EQUAL_FRAMES_MAX, headers_bytes // length))
     for column in columns:
-        values = buffer[first + column : first + column + alike * length : length]
+        values = buffer[first + column : first + column + equal * length : length]
         one = buffer[at + column : at + column + 1]
-        if values != one * alike:
-            alike -= len(values.lstrip(one))
-            if not alike:
+        if values != one * equal:
+            equal -= len(values.lstrip(one))
+            if not equal:
                 break
-    return alike * length
+    return equal * length
 
 
 def messages_of_send(buffer: bytes | bytearray | memoryview, frame_at: int, end: int) -> int:
-    """The ``num_messages`` of a SEND whose frame begins at ``frame_at``; 1 where it does not say."""
+    """Return the ``num_messages`` of the SEND in the frame at ``frame_at``; 1 if it has none."""
     at = frame_at + HEADER_BYTES
     if at >= end or buffer[at] != _SEND_TAG:
         return 1
@@ -254,7 +260,7 @@ def messages_of_send(buffer: bytes | bytearray | memoryview, frame_at: int, end:
 
 
 def _varint(buffer: bytes | bytearray | memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends; 0 where it is cut off."""
+    """Return the number at ``at`` and where it ends; 0 and ``end`` if it is cut off."""
     value = shift = 0
     while at < end:
         byte = buffer[at]
@@ -267,55 +273,56 @@ def _varint(buffer: bytes | bytearray | memoryview, at: int, end: int) -> tuple[
 
 
 class FrameCutter:
-    """The same for bytes in memory, in whatever pieces they come. Holds no more than the beginning of one frame.
+    """FrameScanner for bytes in memory that arrive in any pieces. Holds at most the beginning of one frame.
 
-    ``receive`` a piece, then ``pass_on`` until it gives nothing. Where ``stop`` is a command's type then, its frame
-    comes next: change the walk's ``stops`` and ask again, or ``take`` it out piece by piece, or stop for good.
+    Call ``receive_data`` with a piece, then ``take_passable`` until it returns nothing. If ``stopped_at`` is then a
+    command's type, its frame comes next: change the scanner's ``stop_types`` and call again, or call ``remove_frame``
+    until it returns the frame, or stop for good.
     """
 
-    __slots__ = ("_bytes", "_left", "_scanner", "_taken", "stopped_at")
+    __slots__ = ("_bytes", "_bytes_to_boundary", "_scanner", "stopped_at")
 
     def __init__(self, walk: FrameScanner) -> None:
         self._scanner = walk
         self._bytes = b""
-        self._left = 0
-        self._taken = b""
+        self._bytes_to_boundary = 0
         self.stopped_at = NO_STOP
+        """Type of the command whose frame comes next, INCOMPLETE or NO_STOP."""
 
     @property
     def at_boundary(self) -> bool:
-        """Whether everything that was passed on ends with a frame."""
-        return not self._left
+        """Whether the bytes returned so far end with a frame."""
+        return not self._bytes_to_boundary
 
     def receive_data(self, data: bytes | bytearray) -> None:
-        """The next bytes of the stream."""
+        """Append the stream's next bytes."""
         self._bytes = self._bytes + data if self._bytes else bytes(data)
 
     def take_passable(self, *, one_frame: bool = False) -> bytes:
-        """Bytes that may pass; ``one_frame``: no further than to the next boundary. Raises FrameWrong."""
-        data, left, self.stopped_at = self._bytes, self._left, NO_STOP
+        """Return bytes that may pass; with ``one_frame`` no further than to the next boundary. Raises FrameInvalid."""
+        data, left, self.stopped_at = self._bytes, self._bytes_to_boundary, NO_STOP
         if left < len(data) and not (one_frame and left):
             rest = data[left:] if left else data
             more, self.stopped_at = self._scanner.scan_frames(rest, len(rest))
             left += more
         passed = data[:left]
         self._bytes = data[left:]
-        self._left = left - len(passed)
+        self._bytes_to_boundary = left - len(passed)
         return passed
 
     def take_stopped_frame_bytes(self) -> bytes:
-        """Of bytes that may pass, those of the frame that is stopped at. Raises FrameWrong."""
+        """Return the bytes there of the frame stopped at, which may pass after all. Raises FrameInvalid."""
         length, self.stopped_at = self._scanner.read_first_head(self._bytes, len(self._bytes))
         passed, self._bytes = self._bytes[:length], self._bytes[length:]
-        self._left = length - len(passed)
+        self._bytes_to_boundary = length - len(passed)
         return passed
 
     def stopped_frame_length(self) -> int:
-        """Of the frame that is stopped at, its size included. Raises FrameWrong."""
+        """Return the length of the frame stopped at, its size field included. Raises FrameInvalid."""
         return self._scanner.read_first_head(self._bytes, len(self._bytes))[0]
 
     def remove_frame(self) -> bytes | None:
-        """The frame that is stopped at, out of the stream; None until all of it is there. Raises FrameWrong."""
+        """Remove the frame stopped at from the stream; return None until all of it is there. Raises FrameInvalid."""
         length = self.stopped_frame_length()
         if len(self._bytes) < length:
             return None
@@ -324,6 +331,6 @@ class FrameCutter:
         return frame
 
     def take_unread_data(self) -> bytes:
-        """What is held: the stream ends here."""
+        """Return the bytes that are held, and clear them: the stream ends here."""
         rest, self._bytes = self._bytes, b""
         return rest

@@ -1,10 +1,11 @@
-"""Which requests of lookup mode a broker can read: all others would cost every client the connection that they share.
+"""Rules that decide which requests of lookup mode a broker can read; the others are refused.
 
 Pulsar's parser (LightProto) throws where a required field is missing, where an unknown field is a group, and where any
 message beside the request's own is incomplete; and some of a broker's handlers throw before they answer. Whatever is
-thrown there closes the connection (4.0.8; each was tried). So a request is refused here instead, with an answer to its
-sender alone. What passes is written again by protobuf, so each field stands in it once and in one form: where parsers
-differ (fields that come twice, lengths that lie, numbers that are longer than need be) there is nothing to differ on.
+thrown there closes the connection (4.0.8; each was tried), which other clients share. So a request is refused here
+instead, with an answer to its client alone. What passes is written again by protobuf, so each field occurs once and in
+one form: where parsers differ (fields that come twice, lengths that lie, numbers that are longer than need be) there is
+nothing to differ on.
 """
 
 import re
@@ -41,8 +42,9 @@ _MORE = 0x80
 
 
 class RequestRefused(Exception):
-    """A request that no broker gets to see. ``code`` is Pulsar's, the text is for the client; the answer goes under the
-    request's own id.
+    """A request that is not sent to any broker. ``code`` is Pulsar's, the text is for the client.
+
+    The answer goes under the request's own id.
     """
 
     def __init__(self, kind: LookupKind, request_id: int, reason: str, code: int, message: str) -> None:
@@ -55,7 +57,7 @@ class RequestRefused(Exception):
 
 
 def check_request(command: BaseCommand, kind: LookupKind) -> None:
-    """Let a request pass that every broker can read. Raises RequestRefused. It has an id (see kind_of)."""
+    """Check that every broker can read a request, which has an id (see kind_of). Raises RequestRefused."""
     failed = _failed_rule(command, kind)
     if failed is not None:
         reason, code, message = failed
@@ -81,7 +83,7 @@ def _failed_rule(command: BaseCommand, kind: LookupKind) -> _Failed | None:
 
 
 def _failed_handlers_rule(body: Any, kind: LookupKind) -> _Failed | None:
-    """What a broker's handler would throw upon, though its parser reads the request."""
+    """Return the rule that a broker's handler would throw upon, though its parser reads the request."""
     if kind.request_field == "get_topics_of_namespace" and _NAMESPACE.fullmatch(body.namespace) is None:
         return "namespace", ServerError.InvalidTopicName, "The request's namespace is no tenant/namespace"
     if kind.request_field == "get_schema" and 0 < len(body.schema_version) < SCHEMA_VERSION_BYTES_MIN:
@@ -90,8 +92,9 @@ def _failed_handlers_rule(body: Any, kind: LookupKind) -> _Failed | None:
 
 
 def _failed_newer_fields(command: BaseCommand, body: Any, properties: Sequence[Message]) -> _Failed | None:
-    """What is wrong with fields that are newer than this proxy, wherever they stand: a broker that does not know them
-    either must be able to skip them.
+    """Return the rule that an unknown field breaks, in whatever message of the request.
+
+    A broker that does not know these fields either must be able to skip them.
     """
     left = NEWER_FIELDS_MAX
     for message in (command, body, *properties):
@@ -110,7 +113,7 @@ def _failed_newer_fields(command: BaseCommand, body: Any, properties: Sequence[M
 
 
 def _newer_fields(message: Message) -> bytes:
-    """A message's unknown fields, as they were written."""
+    """Return a message's unknown fields, as they were written."""
     rest = type(message)()
     rest.CopyFrom(message)
     for field, _ in message.ListFields():
@@ -119,7 +122,7 @@ def _newer_fields(message: Message) -> bytes:
 
 
 def _skippable_field_numbers(data: bytes) -> set[int] | None:
-    """The numbers of the fields in a list that each parser skips in the same way; None where one may not."""
+    """Return the numbers of the fields in a list; None where parsers may not all skip them in the same way."""
     numbers: set[int] = set()
     at = 0
     while at < len(data):
@@ -140,7 +143,7 @@ def _skippable_field_numbers(data: bytes) -> set[int] | None:
 
 
 def _varint_at(data: bytes, at: int) -> tuple[int, int]:
-    """A varint in its shortest form, and where it ends; beyond the data where there is none."""
+    """Return a varint in its shortest form, and the offset of its end; an end beyond the data where there is none."""
     value = 0
     for index, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & (_MORE - 1)) << 7 * index

@@ -1,4 +1,4 @@
-"""The cluster's processes, and what each may ask of the others (KIP-590: the right to ClusterAction)."""
+"""Roles of the cluster's processes, and the RPC methods that each may call (KIP-590: the right to ClusterAction)."""
 
 import enum
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from proto.rpc_pb2 import Method
 
 
 class Role(enum.StrEnum):
-    """What a process is, or who stands at control.sock."""
+    """Role of a process of the cluster, or of a caller at control.sock."""
 
     SUPERVISOR = "supervisor"
     FORWARDER = "forwarder"
@@ -45,5 +45,5 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
 
 
 def may_call(role: Role, method: int) -> bool:
-    """Whether a role may call a method; a method that is not in the table may be called by nobody."""
+    """Return whether a role may call a method. No role may call a method that is not in the table."""
     return role in MAY_CALL.get(method, frozenset())

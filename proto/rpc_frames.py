@@ -1,9 +1,9 @@
-"""Frames of the RPC between the cluster's own processes: a header of fixed size, then bytes that are opaque here.
+"""Frames of the RPC between the cluster's own processes: a header of fixed size, then an opaque body.
 
-``[size u32][kind u8][more u8][code u16][correlation id u64][number u32][body]``, big-endian; the size counts what
-follows it. A call's code is its Method and its number the milliseconds that are left of its caller's deadline. A
-reply's code is its Status and its number the size of the detail, which the body begins with. The header is no protobuf
-message since each lookup passes two of them: to write and read one as a message costs several times as much.
+``[size u32][kind u8][more u8][code u16][correlation id u64][number u32][body]``, big-endian; the size counts the
+bytes behind it. A call's code is its Method, and its number the milliseconds that are left of the caller's deadline. A
+reply's code is its Status, and its number the size of the detail at the start of the body. The header is no protobuf
+message because each lookup needs two of them: encoding and decoding a message costs several times as much.
 """
 
 import struct
@@ -24,7 +24,7 @@ _unpack_from = _HEADER.unpack_from
 
 
 class RpcCorrupt(RemoteProtocolError):
-    """Bytes that are no RPC frame, or one above the limit. The connection cannot go on."""
+    """Bytes that are no RPC frame, or one above the limit. The connection cannot continue."""
 
 
 class Call(NamedTuple):
@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply, or a part of one: ``more`` follow. ``detail`` is for logs, never for a Pulsar client."""
+    """A reply, or a part of one where ``has_more`` is set. ``detail`` is for logs, never for a Pulsar client."""
 
     correlation_id: int
     status: int = 0
@@ -47,7 +47,7 @@ class Reply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """A call's caller does not wait any more."""
+    """Notice that the caller of a call no longer waits for the reply."""
 
     correlation_id: int
 
@@ -56,34 +56,34 @@ Frame = Call | Reply | Cancel
 
 
 def encode_call(call: Call) -> bytes:
-    """A call as it stands on the socket."""
+    """Encode a call for the socket."""
     correlation_id, method, timeout_ms, request = call
     number = min(timeout_ms, _NUMBER_MAX)
     return _pack(_REST_BYTES + len(request), _CALL, 0, method, correlation_id, number) + request
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """A reply as it stands on the socket."""
-    correlation_id, status, response, more, detail = reply
-    said = detail.encode(errors="replace")
-    size = _REST_BYTES + len(said) + len(response)
-    return _pack(size, _REPLY, more, status, correlation_id, len(said)) + said + response
+    """Encode a reply for the socket."""
+    correlation_id, status, response, has_more, detail = reply
+    encoded_detail = detail.encode(errors="replace")
+    size = _REST_BYTES + len(encoded_detail) + len(response)
+    return _pack(size, _REPLY, has_more, status, correlation_id, len(encoded_detail)) + encoded_detail + response
 
 
 def encode_cancel(cancel: Cancel) -> bytes:
-    """A cancel as it stands on the socket."""
+    """Encode a cancel for the socket."""
     return _pack(_REST_BYTES, _CANCEL, 0, 0, cancel.correlation_id, 0)
 
 
 class RpcDecoder(ReceiveBuffer):
-    """Cut a stream into RPC frames; bounded by ``max_frame_bytes`` and what came with a frame."""
+    """Incremental decoder of RPC frames. It holds at most ``max_frame_bytes`` and the bytes received with a frame."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
         self._max_frame_bytes = max_frame_bytes
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more bytes arrive; raises RpcCorrupt."""
+        """Return the next whole frame, or None until more bytes arrive. Raises RpcCorrupt."""
         buffer, at = self._buffer, self._at
         there = len(buffer) - at
         if there < _HEADER.size:
@@ -104,7 +104,7 @@ class RpcDecoder(ReceiveBuffer):
             return Reply(correlation_id, code, bytes(buffer[start + number : end]), more != 0, detail)
         if kind == _CANCEL:
             return Cancel(correlation_id)
-        raise RpcCorrupt(f"an RPC frame of kind {kind} and {size} bytes, which says nothing")
+        raise RpcCorrupt(f"an RPC frame of unknown kind or with a wrong detail: kind {kind}, {size} bytes")
 
     def _check_size(self, size: int) -> None:
         if size > self._max_frame_bytes:

@@ -1,11 +1,12 @@
-"""Sealed principals: who a client is, written so that only an auth worker can have written it.
+"""Sealed principals: authenticated principals with a MAC that only auth workers can compute.
 
 A principal travels from the auth worker through the forwarder to the lookup worker (KIP-590: the Envelope's
-principal). The forwarder, which reads what strangers send, must not be able to make one up. So the auth worker adds a
-MAC under a key that only auth and lookup workers hold; it is new with every start of the cluster and never on disk.
+principal). The forwarder parses input of unauthenticated clients and must not be able to forge a principal. So the auth
+worker adds a MAC under a key that only auth and lookup workers hold. The key is new with every start of the cluster and
+is never written to disk.
 
-This stands in ``proto`` rather than ``auth`` because both sides need it and siblings do not import each other; it is
-bytes in, bytes out.
+This module is part of ``proto`` rather than ``auth`` because both sides need it and siblings do not import each other.
+It maps bytes to bytes.
 """
 
 import hashlib
@@ -18,12 +19,12 @@ from proto.rpc_pb2 import Principal, SealedPrincipal
 
 SEAL_KEY_BYTES = 32
 
-# Ties the MAC to this use, so that nothing else signed with the key could pass for a principal.
+# Domain separation: nothing else that is signed with the key can pass for a principal.
 _CONTEXT = b"pulsar-trio-proxy sealed principal 1\0"
 
 
 class SealBroken(Exception):
-    """Bytes that are no sealed principal: malformed or forged. Says which."""
+    """Bytes that are no sealed principal. The text is "malformed" or "forged"."""
 
 
 def seal(principal: Principal, key: bytes) -> bytes:
@@ -33,7 +34,7 @@ def seal(principal: Principal, key: bytes) -> bytes:
 
 
 def unseal(data: bytes, key: bytes) -> Principal:
-    """The principal inside, be its time over or not: see ``end_of``. Raises SealBroken."""
+    """Return the sealed principal without a check of its expiry (``expiry_unix_ms``). Raises SealBroken."""
     try:
         sealed = SealedPrincipal.FromString(data)
     except DecodeError:
@@ -44,11 +45,11 @@ def unseal(data: bytes, key: bytes) -> Principal:
 
 
 def expiry_unix_ms(principal: Principal) -> float:
-    """From when on (ms since 1970) nobody may act as this principal any more; infinity: it has no end."""
+    """Return when the principal expires, in milliseconds since 1970; infinity if it does not."""
     return principal.expires_at_unix_ms if principal.HasField("expires_at_unix_ms") else math.inf
 
 
 def _mac(body: bytes, key: bytes) -> bytes:
-    if len(key) != SEAL_KEY_BYTES:  # an empty key, say in a forwarder, would let anybody seal
+    if len(key) != SEAL_KEY_BYTES:  # an empty key, for example in a forwarder, would let any process seal
         raise ValueError(f"a seal's key has {SEAL_KEY_BYTES} bytes")
     return hmac.digest(key, _CONTEXT + body, hashlib.sha256)

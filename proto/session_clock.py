@@ -1,23 +1,26 @@
-"""The session clock: how long a client's authentication lasts, and what that allows (KIP-368, PIP-55).
+"""State machine of a session's expiry and re-authentication (KIP-368, PIP-55).
 
-A session lives as long as the client's credential, at most as long as the configuration says. Some time before its end
-(at a random point, so that clients that came together do not come back together) a client that can is asked for
-fresh credentials; an answer that is accepted begins a new life. What has expired is not ended by the clock: only *use*
-ends it, which is any command but an answer to a challenge; and a PING or PONG, which an idle client sends too. What
-comes to the client is use, too, once a grace is over: whoever lets himself be sent messages need not say a word.
+A session lasts as long as the client's credential, and at most as long as the configuration allows. Before its end the
+proxy challenges a client that supports it for fresh credentials, at a random point, so that clients that connected
+together do not return together. An accepted answer starts a new lifetime.
 
-    QUIET ──challenged──▶ CHALLENGED ──answered──▶ JUDGING ──accepted──▶ QUIET, with a new end
-      │                       ▲                     │  │ └──lost──▶ QUIET, with the old end
-      └──answered, unasked────┼─────────────────────┘  │
-                              └──challenged (a further round of the mechanism)
+Expiry alone does not end a session; *use* after the end does. Use is any command of the client except an answer to a
+challenge, PING and PONG, which an idle client sends too. After a grace period, traffic to the client also counts as
+use: a consumer receives messages without sending a command.
 
-Any failure (denied, another principal, another method, an answer in the middle of judging, answers that follow each
-other too closely) is final: the caller closes, nothing is tried again. That nobody could judge is no failure: the
-client is asked again. Where ends are only observed the caller closes nothing, and says ``failed``.
+    QUIET ──on_challenge_sent──▶ CHALLENGED ──on_answer──▶ VERIFYING ──on_accepted──▶ QUIET, with a new end
+      │                              ▲                      │  │ └──on_answer_lost──▶ QUIET, with the old end
+      └──on_answer, unsolicited──────┼──────────────────────┘  │
+                                     └──on_challenge_sent (a further round of the mechanism)
 
-Time comes in two forms. Credentials end by the wall clock, but that is read only once a life, when it begins: a step
-of it neither ends the sessions that are there nor lengthens them. All else is *now*: seconds of any clock that only
-goes forward, the same one in all calls. Nothing here reads a clock, or draws a random number.
+Every failure is final: a denial, another principal, another method, an answer while one is being verified, answers that
+follow each other too closely. The caller then closes the connection without a retry. An answer that no auth worker
+could verify is not a failure: the client is challenged again. Where the configuration only observes ends, the caller
+closes nothing and reports ``on_observed_failure``.
+
+There are two time bases. Credentials end by the wall clock, which is read once per lifetime, at its start: a step of
+the wall clock neither ends nor lengthens existing sessions. Everything else is in *now*: seconds of a monotonic clock,
+the same one in all calls. This module reads no clock and draws no random number.
 """
 
 import enum
@@ -29,35 +32,35 @@ from proto.rpc_pb2 import Principal
 
 CHALLENGE_FRACTION_MIN = 0.85
 CHALLENGE_FRACTION_MAX = 0.95
-"""Between these parts of its lifetime a session is challenged."""
+"""Bounds of the part of its lifetime after which a session is challenged."""
 
 REAUTHENTICATION_INTERVAL_S_MIN = 1.0
-"""Nobody is authenticated again faster than this: neither does the proxy ask, nor may a client come by itself."""
+"""Least time between two authentications of a client, whether the proxy or the client starts the second one."""
 
 NEVER = math.inf
 
 
 class Phase(enum.IntEnum):
-    """Where a re-authentication stands. The numbers are what a relay's successor reads: add, never renumber."""
+    """Phase of a session's re-authentication. A forwarder's successor reads the numbers: add, never renumber."""
 
     QUIET = 0
     CHALLENGED = 1
-    JUDGING = 2
+    VERIFYING = 2
     CHALLENGED_AGAIN = 3
-    """In a further round: only whoever began these rounds can go on with them."""
+    """In a further round, which only the process that started the exchange can continue."""
 
 
 class CommandDecision(enum.Enum):
-    """What may become of a client's command."""
+    """Decision about a client's command."""
 
     PASS = "pass"  # noqa: S105 -- a decision, no secret
     HOLD = "hold"
-    """The session has expired, and whether it goes on is being judged: the command waits."""
+    """The session has expired and an answer is being verified: the command waits for the verdict."""
     CLOSE = "close"
 
 
 class ReauthenticationFailure(enum.Enum):
-    """Why a re-authentication failed; the values are stable names for logs."""
+    """Reason why a re-authentication failed. The values are stable names for logs."""
 
     DENIED = "denied"
     ANOTHER_PRINCIPAL = "another_principal"
@@ -69,9 +72,9 @@ class ReauthenticationFailure(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClockSnapshot:
-    """All that a clock knows beside its terms, in numbers that another process can go on with.
+    """Variable state of a SessionClock, in numbers with which another process can continue.
 
-    In seconds of *now*; NEVER where there is no such time.
+    Times are in seconds of *now*; NEVER where there is no such time.
     """
 
     expires_at_s: float
@@ -82,13 +85,13 @@ class ClockSnapshot:
 
 
 class SessionClock:
-    """See the module. One for each session, from its first authentication on.
+    """Expiry and re-authentication state of one session, from its first authentication on.
 
-    ``observed``: whether it was counted in this life that enforcement would have closed this session, which was let go
-    on since it is only observed.
+    ``principal`` states which client was authenticated, by which method and until when. ``lifetime_ms_max`` bounds each
+    lifetime; 0 means no bound. ``fraction``, at least 0 and below 1, is drawn at random by the caller.
 
-    ``principal`` is who was authenticated, how and until when; ``lifetime_ms_max`` bounds each life (0: it does not);
-    ``fraction``, at least 0 and below 1, is drawn at random by the caller.
+    ``end_observed``: enforcement would have closed the session in this lifetime, this was counted, and the session
+    continues because the configuration only observes ends.
     """
 
     __slots__ = (
@@ -123,14 +126,16 @@ class SessionClock:
         self._challenge_at_s = now_s + max(lifetime_s * part, REAUTHENTICATION_INTERVAL_S_MIN)
         self.end_observed = False
 
-    # ---- for another process
+    # ---- hand-over to another process
 
     @classmethod
     def from_snapshot(
         cls, principal: Principal, *, lifetime_ms_max: int, snapshot: ClockSnapshot, now_s: float
     ) -> "SessionClock":
-        """The clock of a session whose process died. What the client said to that one is gone: it is asked again, at
-        once, since little of its life is left.
+        """Restore the clock of a session whose process ended.
+
+        An answer that the process was verifying is lost. The client is challenged again at once, since little of the
+        session's lifetime is left.
         """
         clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
         clock._expires_at_s = snapshot.expires_at_s
@@ -138,74 +143,84 @@ class SessionClock:
         clock._last_attempt_at_s = snapshot.last_attempt_at_s
         clock.end_observed = snapshot.end_observed
         clock.phase = snapshot.phase
-        if snapshot.phase is Phase.JUDGING:
+        if snapshot.phase is Phase.VERIFYING:
             clock.phase = Phase.QUIET
         return clock
 
     @property
     def snapshot(self) -> ClockSnapshot:
-        """What ``recalled`` needs."""
+        """State from which ``from_snapshot`` restores the clock."""
         return ClockSnapshot(
             self._expires_at_s, self._challenge_at_s, self._last_attempt_at_s, self.phase, self.end_observed
         )
 
-    # ---- questions
+    # ---- queries
 
     @property
     def expires(self) -> bool:
-        """Whether this session ever ends by itself."""
+        """Whether this session has an end."""
         return self._expires_at_s < NEVER
 
     @property
     def expires_at_s(self) -> float:
-        """When it does; NEVER: never."""
+        """Time of the session's end; NEVER if it has none."""
         return self._expires_at_s
 
     @property
     def challenge_at_s(self) -> float:
-        """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
+        """Time at which to challenge the client; NEVER if it is not to be challenged or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
 
     def decide_command(self, now_s: float) -> CommandDecision:
-        """What may become of a command of the client's. Answers to challenges, and KEEP_ALIVE_FRAMES
-        (proto.command_heads), always pass.
+        """Decide about a command of the client.
+
+        Not to be asked about answers to challenges and KEEP_ALIVE_FRAMES (proto.command_heads), which always pass.
         """
         if now_s < self._expires_at_s:
             return CommandDecision.PASS
-        return CommandDecision.HOLD if self.phase is Phase.JUDGING else CommandDecision.CLOSE
+        return CommandDecision.HOLD if self.phase is Phase.VERIFYING else CommandDecision.CLOSE
 
     def seconds_since_challenge(self, now_s: float) -> float:
-        """How long this re-authentication has taken so far, the client's own time included."""
+        """Return the seconds since this re-authentication started, the client's own time included."""
         return now_s - self._asked_at_s
 
     # ---- events
 
     def on_challenge_sent(self, now_s: float) -> None:
-        """The client was asked: for fresh credentials, or, while they are judged, for a further round."""
+        """Record that a challenge was sent: for fresh credentials, or for a further round while an answer is verified.
+
+        Raises LocalProtocolError while another challenge is outstanding.
+        """
         if self.phase is Phase.QUIET:
             self._asked_at_s = now_s
             self.phase = Phase.CHALLENGED
-        elif self.phase is Phase.JUDGING:
+        elif self.phase is Phase.VERIFYING:
             self.phase = Phase.CHALLENGED_AGAIN
         else:
             raise LocalProtocolError("a second challenge while one is outstanding")
 
     def on_answer(self, now_s: float) -> ReauthenticationFailure | None:
-        """The client has sent an answer: whether that alone is a failure. Else it is being judged from now on."""
-        if self.phase is Phase.JUDGING:
+        """Record an answer of the client, and return the failure if its arrival alone is one.
+
+        None means that the answer is to be verified; the phase is VERIFYING from now on.
+        """
+        if self.phase is Phase.VERIFYING:
             return ReauthenticationFailure.ANSWERED_TWICE
-        if self.phase is Phase.QUIET:  # unasked, as KIP-368's clients do it
+        if self.phase is Phase.QUIET:  # unsolicited, as KIP-368's clients do it
             if now_s < self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN:
                 return ReauthenticationFailure.TOO_SOON
             self._asked_at_s = now_s
-        self.phase = Phase.JUDGING
+        self.phase = Phase.VERIFYING
         return None
 
     def on_accepted(
         self, principal: Principal, *, now_s: float, now_unix_ms: float, fraction: float
     ) -> ReauthenticationFailure | None:
-        """The answer is good for ``principal``. A new life begins, unless that is somebody else: which is a failure."""
-        if self.phase is not Phase.JUDGING:
+        """Start a new lifetime with the principal of an accepted answer; return the failure if it is another principal.
+
+        Raises LocalProtocolError where no answer is being verified.
+        """
+        if self.phase is not Phase.VERIFYING:
             raise LocalProtocolError(f"a verdict on no answer, while {self.phase.name}")
         failure = self.find_mismatch(principal)
         if failure is None:
@@ -214,7 +229,7 @@ class SessionClock:
         return failure
 
     def find_mismatch(self, principal: Principal) -> ReauthenticationFailure | None:
-        """Tell why ``principal`` cannot go on with this session; None: it is the same one, by the same method."""
+        """Return why ``principal`` cannot continue this session; None if it is the same one, by the same method."""
         mine = self.principal
         if principal.method != mine.method:
             return ReauthenticationFailure.ANOTHER_METHOD
@@ -223,15 +238,16 @@ class SessionClock:
         return None
 
     def on_observed_failure(self, now_s: float) -> None:
-        """Let a session that is only observed go on after a failure: with its old end, and asked no more in this life.
-        The client may still come by itself.
+        """Let a session whose end is only observed continue after a failure.
+
+        It keeps its end and is not challenged again in this lifetime. The client may still authenticate unsolicited.
         """
         self.phase = Phase.QUIET
         self._last_attempt_at_s = now_s
         self._challenge_at_s = NEVER
 
     def on_answer_lost(self, now_s: float) -> None:
-        """The answer is lost, or nobody could judge it: the client is asked again, though not at once."""
+        """Schedule another challenge after an answer that is lost or that no auth worker could verify."""
         self.phase = Phase.QUIET
         self._last_attempt_at_s = now_s
         self._challenge_at_s = max(self._challenge_at_s, now_s + REAUTHENTICATION_INTERVAL_S_MIN)

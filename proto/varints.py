@@ -1,4 +1,4 @@
-"""Protobuf's varints, for the few places where a message is cut and put together without being parsed."""
+"""Protobuf's varints, for the few places that split and join messages without parsing them."""
 
 _PAYLOAD_BITS = 7
 _PAYLOAD = 0x7F
@@ -6,7 +6,7 @@ _MORE = 0x80
 
 
 def varint(value: int) -> bytes:
-    """A number that is not negative, as protobuf writes it."""
+    """Encode a number that is not negative as protobuf writes it."""
     out = bytearray()
     while value > _PAYLOAD:
         out.append(value & _PAYLOAD | _MORE)
@@ -16,5 +16,5 @@ def varint(value: int) -> bytes:
 
 
 def tag(field_number: int, wire_type: int) -> bytes:
-    """What stands before a field's value; wire type 0: a varint, 2: bytes with their length."""
+    """Encode the tag in front of a field's value. Wire type 0: a varint; 2: bytes behind their length."""
     return varint(field_number << 3 | wire_type)

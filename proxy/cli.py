@@ -22,7 +22,7 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcDeadlineExceeded, RpcError
 from proxy.status_text import status_text
-from proxy.supervisor.main import serve as run_supervisor
+from proxy.supervisor.main import run_supervisor
 from proxy.supervisor.operators.control import control_path
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def main() -> None:
 
 @main.command()
 @_config_option
-@click.option("--legacy", type=int, hidden=True, help="Given by an upgrade: what the program before left.")
-def serve(config_file: Path, legacy: int | None) -> None:
+@click.option("--legacy", "handover_fd", type=int, hidden=True, help="Given by an upgrade: descriptor of the handover.")
+def serve(config_file: Path, handover_fd: int | None) -> None:
     """Run the cluster in the foreground. SIGTERM drains, SIGHUP reloads."""
-    run_supervisor(_load_plan(config_file), config_file, legacy, _fail)
+    run_supervisor(_load_plan(config_file), config_file, handover_fd, _fail)
 
 
 @main.command()

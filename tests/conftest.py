@@ -20,54 +20,77 @@ use_part(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 
 
 FORBID_SKIPS = "PULSAR_TRIO_PROXY_FORBID_SKIPS"
 END_TO_END = "tests/e2e/"
-STAND_ALONE = (
-    "test_analytics",
-    "test_relays_survive",
-    "test_framed_relays_survive",
-    "test_docs_commands",
-    "test_two_brokers",
-    "test_admin",
-    "test_inside",
-    "test_analytics_cluster",
-    "test_exchanges_survive",
-    "test_slow_names",
-    "test_report_in_browser",
-    "test_stranger_brokers",
-    "test_discovery",
+SPARK = "tests/analytics/"
+OPEN_BROKER = (
+    "test_clients",
+    "test_clients_do_not_notice",
+    "test_failing_brokers",
+    "test_large_answers",
+    "test_leaving",
+    "test_misbehaving_clients",
+    "test_operations",
+    "test_password_floods",
+    "test_pulsar_perf",
+    "test_strangers",
 )
-"""End-to-end tests that need next to nothing of what others share, the longest first."""
+"""End-to-end tests with the broker that lets every client in."""
+SECURED_BROKER = (
+    "test_analytics",
+    "test_basic_and_scram",
+    "test_lookups",
+    "test_proxy_chain",
+    "test_proxy_chain_renewal",
+    "test_reauthentication",
+    "test_reauthentication_in_relays",
+    "test_reauthentication_methods",
+    "test_reauthentication_survives",
+    "test_relays_left_behind",
+    "test_security",
+    "test_session_end_holds",
+    "test_session_enforcement",
+)
+"""End-to-end tests with the broker that authenticates."""
+BOTH_BROKERS = ("test_chart_smoke", "test_check_connect", "test_lookup_attacks", "test_recovery")
+SHARING = {"open broker": OPEN_BROKER, "secured broker": SECURED_BROKER, "both brokers": BOTH_BROKERS}
+"""By what is shared, the longest first. A file that stands in none has its own: it needs nothing that others share."""
 
 
 def scope_of(nodeid: str) -> tuple[int, str]:
-    """What is run by one process: the unit tests (0), the end-to-end tests that share brokers and client programs (1),
-    each file of the others (from 2 on).
+    """Return what one process runs in one go, with its rank: what shares a Spark session or a broker comes first, then
+    end-to-end tests that share nothing, one file each. The other tests, one folder each, are short and fill the rest.
     """
+    if nodeid.startswith(SPARK):
+        return 0, "Spark"
     if not nodeid.startswith(END_TO_END):
-        return 0, "unit tests"
+        return len(SHARING) + 2, nodeid.removeprefix("tests/").partition("/")[0]
     name = nodeid.removeprefix(END_TO_END).partition(".py::")[0]
-    if name in STAND_ALONE:
-        return 2 + STAND_ALONE.index(name), name
-    return 1, "end-to-end tests"
+    for rank, (what, files) in enumerate(SHARING.items(), start=1):
+        if name in files:
+            return rank, what
+    return len(SHARING) + 1, name
 
 
-class ByKind(LoadScopeScheduling):  # type: ignore[misc]  # xdist does not tell its types
-    """For `pytest -n 2`: one process has the unit tests, so one Spark, the other most end-to-end tests, so one set of
-    brokers; whichever is done takes the files that stand alone, one after the other, so that both end together.
-    """
+class ByResource(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Hand out tests by what they share, so that one Spark session and one broker of each kind do."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)[1]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByKind:
-    """What xdist asks for. It hands scopes out as they were collected."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByResource | None:
+    """Return our scheduler for `pytest -n 3`; None, which is xdist's own, where the command line asks for a `--dist`.
+
+    xdist hands scopes out in the order of their collection.
+    """
+    if config.option.dist != "load":
+        return None
     config.option.loadscopereorder = False
-    return ByKind(config, log)
+    return ByResource(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Scopes in the order of their numbers; within one everything stays where it was."""
+    """Sort scopes by rank; within one everything stays where it was."""
     items.sort(key=lambda item: scope_of(item.nodeid)[0])
 
 

@@ -1,7 +1,7 @@
-"""The job `backfill`: what a Prometheus server stores, into the tables, where it is not there yet.
+"""The job `backfill`: copies samples from a Prometheus server to the tables.
 
-For a time in which no receiver ran. It may be repeated and may overlap with what was ingested: a sample that the tables
-have is left out. It runs in batches of some hours, each one change, so a kill loses at most the batch at work.
+For periods without a running receiver. It may be repeated and may overlap with ingested samples: samples that the
+tables have are skipped. It runs in batches of some hours, each one change, so a kill loses at most the current batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import job, replica_option, tables_option
+from analytics.jobs.command_line import job_session, replica_option, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 
@@ -25,7 +25,7 @@ BATCH_HOURS = 6
 def run(
     spark: SparkSession, root: str, options: dict[str, str], *, start: datetime, end: datetime, batch_hours: int
 ) -> int:
-    """Add what is missing between start and end; returns how many samples. `options` are the source's."""
+    """Add the missing samples between start and end; return their number. `options` are the source's."""
     from analytics.jobs.batches import write_batch
     from analytics.sources.http import PrometheusHttp
     from analytics.tables import commits
@@ -39,22 +39,22 @@ def run(
         until = min(start + timedelta(hours=batch_hours), end)
         span = {"start": start.isoformat(), "end": until.isoformat()}
         rows = spark.read.format("prometheus_http").options(**options, **span, table="all").load()
-        # Below zero: no batch of `ingest` has such a number.
+        # Negative: batches of `ingest` have numbers from 0.
         figures = write_batch(tables, commits.new_id("backfill"), rows, -time.time_ns() // 1_000_000)
         assert figures is not None
         total += figures.samples
-        progress.tell(
+        progress.print_line(
             f"{start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}: {figures.samples:,} samples, {figures.new_series:,} "
             f"new series, {figures.duplicates:,} were there",
             samples=figures.samples,
-            left=progress.left(
+            left=progress.remaining_text(
                 (until - begin).total_seconds(),
                 (end - begin).total_seconds(),
                 f"{(end - until).total_seconds() / 3600:.4g} hours left",
             ),
         )
         start = until
-    progress.end(f"{total:,} samples added")
+    progress.print_summary(f"{total:,} samples added")
     return total
 
 
@@ -67,7 +67,7 @@ def run(
 @click.option("--step-seconds", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Of one query.")
 @click.option("--batch-hours", type=click.IntRange(1, 24 * 31), default=BATCH_HOURS, show_default=True)
 @click.option("--bearer-token-file", type=click.Path(), help="The same path on every executor.")
-@click.option("--ca-file", type=click.Path(), help="Whom to trust, PEM. Default: whom the system trusts.")
+@click.option("--ca-file", type=click.Path(), help="Trusted authorities, PEM. Default: the system's.")
 @click.option("--skip-histograms", is_flag=True, help="Leave native histograms out instead of failing.")
 @replica_option
 @verbose_option
@@ -84,7 +84,7 @@ def command(  # noqa: PLR0917 -- click's manner
     skip_histograms: bool,  # noqa: FBT001
     replica_labels: tuple[str, ...],
 ) -> None:
-    """Bring what a Prometheus server stores into the tables."""
+    """Copy what a Prometheus server stores to the tables."""
     from analytics.sources.http import Settings
     from analytics.sources.options import BadOption
 
@@ -94,10 +94,10 @@ def command(  # noqa: PLR0917 -- click's manner
     options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
     first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
     try:  # before Spark starts, which takes seconds
-        Settings.of(options | {"start": first.isoformat(), "end": last.isoformat()})
+        Settings.parse_options(options | {"start": first.isoformat(), "end": last.isoformat()})
     except BadOption as error:
         raise click.UsageError(str(error)) from None
-    with job("backfill") as session:
+    with job_session("backfill") as session:
         run(session, root, options, start=first, end=last, batch_hours=batch_hours)
 
 

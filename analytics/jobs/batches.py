@@ -1,9 +1,9 @@
-"""One batch of a source's rows into the tables: exactly once, and no (series_id, ts) twice.
+"""Writes one batch of a source's rows to the tables: exactly once, and no (series_id, ts) twice.
 
-The input is decoded once, into Spark's cache: samples, histograms and series are written from there. Whether a row can
-be there twice is asked of few rows first, for shuffling all of them costs as much as decoding them: the spans of the
-series tell about the batch itself, and of the tables only rows between the batch's first and last instant can be the
-same (Parquet's statistics skip the other files).
+The input is decoded once, into Spark's cache: samples, histograms and series are written from there. A check on few
+rows decides first if duplicates are possible, since shuffling all rows costs as much as decoding them: the spans of the
+series cover duplicates within the batch, and of the tables only rows between the batch's first and last instant can be
+duplicates (Parquet's statistics skip the other files).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812 -- what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 from pyspark.sql.window import Window
 
 from analytics.tables.partitions import hour_of
@@ -29,16 +29,16 @@ BROADCAST_ROWS_MAX = 1_000_000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _MS_OF_DAY = f"pmod(unix_millis(ts), {DAY_MS})"
 HOURS_MAX = 20_000
-"""Of one batch: more than two years of hours are a sender's broken clock or a backfill in too large steps."""
+"""Limit of hours for one batch: more than two years are a sender's wrong clock or a backfill in too large steps."""
 
 
 class TooManyHours(Exception):
-    """A batch touches more hours than can be right."""
+    """A batch touches more hours than is plausible."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What a batch added; `duplicates` counts the rows (samples and histograms) that were there already."""
+class BatchCounts:
+    """Numbers of rows that a batch added; `duplicates` counts skipped samples and histograms."""
 
     samples: int = 0
     histograms: int = 0
@@ -48,17 +48,17 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """Of one kind of rows in a batch: their number, the first and last instant, and can one be there twice."""
+class _RowsSummary:
+    """Summary of one kind of rows in a batch: number, first and last instant, and if duplicates are possible."""
 
     rows: int
     first_ms: int
     last_ms: int
-    doubtful: bool
+    may_repeat: bool
 
 
-def write_batch(tables: Tables, identity: str, rows: DataFrame, batch_id: int) -> Figures | None:
-    """Add a source's rows (`table=all`) to the tables; None where a batch of this identity was added before.
+def write_batch(tables: Tables, identity: str, rows: DataFrame, batch_id: int) -> BatchCounts | None:
+    """Add a source's rows (`table=all`) to the tables; return None if a batch of this identity was added before.
 
     Raises FilesystemError, NoSnapshot and TooManyHours; then nothing was added.
     """
@@ -67,20 +67,21 @@ def write_batch(tables: Tables, identity: str, rows: DataFrame, batch_id: int) -
     cached = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         with tables.transaction("batch", identity=identity) as change:
-            return _add(tables, change, cached, batch_id)
+            return _add_batch(tables, change, cached, batch_id)
     finally:
         cached.unpersist()
 
 
-def _add(tables: Tables, change: Transaction, rows: DataFrame, batch_id: int) -> Figures:
-    counts, shapes = _look(rows)
+def _add_batch(tables: Tables, change: Transaction, rows: DataFrame, batch_id: int) -> BatchCounts:
+    counts, shapes = _summarize(rows)
     added = {
-        table: _add_rows(tables, change, table, _of(table, rows, batch_id), shape) for table, shape in shapes.items()
+        table: _add_rows(tables, change, table, _table_rows(table, rows, batch_id), shape)
+        for table, shape in shapes.items()
     }
     hours = sorted({hour for table in shapes for hour in change.staged_hours(table)})
     change.mark_dirty(ROLLUP_QUEUE, hours)
     new_series = _add_series(tables, change, rows)
-    return Figures(
+    return BatchCounts(
         samples=added.get("samples", 0),
         histograms=added.get("histograms", 0),
         duplicates=counts - sum(added.values()),
@@ -89,8 +90,8 @@ def _add(tables: Tables, change: Transaction, rows: DataFrame, batch_id: int) ->
     )
 
 
-def _look(rows: DataFrame) -> tuple[int, dict[str, _Shape]]:
-    """How many samples and histograms there are, and each kind's shape. The first action: it fills the cache."""
+def _summarize(rows: DataFrame) -> tuple[int, dict[str, _RowsSummary]]:
+    """Return the number of samples and histograms, and each kind's summary. The first action: it fills the cache."""
     columns = {"samples": "value", "histograms": "histogram"}
     ts_ms = F.unix_millis("ts")  # numbers: Spark would make local times without a zone of timestamps
     found = rows.agg(
@@ -100,17 +101,17 @@ def _look(rows: DataFrame) -> tuple[int, dict[str, _Shape]]:
             for name, function in (("rows", F.count), ("first", F.min), ("last", F.max))
         )
     ).collect()[0]
-    doubtful = _has_doubtful_spans(rows)
+    doubtful = _may_repeat_rows(rows)
     shapes = {
-        table: _Shape(found[f"{table}_rows"], found[f"{table}_first"], found[f"{table}_last"], doubtful)
+        table: _RowsSummary(found[f"{table}_rows"], found[f"{table}_first"], found[f"{table}_last"], doubtful)
         for table in columns
         if found[f"{table}_rows"]
     }
     return sum(shape.rows for shape in shapes.values()), shapes
 
 
-def _has_doubtful_spans(rows: DataFrame) -> bool:
-    """Is there a series whose rows are not in order, or whose spans in two partitions overlap."""
+def _may_repeat_rows(rows: DataFrame) -> bool:
+    """Return True if a series has rows out of order, or spans in two partitions that overlap."""
     spans = rows.where("series is not null").select(
         "series_id", F.col("ts").alias("first_ts"), "series.last_ts", "series.ordered"
     )
@@ -119,8 +120,8 @@ def _has_doubtful_spans(rows: DataFrame) -> bool:
     return not doubt.isEmpty()
 
 
-def _of(table: str, rows: DataFrame, batch_id: int) -> DataFrame:
-    """The rows of one table, as it has them."""
+def _table_rows(table: str, rows: DataFrame, batch_id: int) -> DataFrame:
+    """Return the rows of one table, with its columns."""
     if table == "samples":
         chosen = rows.where("value is not null").select("series_id", "ts", "start_ts", "value")
     else:
@@ -131,20 +132,20 @@ def _of(table: str, rows: DataFrame, batch_id: int) -> DataFrame:
     return chosen.withColumns({"batch_id": F.lit(batch_id), "date": date, "hour": rest.cast("int")})
 
 
-def _add_rows(tables: Tables, change: Transaction, table: str, rows: DataFrame, shape: _Shape) -> int:
-    """Stage what is not there yet; how many rows that is."""
-    if shape.doubtful:
-        rows = _once(rows)
-    known = _known(tables, table, shape)
+def _add_rows(tables: Tables, change: Transaction, table: str, rows: DataFrame, shape: _RowsSummary) -> int:
+    """Stage the rows that the table does not have; return their number."""
+    if shape.may_repeat:
+        rows = _deduplicated(rows)
+    known = _existing_keys(tables, table, shape)
     if known is not None:
-        rows = _without(rows, *known)
-    staged = change.stage(table, rows)
+        rows = _without_existing(rows, *known)
+    staged = change.stage_rows(table, rows)
     change.add_staged(table)
-    return staged.count() if shape.doubtful or known is not None else shape.rows
+    return staged.count() if shape.may_repeat or known is not None else shape.rows
 
 
-def _once(rows: DataFrame) -> DataFrame:
-    """One row for each (series_id, ts): where two differ, the greater, so that a replay chooses the same."""
+def _deduplicated(rows: DataFrame) -> DataFrame:
+    """Return one row for each (series_id, ts): of several the greatest, so that a replay chooses the same."""
     others = [name for name in rows.columns if name not in {"series_id", "ts"}]
     if "value" in others:  # plain columns: a hash aggregation does it, several times faster
         return rows.groupBy("series_id", "ts").agg(*(F.max(name).alias(name) for name in others))
@@ -152,8 +153,8 @@ def _once(rows: DataFrame) -> DataFrame:
     return greatest.select("series_id", "ts", "row.*")
 
 
-def _known(tables: Tables, table: str, shape: _Shape) -> tuple[DataFrame, int, int] | None:
-    """The table's keys within the batch's span, the last instant (ms) and their number; None if there is none."""
+def _existing_keys(tables: Tables, table: str, shape: _RowsSummary) -> tuple[DataFrame, int, int] | None:
+    """Return the table's keys within the batch's span, their last instant (ms) and their number; None without any."""
     first, last = _moment(shape.first_ms), _moment(shape.last_ms)
     hours = tables.hours(table, hour_of(first), hour_of(last))
     if len(hours) > HOURS_MAX:
@@ -173,8 +174,8 @@ def _moment(unix_ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
 
 
-def _without(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> DataFrame:
-    """The rows that are not among the keys. Rows after the last key need no look."""
+def _without_existing(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> DataFrame:
+    """Return the rows whose keys are new. Rows after the last key need no join."""
     if count <= BROADCAST_ROWS_MAX:
         keys = F.broadcast(keys)
     last = F.lit(_moment(last_ms))
@@ -183,7 +184,7 @@ def _without(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> Data
 
 
 def _add_series(tables: Tables, change: Transaction, rows: DataFrame) -> int:
-    """Stage the series that the table does not have; how many."""
+    """Stage the series that the table does not have; return their number."""
     met = (
         rows.where("series is not null")
         .groupBy("series_id")
@@ -195,7 +196,7 @@ def _add_series(tables: Tables, change: Transaction, rows: DataFrame) -> int:
         )
     )
     known = tables.read("series").select("series_id")
-    count = change.stage("series", met.join(known, "series_id", "left_anti").coalesce(1)).count()
+    count = change.stage_rows("series", met.join(known, "series_id", "left_anti").coalesce(1)).count()
     if count:
         change.add_staged("series")
     return count

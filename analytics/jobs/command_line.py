@@ -1,4 +1,4 @@
-"""What the jobs' commands have in common: options, the session, errors in words."""
+"""Common parts of the jobs' commands: options, the Spark session, error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import click
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# As a traceback ends: ours with their module, built-in ones without. Java's have dots, and are not the cause.
+# The last line of a traceback: our exceptions with a module, built-in ones without. Java's have dots, and are not the
+# cause.
 _PYTHON_EXCEPTION = re.compile(r"(?:analytics\.[\w.]*\.(?=\w+:)|(?=\w+Error:))(?P<name>\w+): (?P<said>.+)")
 
 tables_option = click.option(
@@ -20,37 +21,37 @@ tables_option = click.option(
     "root",
     required=True,
     metavar="PATH",
-    help="Where the tables are: any Hadoop path (file:///data/metrics, hdfs://…, s3a://bucket/metrics).",
+    help="Root of the tables: any Hadoop path (file:///data/metrics, hdfs://…, s3a://bucket/metrics).",
 )
 
 
 def replica_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--replica-label`, as often as needed."""
+    """Add the option `--replica-label`, which may be repeated."""
     return click.option(
         "--replica-label",
         "replica_labels",
         multiple=True,
         metavar="NAME",
-        help="A label that only tells two Prometheus servers apart; may be repeated. "
+        help="A label that only distinguishes two Prometheus servers; may be repeated. "
         "Default: prometheus_replica and __replica__.",
     )(function)
 
 
 @contextmanager
-def job(name: str) -> Iterator[SparkSession]:
-    """Give the job of this name a session, with signs of life while it works; errors are told in words."""
+def job_session(name: str) -> Iterator[SparkSession]:
+    """Run the block with a Spark session, heartbeats on the console, and errors as messages."""
     from analytics.jobs.progress import heartbeats
     from analytics.jobs.session import spark_session
 
-    with errors_in_words():
+    with errors_as_messages():
         session = spark_session(f"pulsar-proxy-analytics {name}")
         with heartbeats(session):
             yield session
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """An error that an operator can do something about becomes one line and exit status 1, without a stack trace."""
+def errors_as_messages() -> Iterator[None]:
+    """Turn errors that an operator can act on into one line and exit status 1, without a stack trace."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -72,7 +73,7 @@ def errors_in_words() -> Iterator[None]:
 
 
 def spark_reason(text: str) -> str:
-    """Of what Spark says, the part that names the cause: the last Python exception in it, else its first line."""
+    """Return the cause in Spark's message: the last Python exception in it, else its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     python = [match for line in lines if (match := _PYTHON_EXCEPTION.fullmatch(line))]
     if python:

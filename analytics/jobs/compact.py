@@ -1,8 +1,8 @@
-"""The job `compact`: many small files of a closed hour become few, with the same rows.
+"""The job `compact`: rewrites the many small files of a closed hour as few large ones, with the same rows.
 
-Each batch of `ingest` leaves a file or more in every hour that it touches, and so does each rollup. When no more
-batches are expected for an hour, its files are read, sorted by series and time, and written again. The new files and
-the removal of the old are one change: readers see either these or those, and a kill in between changes nothing.
+Each batch of `ingest` adds one or more files to every hour that it touches, and so does each rollup. When no more
+batches are expected for an hour, its files are read, sorted by series and time, and written again. Adding the new files
+and removing the old ones is one change: readers see either set, and a kill in between changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 
@@ -29,7 +29,7 @@ FILES_MIN = 2
 def run(
     spark: SparkSession, root: str, *, now: datetime, closed_after_hours: int = CLOSED_AFTER_HOURS, limit: int = 10_000
 ) -> int:
-    """Compact every partition that ended at least so long before `now`; returns how many. At most `limit` of them."""
+    """Compact up to `limit` partitions that ended `closed_after_hours` or longer before `now`; return their number."""
     from analytics.tables.schemas import SCHEMAS
     from analytics.tables.store import Tables
 
@@ -40,21 +40,22 @@ def run(
         (table, partition)
         for table in SCHEMAS
         for partition in tables.partitions(table)
-        if _end(partition, closed_before) <= closed_before and len(tables.visible_files(table, partition)) >= FILES_MIN
+        if _partition_end(partition, closed_before) <= closed_before
+        and len(tables.visible_files(table, partition)) >= FILES_MIN
     ]
     done, chosen = 0, todo[:limit]
     for number, (table, partition) in enumerate(chosen, start=1):
         before, after = compact_partition(tables, table, partition)
         done += before > after
         if before > after:
-            left = progress.left(number, len(chosen), f"{len(chosen) - number} partitions left")
-            progress.tell(f"{f'{table} {partition}'.rstrip()}: {before} files became {after}", left=left)
-    progress.end(f"{done} of {len(todo)} partitions with several files compacted")
+            left = progress.remaining_text(number, len(chosen), f"{len(chosen) - number} partitions left")
+            progress.print_line(f"{f'{table} {partition}'.rstrip()}: {before} files became {after}", left=left)
+    progress.print_summary(f"{done} of {len(todo)} partitions with several files compacted")
     return done
 
 
-def _end(partition: str, always: datetime) -> datetime:
-    """When nothing more belongs to a partition; a table without partitions may be compacted at any time."""
+def _partition_end(partition: str, always: datetime) -> datetime:
+    """Return the end of a partition's time; `always` for a table without partitions."""
     from analytics.tables.partitions import hour_of_partition
 
     if not partition:
@@ -63,9 +64,9 @@ def _end(partition: str, always: datetime) -> datetime:
 
 
 def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, int]:
-    """Rewrite one partition's files; how many there were and are. Nothing happens where it would not help.
+    """Rewrite one partition's files, if that reduces their number; return the numbers before and after.
 
-    Files that other jobs add meanwhile stay as they are, for only those that were read are replaced.
+    Files that other jobs add meanwhile stay as they are: only files that were read are replaced.
     """
     entries = tables.visible_files(table, partition)
     wanted = max(1, -(-sum(entry.size_bytes for entry in entries) // FILE_BYTES_TARGET))
@@ -76,11 +77,11 @@ def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, 
     order = [name for name in ("series_id", "ts", "window") if name in rows.columns]
     with tables.transaction("compact") as change:
         parts = rows.repartition(wanted, *order[:1]) if wanted > 1 else rows.coalesce(1)
-        staged = change.stage(table, parts.sortWithinPartitions(*order) if order else parts)
+        staged = change.stage_rows(table, parts.sortWithinPartitions(*order) if order else parts)
         if staged.count() != rows.count():
             raise RuntimeError(f"{table} {partition}: the rows changed while they were compacted; nothing was replaced")
         change.add_staged(table)
-        change.remove(table, partition, names)
+        change.remove_files(table, partition, names)
     return len(entries), len(tables.visible_files(table, partition))
 
 
@@ -99,7 +100,7 @@ def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, 
 @verbose_option
 def command(root: str, closed_after_hours: int, limit: int) -> None:
     """Make few large files of many small ones."""
-    with job("compact") as session:
+    with job_session("compact") as session:
         run(session, root, now=datetime.now(UTC), closed_after_hours=closed_after_hours, limit=limit)
 
 

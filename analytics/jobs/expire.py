@@ -1,8 +1,8 @@
-"""The job `expire`: deletes what is older than a table's retention, and the rubbish of killed jobs.
+"""The job `expire`: deletes rows older than their table's retention, and leftovers of killed jobs.
 
-Whole days are deleted: a table's oldest day goes when its last instant is older than the retention. A query that reads
-such a day at that moment fails with a missing file; its next run does not ask for the day. Series stay: they are few,
-and rollups that outlive the samples need their labels.
+Whole days are deleted: a day expires when its last instant is older than the retention. A query that reads such a day
+at that moment fails with a missing file; its next run does not read the day. Series stay: they are few, and rollups
+that outlive the samples need their labels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 
@@ -31,14 +31,14 @@ DEFAULT_DAYS = {
     "histograms_1h": 730,
     "usage_ledger": 90,
 }
-"""Tables that are not named here are kept for ever."""
+"""Retention by table, in days; other tables are kept forever."""
 
-RUBBISH_AFTER = timedelta(days=2)
-"""No job runs so long; what it staged before that was left by a kill."""
+LEFTOVERS_AFTER = timedelta(days=2)
+"""Age at which staged files are leftovers of a killed job: no job runs longer."""
 
 
 def run(spark: SparkSession, root: str, days: dict[str, int], *, now: datetime) -> list[str]:
-    """Delete the days of each table in `days` (0: none) that are too old at `now`; what was deleted."""
+    """Delete expired days of each table in `days` (0: keep forever); return the deleted paths."""
     from analytics.tables.partitions import day_of
     from analytics.tables.store import Tables
 
@@ -53,30 +53,30 @@ def run(spark: SparkSession, root: str, days: dict[str, int], *, now: datetime) 
             if (day := day_of(name)) is not None and day < oldest:
                 tables.files.delete(f"{table}/{name}")
                 deleted.append(f"{table}/{name}")
-                progress.tell(f"deleted {table}/{name}, older than {kept} days")
-    deleted += _delete_rubbish(tables.files, now)
-    progress.end(f"{len(deleted)} directories and files deleted")
+                progress.print_line(f"deleted {table}/{name}, older than {kept} days")
+    deleted += _delete_leftovers(tables.files, now)
+    progress.print_summary(f"{len(deleted)} directories and files deleted")
     return deleted
 
 
-def _delete_rubbish(files: Filesystem, now: datetime) -> list[str]:
-    """Staged files of killed jobs, and notes of changes that are long done (of a stream's batches, not the last)."""
+def _delete_leftovers(files: Filesystem, now: datetime) -> list[str]:
+    """Delete staged files of killed jobs, and old records of done changes (of a stream's batches, not the last)."""
     from analytics.tables import commits
 
-    before_ms = int((now - RUBBISH_AFTER).timestamp() * 1000)
+    before_ms = int((now - LEFTOVERS_AFTER).timestamp() * 1000)
     old = [
         f"{directory}/{entry.name}"
         for directory in (commits.STAGING, commits.DONE)
         for entry in files.entries(directory)
-        if entry.modified_ms < before_ms and not commits.may_come_again(entry.name)
+        if entry.modified_ms < before_ms and not commits.is_batch_id(entry.name)
     ]
     for path in old:
         files.delete(path)
     return old
 
 
-def _parsed(texts: tuple[str, ...]) -> dict[str, int]:
-    """`samples=7` and the like, over the defaults. Raises click.BadParameter."""
+def _parse_retention(texts: tuple[str, ...]) -> dict[str, int]:
+    """Parse options as `samples=7` over the defaults. Raises click.BadParameter."""
     from analytics.tables.schemas import PARTITIONS
 
     days = dict(DEFAULT_DAYS)
@@ -98,15 +98,15 @@ def _parsed(texts: tuple[str, ...]) -> dict[str, int]:
     "keep",
     multiple=True,
     metavar="TABLE=DAYS",
-    help="Keep a table so long; 0: for ever. May be repeated. Default: "
+    help="Retention of a table; 0: forever. May be repeated. Default: "
     + ", ".join(f"{table}={days}" for table, days in DEFAULT_DAYS.items())
-    + ", all others for ever.",
+    + ", all others forever.",
 )
 @verbose_option
 def command(root: str, keep: tuple[str, ...]) -> None:
     """Delete what is older than its retention."""
-    days = _parsed(keep)
-    with job("expire") as session:
+    days = _parse_retention(keep)
+    with job_session("expire") as session:
         run(session, root, days, now=datetime.now(UTC))
 
 

@@ -1,7 +1,7 @@
 """The job `ingest`: from the receiver's spool to the tables series, samples and histograms, exactly once.
 
-Spark's checkpoint remembers which bytes of the spool belong to which batch. A batch is one change of the tables, named
-for the checkpoint and its number: a batch that comes again after a crash is found to be done, or begins anew.
+Spark's checkpoint records which bytes of the spool belong to which batch. A batch is one change of the tables, named
+after the checkpoint and its number: a batch repeated after a crash is skipped if it is done, else run again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import job, replica_option, tables_option
+from analytics.jobs.command_line import job_session, replica_option, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
-from analytics.spool.reader import Position, bytes_after
+from analytics.spool.reader import Position, count_bytes_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from analytics.tables.store import Tables
 
 SETTINGS: Final = {
-    # A task's samples are of few hours: writing their files side by side spares sorting all rows by hour first.
+    # A task's samples are of few hours: concurrent writers for their files avoid sorting all rows by hour first.
     "spark.sql.maxConcurrentOutputFileWriters": "100",
 }
 NEVER = -1
 SECONDS_PER_HOUR = 3600
 
 
-class Ingest:
-    """Feeds batches into the tables. `total_samples` counts what this process added."""
+class BatchIngester:
+    """Callback that writes a stream's batches to the tables. `total_samples` counts what this process added."""
 
     def __init__(self, tables: Tables, checkpoint: str, spool: str, progress: Progress) -> None:
         from analytics.tables.filesystem import Filesystem
@@ -46,61 +46,61 @@ class Ingest:
         self._whole_bytes: int | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """What Spark calls for each batch. The exception is kept: Spark only passes its text on."""
+        """Write a batch; called by Spark. Stores an exception in `error`, since Spark passes on only its text."""
         try:
-            self._batch(rows, batch_id)
+            self._ingest_batch(rows, batch_id)
         except Exception as error:
             self.error = error
             raise
 
-    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+    def _ingest_batch(self, rows: DataFrame, batch_id: int) -> None:
         from analytics.jobs.batches import write_batch
         from analytics.tables import commits
 
-        identity = commits.batch_id(self._stream(), batch_id)
+        identity = commits.batch_id(self._stream_id(), batch_id)
         figures = write_batch(self._tables, identity, rows, batch_id)
-        commits.forget_before(self._tables.files, identity)
+        commits.delete_earlier_batches(self._tables.files, identity)
         self.batches += 1
         if figures is None:
-            self._progress.tell(f"batch {batch_id}: was added before a crash, goes on")
+            self._progress.print_line(f"batch {batch_id}: was added before a crash, goes on")
             return
         self.total_samples += figures.samples
-        self._progress.tell(
+        self._progress.print_line(
             f"batch {batch_id}: {figures.samples:,} samples, {figures.histograms:,} histograms, {figures.hours} hours, "
             f"{figures.new_series:,} new series, {figures.duplicates:,} duplicates left out",
             samples=figures.samples,
-            left=self._left(batch_id),
+            left=self._remaining_text(batch_id),
         )
 
-    def _left(self, batch_id: int) -> str:
-        """What of the spool lies behind this batch, and about how long it takes."""
+    def _remaining_text(self, batch_id: int) -> str:
+        """Describe how much of the spool follows this batch, and about how long that takes."""
         if self._whole_bytes is None:
             self._whole_bytes = self._bytes_after(batch_id - 1)
         left, whole = self._bytes_after(batch_id), self._whole_bytes
-        return self._progress.left(whole - left, whole, f"{left / 1e6:,.1f} MB of the spool left")
+        return self._progress.remaining_text(whole - left, whole, f"{left / 1e6:,.1f} MB of the spool left")
 
     def _bytes_after(self, batch_id: int) -> int:
-        """How much of the spool the checkpoint has not given to this batch or an earlier one."""
+        """Return the bytes of the spool after this batch."""
         lines = (self._checkpoint.read_text(f"offsets/{batch_id}") or "").splitlines()
         end = json.loads(lines[-1]) if lines else {"segment": 0, "offset": 0}
-        return bytes_after(self._spool, Position(end["segment"], end["offset"]))
+        return count_bytes_after(self._spool, Position(end["segment"], end["offset"]))
 
-    def _stream(self) -> str:
-        """The checkpoint's own id: another checkpoint's batch of the same number is another batch."""
+    def _stream_id(self) -> str:
+        """Return the checkpoint's id: another checkpoint's batch of the same number is another batch."""
         text = self._checkpoint.read_text("metadata")
         if text is None:
             raise RuntimeError(f"Spark has written no metadata to the checkpoint {self._checkpoint.root}")
         return str(json.loads(text)["id"]).replace("-", "")
 
 
-def start(
+def start_stream(
     spark: SparkSession,
-    ingest: Ingest,
+    ingest: BatchIngester,
     checkpoint: str,
     options: dict[str, str],
     follow_s: float | None,
 ) -> StreamingQuery:
-    """Start the stream: all there is now and then an end, or for ever with `follow_s` seconds between looks."""
+    """Start the stream: up to the current end of the spool, or forever with `follow_s` seconds between polls."""
     from analytics.sources.spool import PrometheusSpool
 
     spark.dataSource.register(PrometheusSpool)
@@ -117,8 +117,8 @@ def run(
     options: dict[str, str],
     checkpoint: str | None = None,
     follow_s: float | None = None,
-) -> Ingest:
-    """The job itself. `options` are the source's. Raises what a batch raised, and StreamingQueryException."""
+) -> BatchIngester:
+    """Run the job. `options` are the source's. Raises a batch's exception, and StreamingQueryException."""
     from pyspark.errors import StreamingQueryException
 
     from analytics.tables.store import Tables
@@ -128,8 +128,8 @@ def run(
     progress = Progress()
     tables = Tables.open(spark, root)
     checkpoint = checkpoint or tables.files.url("_checkpoints/ingest")
-    ingest = Ingest(tables, checkpoint, options["path"], progress)
-    query = start(spark, ingest, checkpoint, options, follow_s)
+    ingest = BatchIngester(tables, checkpoint, options["path"], progress)
+    query = start_stream(spark, ingest, checkpoint, options, follow_s)
     try:
         query.awaitTermination()
     except StreamingQueryException:
@@ -138,7 +138,7 @@ def run(
         raise
     finally:
         query.stop()
-    progress.end(f"{ingest.batches} batches, {ingest.total_samples:,} samples added")
+    progress.print_summary(f"{ingest.batches} batches, {ingest.total_samples:,} samples added")
     return ingest
 
 
@@ -150,14 +150,14 @@ def run(
 @click.option(
     "--checkpoint",
     metavar="PATH",
-    help="Where Spark remembers how far it is; one for each spool. Default: _checkpoints/ingest below the tables.",
+    help="Spark's checkpoint directory, one for each spool. Default: _checkpoints/ingest below the tables.",
 )
 @click.option(
     "--follow",
     "follow_s",
     type=click.FloatRange(min=0.1),
     metavar="SECONDS",
-    help="Go on for ever, looking for new samples this often. Default: take what there is, and end.",
+    help="Run forever, polling for new samples this often. Default: ingest what there is, and exit.",
 )
 @click.option(
     "--max-bytes-per-batch",
@@ -184,7 +184,7 @@ def command(  # noqa: PLR0917 -- click's manner
     keep_spool_hours: int,
     replica_labels: tuple[str, ...],
 ) -> None:
-    """Bring what the receiver stored into the tables."""
+    """Copy what the receiver stored to the tables."""
     keep_s = NEVER if keep_spool_hours == NEVER else keep_spool_hours * SECONDS_PER_HOUR
     options = {
         "path": spool,
@@ -193,7 +193,7 @@ def command(  # noqa: PLR0917 -- click's manner
     }
     if replica_labels:
         options["replicaLabels"] = ",".join(replica_labels)
-    with job("ingest") as session:
+    with job_session("ingest") as session:
         run(session, root, options, checkpoint, follow_s)
 
 

@@ -1,6 +1,6 @@
-"""What a job tells of its work on standard error: what is done, what is left and about how long that takes.
+"""A job's progress on standard error: what is done, what remains and about how long that takes.
 
-While nothing is done there are signs of life: on a terminal a line that is written over each second, else a line every
+Between two lines there are heartbeats: on a terminal a status line that is rewritten each second, else a line every
 HEARTBEAT_S seconds.
 """
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEARTBEAT_S: Final = 30.0
-TERMINAL_S: Final = 1.0
+STATUS_INTERVAL_S: Final = 1.0
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
-_ROUND_S: Final = 90
-"""Up to here seconds are told."""
+_SECONDS_SHOWN_MAX: Final = 90
+"""Longest time that is shown in seconds."""
 _CLEAR: Final = "\r\x1b[K"
 
 
 class Console:
-    """Standard error: whole lines, and on a terminal one below them that is written over."""
+    """Standard error: lines that stay, and on a terminal a status line below them that is rewritten."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream
@@ -35,15 +35,15 @@ class Console:
 
     @property
     def stream(self) -> IO[str]:
-        """Where it goes; standard error as it is now."""
+        """The stream given to the constructor, else the current standard error."""
         return self._stream or sys.stderr
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Write a line that stays."""
         self._write(f"{text}\n", is_status=False)
 
-    def status(self, text: str) -> None:
-        """On a terminal: write it in place of the last status. Empty: none."""
+    def show_status(self, text: str) -> None:
+        """Replace the status line; an empty text removes it."""
         self._write(text, is_status=bool(text))
 
     def _write(self, text: str, *, is_status: bool) -> None:
@@ -59,24 +59,24 @@ CONSOLE: Final = Console()
 
 
 class Progress:
-    """Lines about long work: what was done, how fast, and what is left."""
+    """Reporter of a job's progress: what was done, how fast, and what remains."""
 
     def __init__(self, console: Console = CONSOLE) -> None:
         self._console = console
         self._started = self._last = time.monotonic()
 
-    def tell(self, text: str, *, samples: int | None = None, left: str = "") -> None:
-        """One line; with `samples` also how long it took since the last line, and samples per second."""
+    def print_line(self, text: str, *, samples: int | None = None, left: str = "") -> None:
+        """Print a line; with `samples` also the time since the last line, and samples per second."""
         now = time.monotonic()
         took_s, self._last = now - self._last, now
         if samples is not None:
             text += f" in {took_s:.1f} s ({samples / max(took_s, 1e-9):,.0f} samples/s)"
-        self._console.line(f"{text}; {left}" if left else text)
+        self._console.print_line(f"{text}; {left}" if left else text)
 
-    def left(self, done: float, total: float, text: str) -> str:
-        """`text` says what is left; add about how long it takes, if all goes on as it has from the beginning.
+    def remaining_text(self, done: float, total: float, text: str) -> str:
+        """Return `text`, which says what remains, with an estimate of the time at the average speed so far.
 
-        Empty where nothing is left.
+        Returns an empty text if nothing remains.
         """
         if done >= total:
             return ""
@@ -84,33 +84,35 @@ class Progress:
             return text
         return f"{text}, about {duration((time.monotonic() - self._started) / done * (total - done))}"
 
-    def end(self, text: str) -> None:
-        """The last line."""
-        self._console.line(f"{text}, {time.monotonic() - self._started:.1f} s altogether")
+    def print_summary(self, text: str) -> None:
+        """Print the last line, with the total time."""
+        self._console.print_line(f"{text}, {time.monotonic() - self._started:.1f} s altogether")
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2.5 h`."""
-    if seconds < _ROUND_S:
+    """Format a time as `40 s`, `3 min` or `2.5 h`."""
+    if seconds < _SECONDS_SHOWN_MAX:
         return f"{max(1, round(seconds))} s"
-    return f"{seconds / _MINUTE_S:.0f} min" if seconds < _ROUND_S * _MINUTE_S else f"{seconds / _HOUR_S:.1f} h"
+    return (
+        f"{seconds / _MINUTE_S:.0f} min" if seconds < _SECONDS_SHOWN_MAX * _MINUTE_S else f"{seconds / _HOUR_S:.1f} h"
+    )
 
 
 @contextmanager
 def heartbeats(spark: SparkSession, console: Console = CONSOLE, every_s: float | None = None) -> Iterator[None]:
-    """Show signs of life until the end of the block: how far Spark is with the step that it is at."""
+    """Print heartbeats until the end of the block: Spark's current step and its remaining tasks."""
     is_terminal = console.stream.isatty()
-    every_s = every_s or (TERMINAL_S if is_terminal else HEARTBEAT_S)
+    every_s = every_s or (STATUS_INTERVAL_S if is_terminal else HEARTBEAT_S)
     ended = threading.Event()
     started = time.monotonic()
 
     def beat() -> None:
         while not ended.wait(every_s):
-            step = step_of(spark)
+            step = current_step(spark)
             if not step:
                 continue
             text = f"at work for {duration(time.monotonic() - started)}: {step}"
-            console.status(text) if is_terminal else console.line(text)
+            console.show_status(text) if is_terminal else console.print_line(text)
 
     thread = threading.Thread(target=beat, daemon=True, name="heartbeats")
     thread.start()
@@ -119,11 +121,11 @@ def heartbeats(spark: SparkSession, console: Console = CONSOLE, every_s: float |
     finally:
         ended.set()
         thread.join(timeout=5)
-        console.status("")
+        console.show_status("")
 
 
-def step_of(spark: SparkSession) -> str:
-    """What Spark does now: `5 of 16 tasks of this step are left`; empty where it does nothing, or has ended."""
+def current_step(spark: SparkSession) -> str:
+    """Return Spark's progress as `5 of 16 tasks of this step are left`; empty if it is idle or has stopped."""
     from py4j.protocol import Py4JError
 
     try:

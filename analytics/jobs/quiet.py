@@ -1,11 +1,11 @@
-"""Spark's own noise, off by default: the console has a job's own lines only.
+"""Filter of Spark's own output, on by default: the console has only the job's lines.
 
-Two things write there: Spark's log, which gets a configuration of ours, and the JVM itself, which warns of modules that
-Spark's own launcher asks for; no option turns that off, so the JVM's standard error is read, and what is known to be
-noise left out. All else goes on: what Python workers say of damaged records comes this way, too.
+Two sources write there: Spark's log, which gets a configuration of ours, and the JVM itself, which warns of modules
+that Spark's own launcher requests; no option turns that off, so the JVM's standard error is read, and known noise
+dropped. Everything else is copied: Python workers' reports of damaged records come this way, too.
 
-Who chose a log configuration has it: nothing is changed where spark-submit has started the JVM, or where Spark's
-directory of configuration has a log4j2.properties. And `--verbose` leaves everything as Spark has it.
+A log configuration of the user's stays in force: nothing is changed if spark-submit started the JVM, or if Spark's
+configuration directory has a log4j2.properties. `--verbose` turns the filter off.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 
 
 def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--verbose`."""
+    """Add the option `--verbose`."""
 
-    def remember(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 -- click's manner
+    def remember(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 -- click's signature
         context.meta[_VERBOSE] = value
 
     return click.option(
@@ -45,13 +45,13 @@ def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_verbose() -> bool:
-    """Whether the running command was given `--verbose`; True outside of a command."""
+    """Return True if the running command has `--verbose`, and outside of a command."""
     context = click.get_current_context(silent=True)
     return context is None or bool(context.meta.get(_VERBOSE))
 
 
 def launch_quietly() -> JavaGateway | None:
-    """Start the JVM without Spark's noise; None where it runs already, or is to be started as Spark has it."""
+    """Start the JVM with filtered output; return None if it runs already or its output is not to be filtered."""
     if is_verbose() or "PYSPARK_GATEWAY_PORT" in os.environ or _has_own_configuration():
         return None
     from pyspark import SparkContext
@@ -71,12 +71,14 @@ def launch_quietly() -> JavaGateway | None:
         else:
             os.environ[_OPTIONS] = before
         source = os.fdopen(reading, "r", encoding="utf-8", errors="replace")
-        threading.Thread(target=pass_on, args=(source, sys.stderr), daemon=True, name="stderr of the JVM").start()
+        threading.Thread(
+            target=copy_without_noise, args=(source, sys.stderr), daemon=True, name="stderr of the JVM"
+        ).start()
     return gateway
 
 
-def pass_on(source: IO[str], target: IO[str]) -> None:
-    """Write all lines to `target` but NOISE, until the source ends."""
+def copy_without_noise(source: IO[str], target: IO[str]) -> None:
+    """Copy all lines except NOISE to `target`, until the source ends."""
     with source:
         for line in source:
             if not line.startswith(NOISE):
@@ -85,7 +87,7 @@ def pass_on(source: IO[str], target: IO[str]) -> None:
 
 
 def _has_own_configuration() -> bool:
-    """Whether somebody has chosen how Spark logs."""
+    """Return True if the user has configured Spark's log."""
     asked = any("log4j" in os.environ.get(name, "") for name in (_OPTIONS, "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
     home = os.environ.get("SPARK_HOME")
     directory = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)

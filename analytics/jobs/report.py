@@ -1,6 +1,6 @@
-"""The job `report`: one HTML page with plots of a time and of clusters, from the rollups and the usage tables.
+"""The job `report`: one HTML page with plots of clusters over a period, from the rollups and the usage tables.
 
-It reads what `rollup` and `usage` have published, changes nothing, and may run beside all other jobs.
+It reads the tables of `rollup` and `usage`, changes nothing, and may run concurrently with all other jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 from analytics.report.span import BadSpan, Span, candidates, parse_last
@@ -29,73 +29,75 @@ LAST: Final = "24h"
 
 
 def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...], *, made_at: datetime) -> str:
-    """The page about `names` (empty: all clusters), in the first of `spans` that the rollups have anything of.
+    """Render the page of the clusters `names` (empty: all), for the first of `spans` for which the rollups have rows.
 
     Raises FilesystemError, NoTables, NoSnapshot.
     """
-    from analytics.report.collect import clusters, has_rows
-    from analytics.report.page import Report, page
+    from analytics.report.collect import has_rows, list_clusters
+    from analytics.report.page import Report, render_page
     from analytics.tables.store import Tables
 
     tables, progress = Tables.open(spark, root, create=False), Progress()
     span = next((span for span in spans if has_rows(tables, span)), spans[0])
     series = tables.read("series").cache()
     try:
-        known = clusters(series)
+        known = list_clusters(series)
         chosen = list(dict.fromkeys(names)) or known
-        notices = [*_notices(known, chosen, span, spans[0]), *_newest(tables, span, spans[0])]
+        notices = [*_notices(known, chosen, span, spans[0]), *_newest_notice(tables, span, spans[0])]
         found = []
         for name in chosen[:CLUSTERS_MAX]:
             found.append(_collect(tables, series, name, span))
-            progress.tell(f"cluster {name or '(none)'}: {len(found[-1].points.metrics())} metrics")
+            progress.print_line(f"cluster {name or '(none)'}: {len(found[-1].points.metrics())} metrics")
     finally:
         series.unpersist()
-    text = page(Report(span, made_at, found, notices))
-    progress.end(f"{span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M} by {span.resolution.noun}")
+    text = render_page(Report(span, made_at, found, notices))
+    progress.print_summary(f"{span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M} by {span.resolution.noun}")
     return text
 
 
 def _collect(tables: Tables, series: DataFrame, name: str, span: Span) -> Cluster:
-    from analytics.report.collect import brokers, points, read
+    from analytics.report.collect import collect_brokers, collect_points, read_windows
     from analytics.report.panels import Cluster
-    from analytics.report.principals import principals
+    from analytics.report.principals import collect_principals
 
-    found, seen = points(tables, series, name, span), brokers(tables, series, name, span)
-    return Cluster(name, found, seen, principals(tables, series, read(tables, "rollup", span), name, span))
+    found, seen = collect_points(tables, series, name, span), collect_brokers(tables, series, name, span)
+    return Cluster(
+        name, found, seen, collect_principals(tables, series, read_windows(tables, "rollup", span), name, span)
+    )
 
 
 def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
-    from analytics.report.text import shown
+    from analytics.report.text import display_name
 
-    told = []
+    notices = []
     if not known:
-        told.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
+        notices.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
     if span.resolution != finest.resolution:
-        told.append(
+        notices.append(
             f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
             f"shown by {span.resolution.noun}."
         )
-    there = f"there are: {', '.join(map(shown, known[:CLUSTERS_MAX]))}" if known else "there are none"
-    told += [f"There is no cluster named {shown(name)!r}; {there}." for name in chosen if name not in known]
+    there = f"there are: {', '.join(map(display_name, known[:CLUSTERS_MAX]))}" if known else "there are none"
+    notices += [f"There is no cluster named {display_name(name)!r}; {there}." for name in chosen if name not in known]
     if len(chosen) > CLUSTERS_MAX:
-        told.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
-    return told
+        notices.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
+    return notices
 
 
-def _newest(tables: Tables, span: Span, finest: Span) -> list[str]:
-    """Say up to where there are samples, where that is before the end of the time asked for."""
+def _newest_notice(tables: Tables, span: Span, finest: Span) -> list[str]:
+    """Return a notice of the newest window with samples, if it is before the end of the requested period."""
     from analytics.report.collect import newest_ms
 
     last_ms = newest_ms(tables, finest)
     if last_ms is None or last_ms + finest.resolution.width_s * 1000 >= int(span.end.timestamp()) * 1000:
         return []
     last = datetime.fromtimestamp(last_ms / 1000, UTC)
-    told = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
-    return [f"{told}: what came later is not scraped, not ingested or not rolled up yet."]
+    text = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
+    return [f"{text}: what came later is not scraped, not ingested or not rolled up yet."]
 
 
-def write(spark: SparkSession, output: str, text: str) -> None:
-    """To a local file, or, where the path has a scheme, to any Hadoop filesystem. Whole, in place of what was there.
+def write_page(spark: SparkSession, output: str, text: str) -> None:
+    """Write the page to a local file, or, if the path has a scheme, to a Hadoop filesystem, replacing an existing one.
 
     Raises OSError, FilesystemError.
     """
@@ -120,7 +122,7 @@ def write(spark: SparkSession, output: str, text: str) -> None:
 
 
 def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:
-    """Raises click.UsageError."""
+    """Return the report's candidate spans from the options. Raises click.UsageError."""
     if last is not None and (start is not None or end is not None):
         raise click.UsageError("--last is up to now: give it, or --start and --end")
     if end is not None and start is None:
@@ -159,10 +161,10 @@ def command(  # noqa: PLR0917 -- click's manner
     spans = _spans(last, start, end, now)
     if ":/" not in output and not Path(output).absolute().parent.is_dir():
         raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
-    with job("report") as session:
+    with job_session("report") as session:
         text = run(session, root, spans, names, made_at=now)
         try:
-            write(session, output, text)
+            write_page(session, output, text)
         except OSError as error:
             raise click.ClickException(f"cannot write {output}: {error}") from error
     click.echo(f"{output}: {len(text) / 1e6:.1f} MB", err=True)

@@ -1,13 +1,14 @@
-"""The job `rollup`: dirty hours of samples and histograms to windows of a minute, an hour and a day.
+"""The job `rollup`: aggregates dirty hours of samples and histograms to windows of a minute, an hour and a day.
 
-What is computed anew: the dirty hours, and of each series the first hour after a dirty one, for its growth begins at
-the last sample before it. The partitions of rollup_1m are hours and only these are replaced; of rollup_1h and rollup_1d
-whole days are, since 24 small partitions a day would cost more than they spare. All that a block of hours changes, in
-all tables, is one change: killed before, nothing has happened and the marks of the dirty hours stay; after, all has.
+Recomputed are the dirty hours, and of each series the first hour after a dirty one, since its growth starts at the last
+sample before it. The partitions of rollup_1m are hours and only the affected ones are replaced; of rollup_1h and
+rollup_1d whole days are, since 24 small partitions a day would cost more than they save. A block of hours is one change
+of all tables: killed before the commit, nothing has changed and the marks of the dirty hours stay; after it, everything
+has.
 
-Two things are found out only after the windows were computed, and before anybody sees them: hours with mixed windows
-(`analytics.transforms.rollup`), which are then computed from single samples, and hours that have fewer samples than
-they had: their samples are expired, so the rows stay as they are.
+Two conditions are detected after the windows were computed and before they become visible: hours with mixed windows
+(`analytics.transforms.rollup`), which are then computed from single samples, and hours with fewer samples than in the
+last rollup: their samples have expired, so their rows stay as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from analytics.jobs.minutes import RollupChange
-    from analytics.tables.dirty import Dirty
+    from analytics.tables.dirty_hours import DirtyHours
     from analytics.tables.store import Tables
 
 QUEUE: Final = "rollup"
@@ -36,21 +37,21 @@ USAGE_QUEUE: Final = "usage"
 LOOKBACK_DAYS: Final = 7
 HOURS_PER_CHANGE: Final = 168
 CHANGES_MAX: Final = 1000
-"""In a run: what `ingest` adds meanwhile is rolled up as well, so that it might never end."""
+"""Limit of changes in a run: hours that `ingest` adds meanwhile are rolled up as well, so a run might never end."""
 FILE_BYTES_MAX: Final = 32 << 20
-"""Files up to this size are held in memory as they are, one for each core."""
+"""Files up to this size are read into memory whole, one for each core."""
 _DAY: Final = timedelta(days=1)
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
-    # Files of many hours are written side by side: sorting all rows by hour first costs more than the buffers.
+    # Files of many hours are written concurrently: sorting all rows by hour first costs more than the buffers.
     "spark.sql.maxConcurrentOutputFileWriters": "200",
 }
 Tails = Callable[["DataFrame", Sequence[datetime]], "DataFrame"]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Tables of one kind of sample, and how the coarser are made of the finer."""
+class TableFamily:
+    """Tables of one kind of sample, and the functions that compute the coarser ones from the finer."""
 
     raw: str
     minutes: str
@@ -58,30 +59,30 @@ class Family:
     days: str
     coarser: Callable[[DataFrame, str], DataFrame]
     stage_minutes: Callable[[Block, list[datetime], DataFrame], DataFrame]
-    """Of hours and of tails; gives rows that add up to the hours."""
+    """Stage the minutes of hours with their tails; returns rows that sum up to the hours."""
     tails: Tails
 
 
 @dataclass(slots=True)
-class Report:
-    """What a run did. Times are hours of samples."""
+class RollupReport:
+    """Result of a run. Times are hours of samples."""
 
     hours: int = 0
     samples: int = 0
     mixed_hours: set[datetime] = field(default_factory=set)
-    """Computed from single samples, for states of different files overlapped: right, and slower."""
+    """Computed from single samples, since states of different files overlapped: exact, and slower."""
     expired_hours: set[datetime] = field(default_factory=set)
-    """Left as they were: late samples came for them, but the others are no longer there."""
+    """Left unchanged: late samples were added to them, but their other samples have expired."""
     refused_histograms: int = 0
-    """Their buckets have no bounds in common with their neighbours': they are missing in `increase`."""
+    """Without bucket bounds in common with their neighbours: they are missing in `increase`."""
     unknown_histograms: int = 0
-    """Of a schema that nobody knows, or of too many buckets: they are in no rollup."""
+    """With an unknown schema or too many buckets: they are in no rollup."""
     hours_left: int = 0
-    """Still to be rolled up, for a run ends after CHANGES_MAX changes."""
+    """Still to be rolled up, since a run ends after CHANGES_MAX changes."""
 
 
-class _Fewer(Exception):
-    """These hours have fewer samples than when they were rolled up."""
+class _SamplesExpired(Exception):
+    """These hours have fewer samples than in their last rollup."""
 
     def __init__(self, hours: set[datetime]) -> None:
         super().__init__(f"{len(hours)} hours")
@@ -89,26 +90,26 @@ class _Fewer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a run works on."""
+class RollupRun:
+    """Context of a run: tables, families, lookback, and the report so far."""
 
     tables: Tables
-    families: Sequence[Family]
+    families: Sequence[TableFamily]
     lookback_days: int
-    report: Report
+    report: RollupReport
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One change in the making."""
+    """Block of hours that one change rolls up."""
 
-    job: Job
+    run: RollupRun
     change: RollupChange
 
     @property
     def tables(self) -> Tables:
-        """Where it is read from."""
-        return self.job.tables
+        """The tables of the run."""
+        return self.run.tables
 
 
 def run(
@@ -117,32 +118,32 @@ def run(
     *,
     lookback_days: int = LOOKBACK_DAYS,
     hours_per_change: int = HOURS_PER_CHANGE,
-) -> Report:
+) -> RollupReport:
     """Roll up all dirty hours of the tables at `root`. Raises FilesystemError, NoTables, NoSnapshot."""
     from analytics.tables.store import Tables
 
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
     progress = Progress()
-    job = Job(Tables.open(spark, root, create=False), FAMILIES, lookback_days, Report())
+    job = RollupRun(Tables.open(spark, root, create=False), FAMILIES, lookback_days, RollupReport())
     for _ in range(CHANGES_MAX):
-        if not (dirty := job.tables.dirty(QUEUE)).marks:
+        if not (dirty := job.tables.dirty_hours(QUEUE)).marks:
             break
-        affected = {family.raw: _affected(job, family, dirty.hours) for family in job.families}
+        affected = {family.raw: _affected_hours(job, family, dirty.hours) for family in job.families}
         hours = sorted(set().union(*affected.values()))
         block, rest = hours[:hours_per_change], hours[hours_per_change:]
         _roll_block(job, affected, block, dirty, rest)
         if block:
             done = job.report.hours
-            left = progress.left(done, done + len(rest), f"{len(rest)} hours left")
-            progress.tell(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up", left=left)
-    job.report.hours_left = len(job.tables.dirty(QUEUE).hours)
-    _tell(progress, job.report)
+            left = progress.remaining_text(done, done + len(rest), f"{len(rest)} hours left")
+            progress.print_line(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up", left=left)
+    job.report.hours_left = len(job.tables.dirty_hours(QUEUE).hours)
+    _print_report(progress, job.report)
     return job.report
 
 
-def _affected(job: Job, family: Family, dirty: Sequence[datetime]) -> set[datetime]:
-    """The dirty hours that have samples, and the first hours after them."""
+def _affected_hours(job: RollupRun, family: TableFamily, dirty: Sequence[datetime]) -> set[datetime]:
+    """Return the dirty hours that have samples, and the first hours after them."""
     from analytics.transforms.rollup import hours_after
 
     if not dirty:
@@ -162,20 +163,26 @@ def _affected(job: Job, family: Family, dirty: Sequence[datetime]) -> set[dateti
 
 
 def _roll_block(
-    job: Job, affected: dict[str, set[datetime]], hours: list[datetime], dirty: Dirty, remaining: list[datetime]
+    job: RollupRun,
+    affected: dict[str, set[datetime]],
+    hours: list[datetime],
+    dirty: DirtyHours,
+    remaining: list[datetime],
 ) -> None:
-    """One change: these hours, in all tables; the marks go, and new ones come for the hours that remain."""
+    """Roll up these hours in all tables as one change, which clears the marks and adds new ones for `remaining`."""
     from analytics.jobs.minutes import rollup_change
 
     while True:
         try:
             with rollup_change(job.tables, QUEUE) as change:
                 block = Block(job, change)
-                samples = [_roll(block, family, sorted(affected[family.raw] & set(hours))) for family in job.families]
+                samples = [
+                    _roll_family(block, family, sorted(affected[family.raw] & set(hours))) for family in job.families
+                ]
                 change.mark_dirty(USAGE_QUEUE, hours)
                 change.mark_dirty(QUEUE, remaining)
-                change.clear(dirty)
-        except _Fewer as fewer:
+                change.clear_marks(dirty)
+        except _SamplesExpired as fewer:
             job.report.expired_hours |= fewer.hours
             affected = {raw: kept - fewer.hours for raw, kept in affected.items()}
             hours = [hour for hour in hours if hour not in fewer.hours]
@@ -185,58 +192,61 @@ def _roll_block(
             return
 
 
-def _roll(block: Block, family: Family, hours: list[datetime]) -> int:
-    """Stage the rows of these hours in the three tables; how many samples they have."""
+def _roll_family(block: Block, family: TableFamily, hours: list[datetime]) -> int:
+    """Stage the rows of these hours in the three tables; return the number of samples."""
     if not hours:
         return 0
     tables, change = block.tables, block.change
-    before = _rows_before(tables, family, hours, block.job.lookback_days)
+    before = _rows_before(tables, family, hours, block.run.lookback_days)
     minutes = family.stage_minutes(block, hours, family.tails(before, hours))
     days = sorted({midnight(hour) for hour in hours})
     published = tables.read(family.hours, days)
     wide = family.coarser(minutes, "hour")
-    staged = change.stage(family.hours, wide.unionByName(published.where(~_is_one_of(published, hours))))
-    samples = _check_not_fewer(published, staged, hours)
-    _replace(block, family.minutes, hours)
+    staged = change.stage_rows(family.hours, wide.unionByName(published.where(~_is_one_of(published, hours))))
+    samples = _check_samples_present(published, staged, hours)
+    _replace_partitions(block, family.minutes, hours)
     if family is COUNTERS:
         change.add_minutes()
-    _replace(block, family.hours, days)
-    change.overwrite(family.days, family.coarser(staged, "day"), hours=days)
+    _replace_partitions(block, family.hours, days)
+    change.overwrite_partitions(family.days, family.coarser(staged, "day"), hours=days)
     return samples
 
 
-def _rows_before(tables: Tables, family: Family, hours: list[datetime], lookback_days: int) -> DataFrame:
-    """Rows with the last samples before each of `hours`: of whole days before them, and of hours between them."""
+def _rows_before(tables: Tables, family: TableFamily, hours: list[datetime], lookback_days: int) -> DataFrame:
+    """Return rows with the last samples before each of `hours`: of whole days before, and of hours between them."""
     first = midnight(hours[0])
     days = tables.read(family.days, tables.hours(family.days, first - lookback_days * _DAY, first - _DAY))
     between = tables.read(family.hours, tables.hours(family.hours, first, hours[-1]))
     return days.unionByName(between.where(~_is_one_of(between, hours)))
 
 
-def _check_not_fewer(published: DataFrame, staged: DataFrame, hours: list[datetime]) -> int:
-    """Raises _Fewer for hours whose samples are (partly) gone; the number of samples in these hours."""
+def _check_samples_present(published: DataFrame, staged: DataFrame, hours: list[datetime]) -> int:
+    """Return the number of samples in these hours. Raises _SamplesExpired for hours that have lost samples."""
     before, after = (
-        {_moment(row["window"]): row["samples"] for row in _count(frame.where(_is_one_of(frame, hours))).collect()}
+        {
+            _moment(row["window"]): row["samples"]
+            for row in _count_samples(frame.where(_is_one_of(frame, hours))).collect()
+        }
         for frame in (published, staged)
     )
     if fewer := {hour for hour, samples in before.items() if after.get(hour, 0) < samples}:
-        raise _Fewer(fewer)
+        raise _SamplesExpired(fewer)
     return sum(after.values())
 
 
-def _count(rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+def _count_samples(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
     return rows.groupBy(F.unix_millis("window").alias("window")).agg(F.sum("n").alias("samples"))
 
 
-def _replace(block: Block, table: str, hours: Iterable[datetime]) -> None:
-    """What is staged for the table takes the place of the partitions that hold these hours."""
+def _replace_partitions(block: Block, table: str, hours: Iterable[datetime]) -> None:
+    """Replace the partitions that hold these hours by the rows staged for the table."""
     from analytics.tables.partitions import partitions_of
 
     for partition in partitions_of(table, hours):
         names = [entry.name for entry in block.tables.visible_files(table, partition)]
-        block.change.remove(table, partition, names)
+        block.change.remove_files(table, partition, names)
     block.change.add_staged(table)
 
 
@@ -248,7 +258,7 @@ def _stage_counters(block: Block, hours: list[datetime], tails: DataFrame) -> Da
     added_up, merged = _stage_minutes(block, hours, tails, mixed)
     if mixed.value:
         again = {_moment(unix_ms) for unix_ms in mixed.value}
-        block.job.report.mixed_hours |= again
+        block.run.report.mixed_hours |= again
         tails = tails.unionByName(rollup.single_states(block.tables.read("samples", again)))
         clean = [hour for hour in hours if hour not in again]
         added_up, merged = _stage_minutes(block, clean, tails)
@@ -258,25 +268,28 @@ def _stage_counters(block: Block, hours: list[datetime], tails: DataFrame) -> Da
 def _stage_minutes(
     block: Block, hours: list[datetime], others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
 ) -> tuple[DataFrame, DataFrame]:
-    """What whole rows add up to, and rows merged of open ones, other states and tails. Those of `mixed` are void."""
+    """Stage minutes; return the sums of whole rows, and rows merged from open states, `others` and tails.
+
+    Rows of hours that are added to `mixed` are void.
+    """
     from analytics.transforms import rollup
 
-    files, rows = block.tables.contents("samples", hours, bytes_max=FILE_BYTES_MAX)
+    files, rows = block.tables.read_file_contents("samples", hours, bytes_max=FILE_BYTES_MAX)
     minutes = rollup.minutes_of_files(files).unionByName(rollup.minutes(rows))
     added_up, opened = block.change.stage_minutes(minutes)
     states = rollup.open_states(opened).unionByName(others)
-    return added_up, block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
+    return added_up, block.change.stage_rows("rollup_1m", rollup.minute_windows(states, block.run.lookback_days, mixed))
 
 
 def _stage_histograms(block: Block, hours: list[datetime], tails: DataFrame) -> DataFrame:
     from analytics.transforms import histogram_rollup
 
     histograms = block.tables.read("histograms", hours)
-    unknown = histograms.where(~histogram_rollup.usable(histograms)).count()
-    block.job.report.unknown_histograms += unknown
+    unknown = histograms.where(~histogram_rollup.is_usable(histograms)).count()
+    block.run.report.unknown_histograms += unknown
     rows = histogram_rollup.single_histograms(histograms).unionByName(tails)
-    staged = block.change.stage("histograms_1m", histogram_rollup.histogram_windows(rows, block.job.lookback_days))
-    block.job.report.refused_histograms += staged.agg({"refused": "sum"}).collect()[0][0] or 0
+    staged = block.change.stage_rows("histograms_1m", histogram_rollup.histogram_windows(rows, block.run.lookback_days))
+    block.run.report.refused_histograms += staged.agg({"refused": "sum"}).collect()[0][0] or 0
     return staged
 
 
@@ -305,8 +318,8 @@ def _histogram_tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
 
 
 # The functions import pyspark when they are called: `--help` needs no Spark.
-COUNTERS: Final = Family("samples", "rollup_1m", "rollup_1h", "rollup_1d", _coarser, _stage_counters, _tails)
-HISTOGRAMS: Final = Family(
+COUNTERS: Final = TableFamily("samples", "rollup_1m", "rollup_1h", "rollup_1d", _coarser, _stage_counters, _tails)
+HISTOGRAMS: Final = TableFamily(
     "histograms",
     "histograms_1m",
     "histograms_1h",
@@ -319,7 +332,7 @@ FAMILIES: Final = (COUNTERS, HISTOGRAMS)
 
 
 def midnight(moment: datetime) -> datetime:
-    """The first instant of the moment's day, UTC."""
+    """Return the first instant of the moment's day, UTC."""
     return datetime.combine(moment.astimezone(UTC).date(), time(), UTC)
 
 
@@ -331,27 +344,27 @@ def _moment(unix_ms: int) -> datetime:
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 
-def _tell(progress: Progress, report: Report) -> None:
+def _print_report(progress: Progress, report: RollupReport) -> None:
     if report.mixed_hours:
-        progress.tell(f"{len(report.mixed_hours)} hours had overlapping files and were computed sample by sample")
+        progress.print_line(f"{len(report.mixed_hours)} hours had overlapping files and were computed sample by sample")
     if report.expired_hours:
-        progress.tell(
+        progress.print_line(
             f"LEFT AS THEY WERE: {len(report.expired_hours)} hours from {min(report.expired_hours):%Y-%m-%d %H:00} on "
             "got late samples after their samples had expired; keep samples longer (expire --keep samples=DAYS)"
         )
     if report.refused_histograms:
-        progress.tell(
+        progress.print_line(
             f"REFUSED: {report.refused_histograms} histograms without bounds in common with those before them; the "
             "column `refused` of histograms_1m says where"
         )
     if report.unknown_histograms:
-        progress.tell(
+        progress.print_line(
             f"LEFT OUT: {report.unknown_histograms} histograms of an unknown schema or of too many buckets; the table "
             "`histograms` has them"
         )
     if report.hours_left:
-        progress.tell(f"NOT ALL: {report.hours_left} hours are still to be rolled up; run it again")
-    progress.end(f"{report.hours} hours, {report.samples:,} samples rolled up")
+        progress.print_line(f"NOT ALL: {report.hours_left} hours are still to be rolled up; run it again")
+    progress.print_summary(f"{report.hours} hours, {report.samples:,} samples rolled up")
 
 
 @click.command("rollup")
@@ -373,7 +386,7 @@ def _tell(progress: Progress, report: Report) -> None:
 @verbose_option
 def command(root: str, lookback_days: int, hours_per_change: int) -> None:
     """Sum samples up to minutes, hours and days."""
-    with job("rollup") as session:
+    with job_session("rollup") as session:
         run(session, root, lookback_days=lookback_days, hours_per_change=hours_per_change)
 
 

@@ -1,9 +1,8 @@
-"""The jobs' SparkSession: what the caller has set wins, what nobody has set gets a default that works.
+"""The jobs' SparkSession: the caller's settings win, unset ones get working defaults.
 
 The same job runs as a plain command, and by spark-submit on local, standalone and Kubernetes masters. spark-submit (and
-spark-defaults.conf) leave their settings in the JVM before a job's first line runs, so the defaults below are laid
-under them, never over them. One thing is not for choice: the session's time zone is UTC, for dates and hours name
-directories.
+spark-defaults.conf) store their settings in the JVM before a job's first line runs, so the defaults below apply only to
+unset keys. One setting is fixed: the session's time zone is UTC, since dates and hours name directories.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ LOCAL_DRIVER_MEMORY = "2g"
 
 DEFAULTS = {
     "spark.sql.parquet.compression.codec": "zstd",
-    # Samples' values are hardly ever the same: a dictionary of them costs time, and makes the files no smaller.
+    # Samples' values rarely repeat: a dictionary of them costs time, and makes the files no smaller.
     "spark.hadoop.parquet.enable.dictionary#value": "false",
-    # What `ingest` keeps between decoding and writing lives for seconds: compressing it costs more than it saves.
+    # `ingest` caches rows between decoding and writing for seconds: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # 64-bit timestamps, not the deprecated INT96: DuckDB, Polars and pyarrow read the same files.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",
-    # Without these Spark asks the name service for this host's name, and listens for the network to reach.
+    # Without these Spark resolves this host's name, and listens on an address that the network reaches.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
@@ -39,7 +38,7 @@ LOCAL_DEFAULTS = {
 
 
 def spark_session(app_name: str) -> SparkSession:
-    """The running session if there is one, else a new one; master `local[*]` where nobody named another."""
+    """Return the running session, else a new one, with master `local[*]` if none is set."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession() or (SparkSession.builder.config(conf=_settings(app_name)).getOrCreate())
@@ -48,11 +47,11 @@ def spark_session(app_name: str) -> SparkSession:
 
 
 def _settings(app_name: str) -> SparkConf:
-    """What the JVM was started with, and the defaults below it."""
+    """Return the JVM's settings, with the defaults for unset keys."""
     from pyspark import SparkConf, SparkContext
 
-    os.environ.setdefault("SPARK_DRIVER_MEMORY", LOCAL_DRIVER_MEMORY)  # weaker than any other way of saying it
-    # Starts (or, below spark-submit, finds) the JVM, which alone knows spark-defaults.conf and spark-submit's options.
+    os.environ.setdefault("SPARK_DRIVER_MEMORY", LOCAL_DRIVER_MEMORY)  # weaker than every other way to set it
+    # Starts (or, under spark-submit, finds) the JVM, where spark-defaults.conf and spark-submit's options are loaded.
     SparkContext._ensure_initialized(gateway=launch_quietly())  # noqa: SLF001 -- what SparkSession.builder calls; there is no public name
     conf = SparkConf().setIfMissing("spark.app.name", app_name).setIfMissing("spark.master", "local[*]")
     defaults = DEFAULTS
@@ -62,5 +61,5 @@ def _settings(app_name: str) -> SparkConf:
         defaults = DEFAULTS | LOCAL_DEFAULTS
     for key, value in defaults.items():
         conf.setIfMissing(key, value)
-    # PySpark's launcher turns the bars on, unasked; the jobs tell of their progress in lines.
+    # PySpark's launcher turns the progress bars on; the jobs print progress in lines.
     return conf.set("spark.ui.showConsoleProgress", "false")

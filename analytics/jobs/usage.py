@@ -1,11 +1,11 @@
 """The job `usage`: bytes, messages and sessions of each principal, by hour and by day; closed when they are final.
 
-An hour closes when it ended `lateness` ago and no hour up to it waits to be rolled up; a day, with its last hour. Hours
-close in order. A closed row does not change: samples that come later are counted, told, and kept out. All tables change
-together or not at all, and the job may be run at any time, as often as one likes.
+An hour closes when it ended `lateness` ago and no hour up to it is waiting to be rolled up; a day, with its last hour.
+Hours close in order. A closed row does not change: later samples are counted, reported and left out. All tables change
+in one change, and the job may run at any time, any number of times.
 
-Only who says so (`--reopen-from`, after a backfill) has closed hours computed anew: all from one hour on, since each
-counter's growth goes on from hour to hour.
+Closed hours are recomputed only on request (`--reopen-from`, after a backfill): all from one hour on, since each
+counter's growth continues from hour to hour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 from analytics.jobs.rollup import LOOKBACK_DAYS, QUEUE, USAGE_QUEUE, midnight
@@ -33,8 +33,8 @@ _DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a run did. `late_samples`: by hour, found and kept out; `reopened`: hours that were closed before."""
+class UsageReport:
+    """Result of a run. `late_samples`: left out, by hour; `reopened`: hours that were closed before."""
 
     closed_until: datetime
     hours: int
@@ -43,7 +43,7 @@ class Report:
 
 
 class CannotReopen(Exception):
-    """Hours are to be computed anew whose rollup is gone: their usage would be lost."""
+    """Hours to reopen have no rollup any more: recomputing them would lose their usage."""
 
 
 def run(
@@ -54,8 +54,8 @@ def run(
     lateness: timedelta = timedelta(hours=LATENESS_HOURS),
     lookback_days: int = LOOKBACK_DAYS,
     reopen_from: datetime | None = None,
-) -> Report:
-    """Bring the usage tables up to date; hours from `reopen_from` on are computed anew, closed or not.
+) -> UsageReport:
+    """Update the usage tables; hours from `reopen_from` on are recomputed, closed or not.
 
     Raises FilesystemError, NoTables, NoSnapshot, CannotReopen.
     """
@@ -63,32 +63,32 @@ def run(
     from analytics.transforms import usage
 
     tables, progress = Tables.open(spark, root, create=False), Progress()
-    dirty = tables.dirty(USAGE_QUEUE)
-    before, reopened = _reopened(tables, closed_until(tables), reopen_from)
+    dirty = tables.dirty_hours(USAGE_QUEUE)
+    before, reopened = _reopened_hours(tables, closed_until(tables), reopen_from)
     until = _close_until(tables, before, now - lateness)
     series = usage.usage_series(tables.read("series")).cache()
-    late = _late(tables, series, [hour for hour in dirty.hours if before and hour < before])
+    late = _late_samples(tables, series, [hour for hour in dirty.hours if before and hour < before])
     hours = _open_hours(tables, before)
     with tables.transaction(USAGE_QUEUE) as change:
         tails = _tails(tables, before or _EVER[0], lookback_days)
         rows = usage.ledger(_rows(tables, "rollup_1h", hours), series, tails, lookback_days)
-        change.overwrite("usage_ledger", rows, hours=hours)
+        change.overwrite_partitions("usage_ledger", rows, hours=hours)
         days = sorted({midnight(hour) for hour in [*hours, *([before] if before else [])]})
-        hourly = usage.hourly(change.staged("usage_ledger"), until)
+        hourly = usage.hourly(change.read_staged("usage_ledger"), until)
         if before:
             published = tables.read("usage_hourly", days)
             hourly = hourly.unionByName(published.where(published["window"] < before))
-        change.overwrite("usage_hourly", hourly, hours=days)
-        change.overwrite("usage_daily", usage.daily(change.staged("usage_hourly"), until), hours=days)
-        change.clear(dirty)
+        change.overwrite_partitions("usage_hourly", hourly, hours=days)
+        change.overwrite_partitions("usage_daily", usage.daily(change.read_staged("usage_hourly"), until), hours=days)
+        change.clear_marks(dirty)
     series.unpersist()
-    report = Report(until, len(hours), late, reopened)
-    _tell(progress, report)
+    report = UsageReport(until, len(hours), late, reopened)
+    _print_report(progress, report)
     return report
 
 
 def closed_until(tables: Tables) -> datetime | None:
-    """All usage before this moment is closed; None where nothing is."""
+    """Return the moment before which all usage is closed; None if nothing is closed."""
     ends = []
     for table, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY)):
         last = tables.read(table).where("closed").selectExpr("max(unix_millis(window))").collect()[0][0]
@@ -97,10 +97,10 @@ def closed_until(tables: Tables) -> datetime | None:
     return max(ends, default=None)
 
 
-def _reopened(
+def _reopened_hours(
     tables: Tables, before: datetime | None, reopen_from: datetime | None
 ) -> tuple[datetime | None, tuple[datetime, ...]]:
-    """Up to where all is closed in spite of `reopen_from`, and the hours that are open again. Raises CannotReopen."""
+    """Return the closed end after `reopen_from`, and the hours that are open again. Raises CannotReopen."""
     from analytics.tables.partitions import hour_of
 
     if before is None or reopen_from is None or (first := hour_of(reopen_from)) >= before:
@@ -115,23 +115,23 @@ def _reopened(
 
 
 def _close_until(tables: Tables, before: datetime | None, latest: datetime) -> datetime:
-    """Up to where hours close now: never back, and not past an hour that waits to be rolled up."""
+    """Return the new closed end: never earlier than `before`, and not past an hour that waits to be rolled up."""
     from analytics.tables.partitions import hour_of
 
-    waiting = [hour for hour in tables.dirty(QUEUE).hours if before is None or hour >= before]
+    waiting = [hour for hour in tables.dirty_hours(QUEUE).hours if before is None or hour >= before]
     until = min([hour_of(latest), *waiting])
     return until if before is None else max(before, until)
 
 
 def _open_hours(tables: Tables, before: datetime | None) -> list[datetime]:
-    """The hours that are not closed and have rows, in the rollup or in the ledger."""
+    """Return the open hours that have rows in the rollup or in the ledger."""
     first = before or _EVER[0]
     known = _rolled_hours(tables, first) | set(tables.hours("usage_ledger", first, _EVER[1]))
     return sorted(hour for hour in known if hour >= first)
 
 
 def _rolled_hours(tables: Tables, first: datetime) -> set[datetime]:
-    """The hours that rollup_1h has, from the day of `first` on."""
+    """Return the hours in rollup_1h, from the day of `first` on."""
     days = tables.hours("rollup_1h", midnight(first), _EVER[1])
     rolled = tables.read("rollup_1h", days).selectExpr("unix_millis(window)").distinct().collect()
     return {datetime.fromtimestamp(row[0] / 1000, UTC) for row in rolled}
@@ -146,32 +146,32 @@ def _tails(tables: Tables, before: datetime, lookback_days: int) -> DataFrame:
     from analytics.transforms import usage
 
     first = midnight(before) - (lookback_days + 1) * _DAY
-    return usage.tails_of(tables.read("usage_ledger", tables.hours("usage_ledger", first, before - _HOUR)))
+    return usage.ledger_tails(tables.read("usage_ledger", tables.hours("usage_ledger", first, before - _HOUR)))
 
 
-def _late(tables: Tables, series: DataFrame, hours: list[datetime]) -> dict[datetime, int]:
+def _late_samples(tables: Tables, series: DataFrame, hours: list[datetime]) -> dict[datetime, int]:
     from analytics.transforms import usage
 
     if not hours:
         return {}
-    found = usage.late(_rows(tables, "rollup_1h", hours), series, tables.read("usage_ledger", hours))
+    found = usage.count_late_samples(_rows(tables, "rollup_1h", hours), series, tables.read("usage_ledger", hours))
     rows = found.selectExpr("unix_millis(window)", "samples").collect()
     return {datetime.fromtimestamp(row[0] / 1000, UTC): row[1] for row in rows}
 
 
-def _tell(progress: Progress, report: Report) -> None:
+def _print_report(progress: Progress, report: UsageReport) -> None:
     late, reopened = report.late_samples, report.reopened
     if reopened:
-        progress.tell(
-            f"REOPENED: {len(reopened)} closed hours were computed anew, from {reopened[0]:%Y-%m-%d %H:00} to "
+        progress.print_line(
+            f"REOPENED: {len(reopened)} closed hours were recomputed, from {reopened[0]:%Y-%m-%d %H:00} to "
             f"{reopened[-1]:%Y-%m-%d %H:00}; bills made of them may differ now"
         )
     if late:
-        progress.tell(
+        progress.print_line(
             f"KEPT OUT: {sum(late.values())} samples for {len(late)} closed hours, from {min(late):%Y-%m-%d %H:00} to "
             f"{max(late):%Y-%m-%d %H:00}; rollup_1h has them. If that is usual, close hours later (--lateness-hours)"
         )
-    progress.end(f"{report.hours} hours summed, closed until {report.closed_until:%Y-%m-%d %H:00}")
+    progress.print_summary(f"{report.hours} hours summed, closed until {report.closed_until:%Y-%m-%d %H:00}")
 
 
 @click.command("usage")
@@ -181,7 +181,7 @@ def _tell(progress: Progress, report: Report) -> None:
     type=click.FloatRange(min=0),
     default=LATENESS_HOURS,
     show_default=True,
-    help="An hour closes so long after its end. Samples that come later are kept out of it.",
+    help="An hour closes this long after its end. Later samples are left out.",
 )
 @click.option(
     "--lookback-days",
@@ -194,12 +194,12 @@ def _tell(progress: Progress, report: Report) -> None:
     "--reopen-from",
     type=click.DateTime(["%Y-%m-%dT%H"]),
     metavar="YYYY-MM-DDTHH",
-    help="Compute closed hours anew from this one (UTC) on, after a backfill. Bills made of them may differ then.",
+    help="Recompute closed hours from this one (UTC) on, after a backfill. Bills made of them may differ then.",
 )
 @verbose_option
 def command(root: str, lateness_hours: float, lookback_days: int, reopen_from: datetime | None) -> None:
     """Bytes, messages and sessions of each principal, by hour and day."""
-    with job("usage") as session:
+    with job_session("usage") as session:
         lateness = timedelta(hours=lateness_hours)
         reopen = reopen_from.replace(tzinfo=UTC) if reopen_from else None
         now = datetime.now(UTC)

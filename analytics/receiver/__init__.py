@@ -1,5 +1,7 @@
-"""The remote-write receiver: HTTP on Trio and h11 in front of the spool.
+"""The remote-write receiver: an HTTP server on Trio and h11 that writes requests to the spool.
 
-`http` speaks HTTP, `write` decides about one request, `commit` groups what goes to the disk, `tokens` and `tls` let
-senders in, `rates` holds them back, `probes` answers operators, `service` puts it together, `command` starts it.
+`http_server` serves HTTP/1.1 connections, `write_endpoint` handles one write request, `request_parser` decodes it,
+`group_commit` batches writes to the disk, `tokens` and `tls` authenticate senders, `token_bucket`, `body_budget` and
+`fair_lock` bound what they may use, `admin_endpoint` serves the operators' pages, `service` wires these together and
+`command` is the command line.
 """

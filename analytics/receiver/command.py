@@ -9,7 +9,7 @@ import trio
 
 from analytics.receiver.config import load_config
 from analytics.receiver.logs import configure_logs
-from analytics.receiver.memory import keep_freed_memory
+from analytics.receiver.memory import retain_freed_memory
 from analytics.receiver.service import open_spool, serve
 from analytics.spool.records import SpoolError
 from proxy.common.errors import ConfigError
@@ -20,7 +20,7 @@ from proxy.common.errors import ConfigError
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
 )
 def receive(config_file: Path) -> None:
-    """Take Prometheus's remote write, and keep it in a spool until `ingest` has read it."""
+    """Receive Prometheus's remote write, and keep it in a spool until `ingest` has read it."""
     try:
         config = load_config(config_file)
         configure_logs(config.log)
@@ -29,7 +29,7 @@ def receive(config_file: Path) -> None:
         _fail(str(error))
     except OSError as error:
         _fail(f"spool.directory: {error.filename or ''}: {error.strerror}")
-    keep_freed_memory()
+    retain_freed_memory()
     try:
         trio.run(serve, config, writer)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The receiver's configuration: a TOML file. Units stand last in a name; an unknown key is an error that names it."""
+"""The receiver's configuration, a TOML file. Keys end in their unit; an unknown key is an error that names it."""
 
 import re
 import tomllib
@@ -20,23 +20,23 @@ NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
-"""What is longer is no configuration."""
+"""Larger files are rejected: they are not configurations."""
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 DEFAULT = Bounds()
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all tables have in common."""
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all configuration tables: immutable, keyword-only, no unknown keys."""
 
 
-class Tls(Strict, frozen=True):
+class Tls(Table, frozen=True):
     """TLS towards senders. The files are read again when they change.
 
-    certificate: PEM file with the server's certificate, and behind it those that lead to its root
+    certificate: PEM file with the server's certificate, followed by its intermediate certificates
     key: PEM file with the certificate's private key, without a passphrase
-    client_ca: PEM file with the authorities whose clients are let in; empty: clients need no certificate
-    minimum_version: the oldest version of TLS that is spoken
+    client_ca: PEM file with the authorities whose client certificates are accepted; empty: no client certificate
+    minimum_version: the oldest version of TLS to accept
     """
 
     certificate: NonEmpty
@@ -45,10 +45,10 @@ class Tls(Strict, frozen=True):
     minimum_version: Literal["1.2", "1.3"] = "1.2"
 
 
-class Listen(Strict, frozen=True):
-    """Where senders connect.
+class Listen(Table, frozen=True):
+    """The listener for senders.
 
-    bind: `address:port`; an IPv6 address stands in brackets
+    bind: `address:port`; an IPv6 address in brackets
     tls: absent: plain HTTP
     """
 
@@ -56,23 +56,23 @@ class Listen(Strict, frozen=True):
     tls: Tls | None = None
 
 
-class Authentication(Strict, frozen=True):
-    """Who may write.
+class Authentication(Table, frozen=True):
+    """Authentication of senders.
 
-    token_files: files with one bearer token a line, any of which lets a sender in; read again when they change.
-        Empty: everybody may write who can connect
+    token_files: files with one bearer token a line; any of them authenticates a sender; read again when they change.
+        Empty: every client that can connect may write
     """
 
     token_files: tuple[NonEmpty, ...] = ()
 
 
-class Limits(Strict, frozen=True):
-    """What one sender, and all together, may ask for.
+class Limits(Table, frozen=True):
+    """Limits for one request and for all senders together.
 
-    max_connections: connections at a time; more are closed at once
+    max_connections: concurrent connections; more are closed at once
     max_compressed_bytes: a request's body as it is sent
     max_decompressed_bytes: a request's body when it is decompressed
-    max_held_bytes: compressed bodies of all requests that are not answered yet; one address gets half of it at most
+    max_held_bytes: compressed bodies of all requests without an answer yet; one address gets at most half of it
     max_series: series in a request
     max_fields: protobuf fields and label references in a request, those of its series, samples and histograms' list
     max_series_fields: fields (labels, samples, exemplars, histograms) of one series
@@ -89,8 +89,8 @@ class Limits(Strict, frozen=True):
     body_timeout_ms: from the headers to the end of the body
     decode_timeout_ms: how long a large request waits until it is decoded
     idle_timeout_ms: between two requests of a connection
-    write_timeout_ms: until a sender has taken its answer
-    drain_timeout_ms: for requests that are there when the receiver is told to end
+    write_timeout_ms: until a sender has read its response
+    drain_timeout_ms: for requests in progress when the receiver shuts down
     """
 
     max_connections: Positive = 512
@@ -121,20 +121,19 @@ class Limits(Strict, frozen=True):
     drain_timeout_ms: Positive = 30_000
 
     def bounds(self) -> Bounds:
-        """Gather what bounds the contents of a request."""
+        """Return the bounds on the contents of a request."""
         return Bounds(**{field.name: getattr(self, f"max_{field.name}") for field in fields(Bounds)})
 
 
-class Spool(Strict, frozen=True):
-    """Where requests are kept until the ingest job has read them.
+class Spool(Table, frozen=True):
+    """The spool: requests on the disk until the ingest job has read them.
 
-    directory: a directory of this receiver's own, on a local disk
-    segment_bytes_max: a segment becomes about this large before the next is begun; what is consumed is removed by
-        segments
-    total_bytes_max: all segments; beyond it senders are told to try again later
-    free_bytes_min: what must stay free on the disk; below it senders are told to try again later
-    queue_bytes_max, queue_requests_max: what may wait for the disk; beyond it senders are told to try again later
-    commit_timeout_ms: how long a request waits for the disk before its sender is told to try again later
+    directory: a directory that only this receiver writes to, on a local disk
+    segment_bytes_max: approximate size at which the next segment is started; consumed data is removed by segments
+    total_bytes_max: size of all segments; beyond it requests get 503 and are retried
+    free_bytes_min: bytes that must stay free on the disk; below it requests get 503 and are retried
+    queue_bytes_max, queue_requests_max: records that may wait for the disk; beyond it requests get 503 and are retried
+    commit_timeout_ms: how long a request waits for the disk before it gets 503
     """
 
     directory: NonEmpty = "/var/lib/pulsar-proxy-analytics/spool"
@@ -146,8 +145,8 @@ class Spool(Strict, frozen=True):
     commit_timeout_ms: Positive = 20_000
 
 
-class Admin(Strict, frozen=True):
-    """Where /metrics, /healthz and /readyz are; without TLS or tokens, so keep it inside.
+class Admin(Table, frozen=True):
+    """The operators' listener with /metrics, /healthz and /readyz; without TLS or tokens, so keep it private.
 
     bind: `address:port`
     """
@@ -155,8 +154,8 @@ class Admin(Strict, frozen=True):
     bind: NonEmpty = "127.0.0.1:9292"
 
 
-class Log(Strict, frozen=True):
-    """Logs, one entry a line in JSON on standard error.
+class Log(Table, frozen=True):
+    """Logs: JSON lines on standard error.
 
     level: entries below it are not written
     """
@@ -164,8 +163,8 @@ class Log(Strict, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Config(Strict, frozen=True):
-    """All of it."""
+class Config(Table, frozen=True):
+    """The whole configuration."""
 
     listen: Listen = msgspec.field(default_factory=Listen)
     authentication: Authentication = msgspec.field(default_factory=Authentication)
@@ -176,18 +175,18 @@ class Config(Strict, frozen=True):
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in a file; raises ConfigError."""
+    """Read and check a configuration file. Raises ConfigError."""
     try:
-        config = msgspec.convert(_tree(path), Config)
+        config = msgspec.convert(_read_toml(path), Config)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         key = where.rstrip("`").lstrip(".")
         raise ConfigError(f"{key or 'configuration'}: {_in_words(message, key)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
-    address("listen.bind", config.listen.bind)
-    address("admin.bind", config.admin.bind)
-    if _overlap(config.listen.bind, config.admin.bind):
+    parse_address("listen.bind", config.listen.bind)
+    parse_address("admin.bind", config.admin.bind)
+    if _cannot_both_bind(config.listen.bind, config.admin.bind):
         raise ConfigError(f"admin.bind: {config.admin.bind} is taken by listen.bind ({config.listen.bind})")
     if config.spool.queue_bytes_max < config.limits.max_compressed_bytes:
         raise ConfigError("spool.queue_bytes_max: is less than limits.max_compressed_bytes")
@@ -196,8 +195,8 @@ def load_config(path: Path) -> Config:
     return config
 
 
-def address(key: str, bind: str) -> tuple[str, int]:
-    """Host and port of a bind; raises ConfigError that names the key."""
+def parse_address(key: str, bind: str) -> tuple[str, int]:
+    """Return the host and port of a `bind`. Raises ConfigError, which names `key`."""
     host, colon, port = bind.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
@@ -205,7 +204,7 @@ def address(key: str, bind: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _tree(path: Path) -> dict[str, object]:
+def _read_toml(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -240,7 +239,7 @@ def _meant(found: str, known: Iterable[str]) -> str:
 
 
 def _kind_at(key: str) -> Any:
-    """The type of what stands at a key; of what may be absent, that which may stand there."""
+    """Return the type of a key's value, without the None of optional ones."""
     kind: Any = Config
     for part in key.split(".") if key else ():
         kind = typing.get_type_hints(kind)[part]
@@ -249,8 +248,8 @@ def _kind_at(key: str) -> Any:
     return kind
 
 
-def _overlap(first: str, second: str) -> bool:
-    """Whether both cannot be listened at. Port 0 is any free one."""
-    (host, port), (other, other_port) = address("", first), address("", second)
+def _cannot_both_bind(first: str, second: str) -> bool:
+    """Return True if one process cannot bind both addresses. Port 0 means any free port."""
+    (host, port), (other, other_port) = parse_address("", first), parse_address("", second)
     wildcards = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
     return 0 < port == other_port and (host == other or bool(wildcards & {host, other}))

@@ -16,7 +16,7 @@ class Metrics:
         self.requests = self._counter("requests", "Answered requests.", "version", "code")
         self.request_seconds = Histogram(
             f"{_PREFIX}request_seconds",
-            "From the end of a write request's body to its answer.",
+            "From the end of a write request's body to its response.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -31,29 +31,29 @@ class Metrics:
             "beyond_bounds", "Requests, or series of otherwise good requests, that exceeded a bound.", "bound"
         )
         self.large_requests = self._counter("large_requests", "Requests decoded in the thread for large ones.")
-        self.held_bytes = self._gauge("held_request_bytes", "Bytes of requests that are not answered yet.")
+        self.held_bytes = self._gauge("held_request_bytes", "Bytes of requests without a response yet.")
         self.connections = self._gauge("connections", "Open connections of senders.")
         self.connections_refused = self._counter("connections_refused", "Connections closed at once: too many.")
         self.tls_failures = self._counter("tls_handshake_failures", "TLS handshakes that did not succeed.")
         self.commit_seconds = Histogram(
             f"{_PREFIX}commit_seconds",
-            "One group's way to the disk: write and fdatasync.",
+            "Write and fdatasync of one group.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.group_requests = Histogram(
             f"{_PREFIX}commit_group_requests", "Requests in one group.", buckets=_GROUP, registry=self.registry
         )
-        self.spool_bytes = self._gauge("spool_bytes", "What the spool's segments take up.")
+        self.spool_bytes = self._gauge("spool_bytes", "Size of the spool's segments.")
         self.spool_unconsumed_segments = self._gauge(
             "spool_unconsumed_segments", "Segments that the ingest job has not read to their end."
         )
         self.spool_free_bytes = self._gauge("spool_disk_free_bytes", "Free bytes on the spool's file system.")
         self.spool_damages = self._gauge("spool_damages", "Damaged places found in the newest segment at the start.")
-        self.ready = self._gauge("ready", "Whether the spool takes writes (1) or not (0), when last looked.")
+        self.ready = self._gauge("ready", "1 if the spool was writable at the last check, else 0.")
 
     def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

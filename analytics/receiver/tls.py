@@ -1,4 +1,4 @@
-"""TLS towards senders."""
+"""The TLS context of the senders' listener."""
 
 import ssl
 
@@ -11,8 +11,11 @@ KEY = "listen.tls"
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-def watch_tls(config: Tls | None) -> ReloadingFile[ssl.SSLContext] | None:
-    """The context that new connections get; None for plain HTTP. Raises ConfigError."""
+def reloading_tls_context(config: Tls | None) -> ReloadingFile[ssl.SSLContext] | None:
+    """Return the TLS context for new connections, reloaded when its files change; None for plain HTTP.
+
+    Raises ConfigError.
+    """
     if config is None:
         return None
     files = [file for file in (config.certificate, config.key, config.client_ca) if file]
@@ -34,4 +37,4 @@ def _context(config: Tls) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    raise ConfigError(f"{KEY}.key: needs a passphrase, and there is nobody to ask")
+    raise ConfigError(f"{KEY}.key: needs a passphrase, which cannot be entered here")

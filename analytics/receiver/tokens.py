@@ -1,4 +1,4 @@
-"""Bearer tokens: RFC 6750. Only digests are kept, and all of them are compared, in constant time."""
+"""Bearer tokens (RFC 6750). Only digests are kept in memory; each check compares all of them in constant time."""
 
 import hashlib
 import hmac
@@ -15,13 +15,16 @@ TOKENS_MAX = 1000
 Digests = tuple[bytes, ...]
 
 
-def watch_tokens(files: Sequence[str]) -> ReloadingFile[Digests] | None:
-    """The tokens in these files; None if there are no files. Raises ConfigError."""
+def reloading_token_digests(files: Sequence[str]) -> ReloadingFile[Digests] | None:
+    """Return the digests of the tokens in these files, reloaded when the files change; None without files.
+
+    Raises ConfigError.
+    """
     return ReloadingFile(KEY, files, lambda: read_tokens(files)) if files else None
 
 
 def read_tokens(files: Sequence[str]) -> Digests:
-    """The digests of the tokens, one a line; raises ConfigError (which never shows a token) and OSError."""
+    """Read the tokens, one a line, and return their digests. Raises ConfigError (never with a token in it), OSError."""
     found = [line.strip() for file in files for line in Path(file).read_bytes().splitlines()]
     tokens = [token for token in found if token]
     if not 0 < len(tokens) <= TOKENS_MAX:
@@ -32,12 +35,14 @@ def read_tokens(files: Sequence[str]) -> Digests:
 
 
 def is_authorized(header: bytes, digests: Digests) -> bool:
-    """Whether an Authorization header holds one of the tokens."""
+    """Return True if an Authorization header holds one of the tokens."""
     scheme, _, token = header.partition(b" ")
     if scheme.lower() != b"bearer":
         return False
     digest = _digest(token.strip())
-    matches = [hmac.compare_digest(digest, known) for known in digests]  # all of them: no early end to measure
+    matches = [
+        hmac.compare_digest(digest, known) for known in digests
+    ]  # all of them: no early exit that timing could reveal
     return any(matches)
 
 

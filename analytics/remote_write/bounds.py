@@ -1,7 +1,7 @@
-"""How much of everything one request may have. Each bound is checked before memory or time is spent in proportion.
+"""Bounds on the contents of one request. Each is checked before memory or time is spent in proportion.
 
 A body of some kilobytes can stand for millions of empty messages (snappy writes 64 bytes as 3), and each of them costs
-the decoder many times its two bytes. So bytes alone bound nothing here.
+the decoder many times its two bytes. So a bound on bytes alone is not enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from analytics.remote_write.errors import BoundError
 
 KIB, MIB = 1024, 1024**2
 
-WHAT = {
+COUNTED = {
     "series": "series in a request",
     "fields": "fields and label references in a request",
     "series_fields": "fields in one series or sample",
@@ -25,12 +25,12 @@ WHAT = {
     "buckets": "histogram buckets in a request",
     "buckets_per_histogram": "buckets, custom bounds or spans in a histogram",
 }
-"""What each bound counts."""
+"""Bound → the things that it counts, for error texts."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The most that is taken; the receiver's configuration describes each as limits.max_<name>.
+    """Maximum of each kind of content; the receiver's configuration describes each as limits.max_<name>.
 
     `label_bytes` counts the labels of all series of 2.0 with each reference to a symbol replaced by its text. A 1.0
     request is held to the same by the size of its body. Texts of symbols are counted in characters.
@@ -47,17 +47,17 @@ class Bounds:
     buckets: int = 1_000_000
     buckets_per_histogram: int = 5_000
 
-    def at_most(self, other: Bounds) -> Bounds:
-        """The smaller bound of each two."""
+    def limited_by(self, other: Bounds) -> Bounds:
+        """Return the smaller of each two bounds."""
         mine, others = vars(self), vars(other)
         return Bounds(**{name: min(mine[name], others[name]) for name in mine})
 
     def error(self, bound: str) -> BoundError:
-        """The error for more than this bound, by its name."""
-        return BoundError(bound, getattr(self, bound), WHAT[bound])
+        """Return the error for exceeding the bound of this name."""
+        return BoundError(bound, getattr(self, bound), COUNTED[bound])
 
     def check(self, bound: str, count: int) -> None:
-        """Raise BoundError if there are more than this bound allows."""
+        """Raise BoundError if `count` exceeds the bound of this name."""
         if count > getattr(self, bound):
             raise self.error(bound)
 
@@ -74,22 +74,22 @@ CEILING = Bounds(
     buckets=2_000_000,
     buckets_per_histogram=20_000,
 )
-"""What no configuration of a receiver can exceed. The ingest job is held to it, so it reads what receivers took."""
+"""Upper limit of every receiver's configuration. The ingest job decodes within it: it reads all accepted requests."""
 
 
 class Budget:
-    """What is left of the bounds that hold for a request as a whole."""
+    """Remainder of the bounds that hold for a request as a whole."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._left: dict[str, int] = dataclasses.asdict(bounds)
 
     def spend(self, bound: str, count: int) -> None:
-        """Count what is about to be read; raises BoundError if there is more than is left."""
+        """Subtract what is about to be read. Raises BoundError if that exceeds the remainder."""
         left = self._left[bound] = self._left[bound] - count
         if left < 0:
             raise self.bounds.error(bound)
 
-    def left(self, bound: str) -> int:
-        """How much of a bound is left."""
+    def remaining(self, bound: str) -> int:
+        """Return the remainder of a bound."""
         return self._left[bound]

@@ -1,7 +1,7 @@
-"""A request's body to columns: the receiver checks with it what the Spark job will read with it.
+"""Decoder of a request's body to columns. The receiver validates with it what the Spark job later reads with it.
 
-A body that is no request raises. A series that cannot be (no metric name, two labels of one name, a timestamp that no
-calendar has, a histogram that does not add up) is left out as a whole and told: its place in the request, and why.
+A body that is no request raises. An invalid series (no metric name, two labels of one name, a timestamp outside of the
+calendar, a histogram that does not add up) is left out as a whole and reported with its position and the reason.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,7 @@ import numpy.typing as npt
 from analytics.remote_write.bounds import CEILING, Bounds, Budget
 from analytics.remote_write.errors import BoundError, BoundFault
 from analytics.remote_write.histograms import NO_BUCKETS, Histogram, HistogramError, decode_histogram
-from analytics.remote_write.interning import Interner, label_references
-from analytics.remote_write.remote_pb2 import SplitRequestV2
-from analytics.remote_write.series import KINDS, Series, SeriesTable
-from analytics.remote_write.snappy import decompress
-from analytics.remote_write.splitting import split_request
-from analytics.remote_write.wire import (
+from analytics.remote_write.protobuf_fields import (
     FIXED64,
     LENGTH_DELIMITED,
     VARINT,
@@ -26,19 +21,24 @@ from analytics.remote_write.wire import (
     FieldColumns,
     Fields,
     Integers,
-    buffer,
-    doubles,
-    fields,
+    padded_buffer,
+    read_doubles,
+    read_fields,
 )
+from analytics.remote_write.remote_pb2 import SplitRequestV2
+from analytics.remote_write.series import KINDS, Series, SeriesTable
+from analytics.remote_write.series_interner import SeriesInterner, read_label_references
+from analytics.remote_write.snappy import decompress
+from analytics.remote_write.splitting import split_request
 
 DECOMPRESSED_BYTES_MAX = 256 * 1024 * 1024
-"""What a reader of the spool takes; the receiver's own limit is a setting, and smaller."""
+"""Limit for readers of the spool; the receiver's own limit is a setting, and smaller."""
 
 TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX = 1, 253_402_300_799_999
 """1970 to 9999."""
 
 STALE_BITS = 0x7FF0000000000002
-"""The NaN by which Prometheus says that a series has ended."""
+"""The NaN with which Prometheus marks the end of a series (a stale marker)."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ _TYPE = 1  # of metadata
 
 @dataclass
 class Counts:
-    """What was met. `samples` and `histograms` count what good series have, stale markers among them.
+    """Numbers of what was decoded. `samples` and `histograms` count those of valid series, with stale markers.
 
     `buckets` counts those of all histograms that were decoded.
     """
@@ -64,14 +64,14 @@ class Counts:
     buckets: int = 0
 
     def add(self, other: "Counts") -> None:
-        """Add another's."""
+        """Add the numbers of another."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass
-class Request:
-    """One request. `faults` says what is wrong with a series, by its place; stale markers are in no column.
+class DecodedRequest:
+    """Columns of one request. `faults` maps a series' position to what is wrong with it; stale markers are dropped.
 
     series: number of each sample's series; ts_ms, start_ts_ms: since 1970, a start of 0 is none.
     """
@@ -87,7 +87,7 @@ class Request:
 
 @dataclass
 class Columns:
-    """Requests together. `series` has all that the decoder met so far: numbers are positions in it.
+    """Columns of several requests. `series` has all that the decoder met so far: numbers are positions in it.
 
     sample_series, sample_ts_ms, sample_start_ts_ms (0: none) and sample_value are equally long.
     """
@@ -102,46 +102,46 @@ class Columns:
 
 
 class Decoder:
-    """Gathers the columns of many requests. `bytes_max` bounds each body when it is decompressed, `bounds` the rest."""
+    """Decoder of many requests. `bytes_max` bounds each decompressed body, `bounds` its contents."""
 
     def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX, bounds: Bounds = CEILING) -> None:
         self._bytes_max = bytes_max
         self._table = SeriesTable()
-        self._interner = Interner(self._table, bounds)
-        self._requests: list[Request] = []
+        self._interner = SeriesInterner(self._table, bounds)
+        self._requests: list[DecodedRequest] = []
         self.faults: dict[int, str] = {}
-        """Of the request added last."""
+        """Faults of the request added last, by series position."""
 
-    def add(self, body: bytes, version: int) -> Counts:
-        """Decode one body, as the spool has it; raises DecodeError, and then nothing was added."""
+    def add_body(self, body: bytes, version: int) -> Counts:
+        """Decode one body, as the spool has it. Raises DecodeError, and then nothing was added."""
         request = decode_request(decompress(body, self._bytes_max), version, self._interner)
         self._requests.append(request)
         self.faults = request.faults
         return request.counts
 
     def series(self, begin: int = 0) -> list[Series]:
-        """The series met, from number `begin` on."""
+        """Return the series met so far, from number `begin` on."""
         return self._table.series(begin)
 
-    def take(self) -> Columns:
-        """What was gathered since the last time."""
+    def take_columns(self) -> Columns:
+        """Return the columns added since the last call."""
         requests, self._requests = self._requests, []
         counts = Counts()
         for request in requests:
             counts.add(request.counts)
         return Columns(
             series=self._table.series(),
-            sample_series=_joined([request.series for request in requests]),
-            sample_ts_ms=_joined([request.ts_ms for request in requests]),
-            sample_start_ts_ms=_joined([request.start_ts_ms for request in requests]),
+            sample_series=_concatenated([request.series for request in requests]),
+            sample_ts_ms=_concatenated([request.ts_ms for request in requests]),
+            sample_start_ts_ms=_concatenated([request.start_ts_ms for request in requests]),
             sample_value=np.concatenate([np.zeros(0), *(request.value for request in requests)]),
             histograms=[histogram for request in requests for histogram in request.histograms],
             counts=counts,
         )
 
 
-def decode_request(raw: bytes, version: int, interner: Interner, bounds: Bounds | None = None) -> Request:
-    """The columns of one decompressed body; raises DecodeError for what is no request, BoundError beyond a bound.
+def decode_request(raw: bytes, version: int, interner: SeriesInterner, bounds: Bounds | None = None) -> DecodedRequest:
+    """Decode one decompressed body. Raises DecodeError for an invalid request, BoundError beyond a bound.
 
     bounds: for the request as a whole; those of a series are the interner's. Default: the interner's.
     """
@@ -152,17 +152,17 @@ def decode_request(raw: bytes, version: int, interner: Interner, bounds: Bounds 
     symbols = list(split.symbols) if isinstance(split, SplitRequestV2) else []
     del split  # it has a copy of everything
     ends = np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)))
-    blob, data = buffer(*parts)
+    blob, data = padded_buffer(*parts)
     del parts
-    found = fields(data, ends - np.diff(ends, prepend=0), ends, budget)
+    found = read_fields(data, ends - np.diff(ends, prepend=0), ends, budget)
     if version == 1:
-        numbers = interner.numbers_v1(blob, found)
+        numbers = interner.series_numbers_v1(blob, found)
     else:
-        numbers = interner.numbers_v2(label_references(data, found, symbols, budget), symbols)
-    reading = _Reading(data, found, numbers, version, budget, interner.bounds)
+        numbers = interner.series_numbers_v2(read_label_references(data, found, symbols, budget), symbols)
+    reading = _RequestReader(data, found, numbers, version, budget, interner.bounds)
     for position in np.flatnonzero(numbers < 0).tolist():
-        reading.faults[position] = interner.fault(int(numbers[position]))
-    return reading.request(interner.table)
+        reading.faults[position] = interner.fault_text(int(numbers[position]))
+    return reading.read_request(interner.table)
 
 
 class _Samples(NamedTuple):
@@ -173,8 +173,8 @@ class _Samples(NamedTuple):
 
 
 @dataclass
-class _Reading:
-    """The state while one request's series are read."""
+class _RequestReader:
+    """Reader of one request's series."""
 
     data: Bytes
     found: Fields
@@ -184,9 +184,9 @@ class _Reading:
     series_bounds: Bounds
     faults: dict[int, str] = field(default_factory=dict)
 
-    def request(self, table: SeriesTable) -> Request:
-        samples = self._samples()
-        histograms = self._histograms(keep=table.keeps)
+    def read_request(self, table: SeriesTable) -> DecodedRequest:
+        samples = self._read_samples()
+        histograms = self._read_histograms(keep=table.stores_series)
         good = np.ones(len(self.numbers), dtype=np.bool_)
         good[list(self.faults)] = False
         kept = good[samples.owner]
@@ -194,17 +194,17 @@ class _Reading:
         chosen = np.flatnonzero(kept & fresh)
         good_histograms = [one for owner, one in histograms if good[owner]]
         fresh_histograms = [one for one in good_histograms if not _is_stale(one.sum)]
-        self._note_kinds(table, good)
+        self._record_kinds(table, good)
         counts = Counts(
             requests=1,
             samples=int(kept.sum()),
             histograms=len(good_histograms),
-            exemplars=int(good[self._parts(self._exemplars_field).owner].sum()),
+            exemplars=int(good[self._submessages(self._exemplars_field).owner].sum()),
             stale=int((kept & ~fresh).sum()) + len(good_histograms) - len(fresh_histograms),
             faulty_series=len(self.faults),
-            buckets=self.budget.bounds.buckets - self.budget.left("buckets"),
+            buckets=self.budget.bounds.buckets - self.budget.remaining("buckets"),
         )
-        return Request(
+        return DecodedRequest(
             series=self.numbers[samples.owner[chosen]],
             ts_ms=samples.ts_ms[chosen],
             start_ts_ms=samples.start_ts_ms[chosen],
@@ -222,34 +222,34 @@ class _Reading:
     def _exemplars_field(self) -> int:
         return 3 if self.version == 1 else 4
 
-    def _parts(self, number: int) -> FieldColumns:
+    def _submessages(self, number: int) -> FieldColumns:
         return self.found.select(number, LENGTH_DELIMITED)
 
-    def _samples(self) -> _Samples:
-        parts = self._parts(_SAMPLES)
-        inner = fields(self.data, parts.begin, parts.end, self.budget)
+    def _read_samples(self) -> _Samples:
+        parts = self._submessages(_SAMPLES)
+        inner = read_fields(self.data, parts.begin, parts.end, self.budget)
         values = inner.select(_VALUE, FIXED64)
         value = np.zeros(parts.owner.size)
-        value[values.owner] = doubles(self.data, values.begin)
-        ts_ms = _scattered(inner.select(_TIMESTAMP, VARINT), parts.owner.size)
+        value[values.owner] = read_doubles(self.data, values.begin)
+        ts_ms = _by_owner(inner.select(_TIMESTAMP, VARINT), parts.owner.size)
         # 1.0 has no such field: there it would be an unknown one
-        start_ts_ms = _scattered(inner.select(_START if self.version > 1 else -1, VARINT), parts.owner.size)
+        start_ts_ms = _by_owner(inner.select(_START if self.version > 1 else -1, VARINT), parts.owner.size)
         impossible = (ts_ms < TIMESTAMP_MS_MIN) | (ts_ms > TIMESTAMP_MS_MAX)
         impossible |= (start_ts_ms < 0) | (start_ts_ms > TIMESTAMP_MS_MAX)
         for place in parts.owner[impossible].tolist():
             self.faults.setdefault(place, "a sample's timestamp is not between 1970 and 9999")
         return _Samples(parts.owner, ts_ms, start_ts_ms, value)
 
-    def _histograms(self, *, keep: bool) -> list[tuple[int, Histogram]]:
-        """All histograms that can be, with their series' places; without `keep` their buckets are dropped."""
-        parts = self._parts(self._histograms_field)
+    def _read_histograms(self, *, keep: bool) -> list[tuple[int, Histogram]]:
+        """Return all valid histograms with their series' positions; without `keep`, without their buckets."""
+        parts = self._submessages(self._histograms_field)
         self.budget.spend("histograms", parts.owner.size)
         found = []
         for owner, begin, end in zip(parts.owner.tolist(), parts.begin.tolist(), parts.end.tolist(), strict=True):
             if owner in self.faults:
                 continue
             try:
-                histogram = self._histogram(owner, self.data[begin:end].tobytes())
+                histogram = self._read_histogram(owner, self.data[begin:end].tobytes())
             except HistogramError as error:
                 self.faults[owner] = f"a histogram: {error}"
                 continue
@@ -257,8 +257,8 @@ class _Reading:
                 found.append((owner, histogram if keep else NO_BUCKETS._replace(sum=histogram.sum)))
         return found
 
-    def _histogram(self, owner: int, message: bytes) -> Histogram | None:
-        """One histogram; None if its series is a fault now. Raises HistogramError, and BoundError for all together."""
+    def _read_histogram(self, owner: int, message: bytes) -> Histogram | None:
+        """Read one histogram; None if its series became a fault. Raises HistogramError, BoundError of the request."""
         try:
             histogram = decode_histogram(message, int(self.numbers[owner]), self.series_bounds)
         except BoundError as error:
@@ -273,18 +273,18 @@ class _Reading:
         self.faults[owner] = "a histogram's timestamp is not between 1970 and 9999"
         return None
 
-    def _note_kinds(self, table: SeriesTable, good: npt.NDArray[np.bool_]) -> None:
-        if self.version == 1 or not table.keeps:
+    def _record_kinds(self, table: SeriesTable, good: npt.NDArray[np.bool_]) -> None:
+        if self.version == 1 or not table.stores_series:
             return
-        parts = self._parts(_METADATA)
-        types = fields(self.data, parts.begin, parts.end, self.budget).select(_TYPE, VARINT)
+        parts = self._submessages(_METADATA)
+        types = read_fields(self.data, parts.begin, parts.end, self.budget).select(_TYPE, VARINT)
         owner = parts.owner[types.owner]
         chosen = np.flatnonzero(good[owner] & (types.value > 0) & (types.value < len(KINDS)))
         table.set_kinds(self.numbers[owner[chosen]].tolist(), types.value[chosen].tolist())
 
 
-def _scattered(found: FieldColumns, size: int) -> Integers:
-    """The values of varints at their owners' places; 0 where there is none, the last where there are several."""
+def _by_owner(found: FieldColumns, size: int) -> Integers:
+    """Return a column of varints by owner; 0 where there is none, the last where there are several."""
     column = np.zeros(size, dtype=np.int64)
     column[found.owner] = found.value
     return column
@@ -294,5 +294,5 @@ def _is_stale(value: float) -> bool:
     return int(np.float64(value).view(np.uint64)) == STALE_BITS
 
 
-def _joined(parts: list[Integers]) -> Integers:
+def _concatenated(parts: list[Integers]) -> Integers:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

@@ -1,18 +1,18 @@
-"""What can be wrong with a request."""
+"""Errors of invalid requests."""
 
 from typing import Self
 
 
 class DecodeError(Exception):
-    """A body that can never be decoded, however often it is sent; its text says what is wrong with it."""
+    """A body that can never be decoded, however often it is sent; the text says why."""
 
 
 class TooLargeError(DecodeError):
-    """A body beyond a bound of its bytes; its text names it."""
+    """A body with too many bytes; the text names the bound."""
 
 
 class BoundError(DecodeError):
-    """More of something than a bound allows. `bound` is the name of the bound; the receiver's key is limits.max_<name>.
+    """Content beyond a bound. `bound` is the bound's name; the receiver's key is limits.max_<name>.
 
     what: the things that are counted, for the text
     """
@@ -23,13 +23,13 @@ class BoundError(DecodeError):
 
 
 class BoundFault(str):
-    """What is wrong with one series: it is beyond a bound, which has this name."""
+    """Fault of one series that exceeds the bound of this name."""
 
     __slots__ = ("bound",)
     bound: str
 
     def __new__(cls, error: BoundError, before: str = "") -> Self:
-        """Make a fault of an error; `before` stands in front of its text."""
+        """Make a fault of an error, with `before` in front of its text."""
         fault = super().__new__(cls, f"{before}{error}")
         fault.bound = error.bound
         return fault

@@ -1,4 +1,4 @@
-"""Native histograms: from spans and deltas to bucket indexes and counts, checked as Prometheus checks them.
+"""Native histograms: decodes spans and deltas to bucket indexes and counts, and validates them as Prometheus does.
 
 https://prometheus.io/docs/specs/native_histograms/; the checks are those of Histogram.Validate in Prometheus's package
 model/histogram. Schemas from -4 to 8 are exponential; -53 has bounds of its own (what classic histograms become).
@@ -24,11 +24,11 @@ _WHOLE_MAX = 2.0**53  # beyond it sums of floating point numbers are not exact
 
 
 class HistogramError(ValueError):
-    """A histogram that cannot be; its text says why."""
+    """An invalid histogram; the text says why."""
 
 
 class Histogram(NamedTuple):
-    """One native histogram. Offsets are absolute bucket indexes; counts are for each bucket alone, not cumulative.
+    """A native histogram. Offsets are absolute bucket indexes; counts are per bucket, not cumulative.
 
     series: the series's number; ts_ms, start_ts_ms: since 1970, a start of 0 is none; custom_bounds: upper bounds of
     the buckets if schema is -53, else empty (the bucket behind the last bound has the index len(custom_bounds)).
@@ -50,11 +50,11 @@ class Histogram(NamedTuple):
 
 
 NO_BUCKETS = Histogram(0, 0, 0, 0.0, 0.0, 0, 0.0, 0.0, [], [], [], [], [])
-"""What stands for a histogram where only its being there counts."""
+"""Placeholder for a histogram that is only counted."""
 
 
 def decode_histogram(data: bytes, series: int, bounds: Bounds = CEILING) -> Histogram:
-    """A histogram from its message; raises HistogramError, and BoundError beyond `buckets_per_histogram`."""
+    """Decode a histogram message. Raises HistogramError, and BoundError beyond `buckets_per_histogram`."""
     if len(data) > _BYTES_MIN + _BYTES_PER_BUCKET_MAX * bounds.buckets_per_histogram:
         raise bounds.error("buckets_per_histogram")
     try:
@@ -87,7 +87,7 @@ def decode_histogram(data: bytes, series: int, bounds: Bounds = CEILING) -> Hist
 
 
 def _check_sizes(message: Message, bounds: Bounds) -> None:
-    """Raise BoundError for lists that are too long: before Python has an object for each of their elements."""
+    """Raise BoundError for lists that are too long, before Python makes an object for each of their elements."""
     buckets = len(message.positive_deltas) + len(message.positive_counts)
     buckets += len(message.negative_deltas) + len(message.negative_counts)
     spans = len(message.positive_spans) + len(message.negative_spans)
@@ -103,7 +103,7 @@ def _counts(deltas: Sequence[int], counts: Sequence[float], *, is_float: bool) -
 
 
 def _indexes(spans: Sequence[BucketSpan], buckets: int) -> list[int]:
-    """The absolute index of each bucket; nothing is expanded before the lengths are known to fit."""
+    """Return the absolute index of each bucket; checks the spans' lengths before expanding them."""
     if sum(span.length for span in spans) != buckets:
         raise HistogramError(f"its spans are not for {buckets} buckets")
     indexes: list[int] = []
@@ -146,7 +146,7 @@ def _check_custom(found: Histogram) -> None:
 
 
 def _check_total(found: Histogram) -> None:
-    """Whole counts add up; those of observations that are not numbers are in no bucket."""
+    """Check that whole counts add up; NaN observations are counted but in no bucket."""
     if found.count > _WHOLE_MAX:
         return
     total = sum(found.positive_counts) + sum(found.negative_counts) + found.zero_count

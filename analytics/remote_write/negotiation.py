@@ -1,4 +1,4 @@
-"""Which message a request's body is, as the remote-write 2.0 specification says under "Content-Type" and "Encoding"."""
+"""Content negotiation: a body's message type, by the specification of 2.0 ("Content-Type", "Content-Encoding")."""
 
 import functools
 from email.message import Message
@@ -9,14 +9,14 @@ _HEADER_CHARACTERS_MAX = 256
 
 
 class UnsupportedError(Exception):
-    """A content type or encoding that is not spoken here: 415. Its text says what is."""
+    """An unsupported content type or encoding (415). The text says what is supported."""
 
 
 @functools.lru_cache(maxsize=64)
 def protocol_version(content_type: str, content_encoding: str) -> int:
-    """1 or 2; raises UnsupportedError.
+    """Return the protocol's version, 1 or 2. Raises UnsupportedError.
 
-    An absent header (empty here) means what senders older than the specification meant: 1.0, snappy.
+    An absent header (empty here) means 1.0 and snappy, as with senders older than the specification.
     """
     if content_encoding.strip().lower() not in {"", "snappy"}:
         raise UnsupportedError("only Content-Encoding: snappy (block format) is taken")

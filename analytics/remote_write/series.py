@@ -1,4 +1,4 @@
-"""Label sets: each is checked and sorted once, and is a number from then on."""
+"""Label sets: validation, and a table that gives each one a number."""
 
 from typing import NamedTuple
 
@@ -13,22 +13,22 @@ METRIC_NAME = "__name__"
 _LABEL_OVERHEAD_BYTES = 16  # what the wire format adds to a name and a value: three tags and three lengths
 
 KINDS = (None, "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
-"""What the codes of MetricType mean, in both versions."""
+"""Names of MetricType's codes, by position; the same in both versions."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Series(NamedTuple):
-    """A series: its labels by name, `__name__` among them, and the metric's kind, in lower case, if a sender tells."""
+    """A series: its labels sorted by name, `__name__` among them, and the metric's kind in lower case if known."""
 
     labels: Labels
     kind: str | None
 
 
 class SeriesTable:
-    """The series met so far. Numbers are positions; they are never given twice."""
+    """Table of the series met so far. A series' number is its position and is never reused."""
 
-    keeps = True
+    stores_series = True
 
     def __init__(self) -> None:
         self._labels: list[Labels] = []
@@ -38,8 +38,8 @@ class SeriesTable:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def number(self, labels: Labels) -> int:
-        """The number of a checked label set."""
+    def number_for(self, labels: Labels) -> int:
+        """Return the number of a normalized label set."""
         found = self._numbers.get(labels)
         if found is None:
             found = self._numbers[labels] = len(self._labels)
@@ -48,39 +48,39 @@ class SeriesTable:
         return found
 
     def set_kinds(self, numbers: list[int], codes: list[int]) -> None:
-        """Record the metrics' kinds, as positions in KINDS; the last word counts."""
+        """Record the metrics' kinds, as positions in KINDS; later calls win."""
         kinds = self._kinds
         for number, code in zip(numbers, codes, strict=True):
             kinds[number] = KINDS[code]
 
     def series(self, begin: int = 0) -> list[Series]:
-        """The series from number `begin` on."""
+        """Return the series from number `begin` on."""
         return [Series(*one) for one in zip(self._labels[begin:], self._kinds[begin:], strict=True)]
 
 
-class NoSeriesTable(SeriesTable):
-    """For who only checks requests: every good label set is number 0, and nothing is kept."""
+class NullSeriesTable(SeriesTable):
+    """Table that stores nothing: every valid label set is number 0. For callers that only validate requests."""
 
-    keeps = False
+    stores_series = False
 
-    def number(self, labels: Labels) -> int:  # noqa: ARG002
-        """Zero."""
+    def number_for(self, labels: Labels) -> int:  # noqa: ARG002
+        """Return 0."""
         return 0
 
 
-def checked_labels(pairs: list[tuple[str, str]]) -> Labels | str:
-    """The labels by name, without those that have no value (that is the same as absent); or what is wrong with them."""
+def normalize_labels(pairs: list[tuple[str, str]]) -> Labels | str:
+    """Return the labels sorted by name, without empty values (the same as absent); or a text saying what is wrong."""
     labels = tuple(sorted(pair for pair in pairs if pair[1]))
     names = [name for name, _ in labels]
     if "" in names:
         return "a label has no name"
     if len(set(names)) < len(names):
-        return "a label's name stands there twice"
+        return "a label's name occurs twice"
     return labels if METRIC_NAME in names else f"there is no {METRIC_NAME} label"
 
 
-def parsed_labels(region: bytes, bounds: Bounds) -> Labels | str:
-    """The same for the label fields of a 1.0 series as they stand on the wire; a BoundFault beyond a bound."""
+def parse_labels(region: bytes, bounds: Bounds) -> Labels | str:
+    """Parse and normalize the encoded label fields of a 1.0 series; return a BoundFault beyond a bound."""
     if len(region) > bounds.label_bytes_per_series + _LABEL_OVERHEAD_BYTES * bounds.labels_per_series:
         return BoundFault(bounds.error("label_bytes_per_series"))
     try:
@@ -92,4 +92,4 @@ def parsed_labels(region: bytes, bounds: Bounds) -> Labels | str:
     pairs = [(label.name, label.value) for label in message.labels]
     if sum(len(name) + len(value) for name, value in pairs) > bounds.label_bytes_per_series:
         return BoundFault(bounds.error("label_bytes_per_series"))
-    return checked_labels(pairs)
+    return normalize_labels(pairs)

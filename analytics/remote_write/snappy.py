@@ -1,6 +1,6 @@
 """Snappy's block format, within a bound: the length that a body claims is checked before anything is allocated.
 
-https://github.com/google/snappy/blob/main/format_description.txt, section 1: the uncompressed length stands first, as
+https://github.com/google/snappy/blob/main/format_description.txt, section 1: the uncompressed length comes first, as
 a little-endian varint of at most 32 bits.
 """
 
@@ -12,7 +12,7 @@ _LENGTH_BYTES_MAX = 5
 
 
 def decompressed_length(body: bytes) -> int:
-    """The length that the body claims, in bytes; raises DecodeError."""
+    """Return the decompressed length that the body claims, in bytes. Raises DecodeError."""
     length = 0
     for position, byte in enumerate(body[:_LENGTH_BYTES_MAX]):
         length |= (byte & 0x7F) << (7 * position)
@@ -22,7 +22,7 @@ def decompressed_length(body: bytes) -> int:
 
 
 def decompress(body: bytes, bytes_max: int) -> bytes:
-    """The body decompressed; raises TooLargeError beyond bytes_max, and DecodeError."""
+    """Decompress a body. Raises TooLargeError beyond `bytes_max`, and DecodeError."""
     length = decompressed_length(body)
     if length > bytes_max:
         raise TooLargeError(f"the body claims to be {length} bytes when decompressed; at most {bytes_max} are taken")
@@ -36,5 +36,5 @@ def decompress(body: bytes, bytes_max: int) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    """The inverse of decompress."""
+    """Compress data, as the inverse of `decompress`."""
     return bytes(cramjam.snappy.compress_raw(data))

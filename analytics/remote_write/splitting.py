@@ -1,23 +1,25 @@
-"""A request whose series are still bytes."""
+"""Requests split into encoded series."""
 
 import google.protobuf.message
 
 from analytics.remote_write.bounds import CEILING, Bounds
 from analytics.remote_write.errors import DecodeError
+from analytics.remote_write.protobuf_fields import count_fields
 from analytics.remote_write.remote_pb2 import SplitRequest, SplitRequestV2
-from analytics.remote_write.wire import count_fields
 
 COUNT_BYTES_MIN = 2 * 1024 * 1024
-"""Up to this size the parser may make of a body what it likes: some ten times as much, for two bytes a field."""
+"""Bodies up to this size are parsed without counting fields first: at two bytes a field the parser allocates some ten
+times as much.
+"""
 
 Split = SplitRequest | SplitRequestV2
 
 _COUNTED = {1: {0x0A: "series"}, 2: {0x2A: "series", 0x22: "symbols"}}
-"""By version and tag: what bounds it."""
+"""Version → tag → the name of the bound on its fields."""
 
 
 def split_request(raw: bytes, version: int, bounds: Bounds) -> Split:
-    """Split a body into its series; raises DecodeError, and BoundError beyond the bounds of series and symbols.
+    """Split a body into its series. Raises DecodeError, and BoundError beyond the bounds of series and symbols.
 
     The parser allocates some 30 bytes for an empty series or symbol of two, so those of a large body are counted first.
     """
@@ -36,8 +38,8 @@ def split_request(raw: bytes, version: int, bounds: Bounds) -> Split:
     return split
 
 
-def without_series(raw: bytes, version: int, places: set[int], bounds: Bounds = CEILING) -> bytes:
-    """The same request without the series at these places."""
+def remove_series(raw: bytes, version: int, places: set[int], bounds: Bounds = CEILING) -> bytes:
+    """Return the request without the series at these positions."""
     split = split_request(raw, version, bounds)
     kept = [part for place, part in enumerate(split.timeseries) if place not in places]
     del split.timeseries[:]

@@ -1,7 +1,7 @@
-"""From the tables to `Points`: Spark sums over workers, roles, instances and principals, and little is collected.
+"""Queries of the tables for `Points`: Spark sums over workers, roles, instances and principals; results are small.
 
-Of each metric at most KEYS_MAX combinations of labels are taken (those with most growth): the proxy's labels have fewer
-values, but whoever may write to the receiver could send others.
+At most KEYS_MAX combinations of labels are collected of each metric (those with most growth): the proxy's labels have
+fewer values, but any client with write access to the receiver could send others.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
+from analytics.report.metrics import BROKER_EJECTED, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
 from analytics.report.points import Distribution, Key, Points
-from analytics.report.wanted import BROKER_ASIDE, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
 from analytics.tables.partitions import hour_of
 from analytics.transforms.histograms import CUSTOM_BOUNDS
 
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from analytics.tables.store import Tables
 
 KEYS_MAX: Final = 256
-BROKERS_TOLD_MAX: Final = 10
-LOOK_BACK: Final = timedelta(days=7)
-"""So far before a report's end the newest window is looked for."""
+BROKERS_LISTED_MAX: Final = 10
+NEWEST_LOOKBACK: Final = timedelta(days=7)
+"""Period before a report's end in which the newest window is searched."""
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
-    """By window: how many are configured, up and set aside, averaged; `worst`: the share of the time that each was up.
+class BrokerAvailability:
+    """Average number of brokers configured, up and ejected, by window; `worst`: each broker's share of time up.
 
-    Only those that were not up all the time are in `worst`, the worst first.
+    Only brokers that were not up all the time are in `worst`, the worst first.
     """
 
     configured: dict[int, float]
     up: dict[int, float]
-    set_aside: dict[int, float]
+    ejected: dict[int, float]
     worst: list[tuple[str, float]]
 
 
-def clusters(series: DataFrame) -> list[str]:
-    """The clusters that have series of the proxy, by name."""
+def list_clusters(series: DataFrame) -> list[str]:
+    """Return the names of the clusters that have series of the proxy, sorted."""
     known = series.where(F.col("metric").isin(*ROWS, *HISTOGRAMS))
     rows = known.select(F.coalesce(F.col("labels")["cluster"], F.lit("")).alias("cluster")).distinct().collect()
     return sorted(row.cluster for row in rows)
 
 
-def read(tables: Tables, kind: str, span: Span) -> DataFrame:
-    """Rows of `rollup_…` or `histograms_…` of the span, in its resolution."""
+def read_windows(tables: Tables, kind: str, span: Span) -> DataFrame:
+    """Return the span's rows of `rollup_…` or `histograms_…` in its resolution."""
     name = f"{kind}_{span.resolution.suffix}"
     frame = tables.read(name, _hours(tables, name, span))
     return frame.where((F.col("window") >= F.lit(span.start)) & (F.col("window") < F.lit(span.end)))
@@ -63,54 +63,56 @@ def _hours(tables: Tables, name: str, span: Span) -> list[datetime]:
 
 
 def has_rows(tables: Tables, span: Span) -> bool:
-    """Whether the rollup of this resolution has anything of this time."""
-    return not read(tables, "rollup", span).isEmpty()
+    """Return True if the rollup of the span's resolution has rows in the span."""
+    return not read_windows(tables, "rollup", span).isEmpty()
 
 
 def newest_ms(tables: Tables, span: Span) -> int | None:
-    """The start of the newest window (Unix ms) that the rollup of this resolution has of the span's last days and of
-    before its end; None where it has none.
-    """
+    """Return the start of the newest window (Unix ms) in NEWEST_LOOKBACK before the span's end; None without any."""
     name = f"rollup_{span.resolution.suffix}"
-    hours = tables.hours(name, span.end - LOOK_BACK, span.end)
+    hours = tables.hours(name, span.end - NEWEST_LOOKBACK, span.end)
     day = [hour for hour in hours if hour.date() == hours[-1].date()]
     frame = tables.read(name, day).where(F.col("window") < F.lit(span.end))
     newest: int | None = frame.agg(F.max(F.unix_millis("window"))).collect()[0][0]
     return newest
 
 
-def points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:
-    """Everything but brokers and usage, of one cluster."""
+def collect_points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:
+    """Collect everything but brokers and usage of one cluster."""
     found = Points()
-    _add_rows(found, read(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id"))
+    _add_rows(
+        found, read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id")
+    )
     own = _series(series, cluster, HISTOGRAMS)
-    _add_native(found, read(tables, "histograms", span).join(F.broadcast(own), "series_id"))
+    _add_native(found, read_windows(tables, "histograms", span).join(F.broadcast(own), "series_id"))
     return found
 
 
-def brokers(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Brokers:
-    """How the brokers were, as the lookup workers saw them."""
-    rows = read(tables, "rollup", span).join(F.broadcast(_series(series, cluster, BROKERS)), "series_id")
+def collect_brokers(tables: Tables, series: DataFrame, cluster: str, span: Span) -> BrokerAvailability:
+    """Collect the brokers' availability as measured by the lookup workers."""
+    rows = read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, BROKERS)), "series_id")
     each = rows.groupBy("metric", "key", "window").agg((F.sum("sum") / F.sum("n")).alias("share"))
     each = each.where("share is not null").cache()
     try:
         sums = each.groupBy("metric", "window").agg(F.sum("share").alias("share"), F.count("*").alias("n"))
         by_window = sums.select("metric", _window_ms(), "share", "n").collect()
         worst = each.where(F.col("metric") == BROKER_UP).groupBy("key").agg(F.avg("share").alias("share"))
-        told = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_TOLD_MAX).collect()
+        listed = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_LISTED_MAX).collect()
     finally:
         each.unpersist()
-    lines: dict[str, dict[int, float]] = {BROKER_UP: {}, BROKER_ASIDE: {}}
+    lines: dict[str, dict[int, float]] = {BROKER_UP: {}, BROKER_EJECTED: {}}
     configured = {}
     for row in by_window:
         lines[row.metric][row.window_ms] = row.share
         if row.metric == BROKER_UP:
             configured[row.window_ms] = float(row.n)
-    return Brokers(configured, lines[BROKER_UP], lines[BROKER_ASIDE], [(row["key"][0], row.share) for row in told])
+    return BrokerAvailability(
+        configured, lines[BROKER_UP], lines[BROKER_EJECTED], [(row["key"][0], row.share) for row in listed]
+    )
 
 
 def _series(series: DataFrame, cluster: str, wanted: Mapping[str, Sequence[str]]) -> DataFrame:
-    """(series_id, metric, key) of a cluster's series; `key`: the values of the labels that `wanted` names."""
+    """Return (series_id, metric, key) of a cluster's series; `key`: the values of the labels that `wanted` names."""
     labels = F.col("labels")
     mine = series.where(F.col("metric").isin(*wanted) & (F.coalesce(labels["cluster"], F.lit("")) == cluster))
     key = F.array().cast("array<string>")
@@ -130,11 +132,11 @@ def _add_rows(found: Points, rows: DataFrame) -> None:
 
 
 def _summed(rows: DataFrame) -> DataFrame:
-    """(metric, key, window_ms, increase, level): growth summed over series; a gauge's sum, averaged over time.
+    """Return (metric, key, window_ms, increase, level): growth summed over series; a gauge's sum, averaged over time.
 
-    `level` is the sum of all values over the number of scrapes, and not the sum of the series' averages: a process that
-    was replaced in the middle (another instance, so another series) does not count twice. The number of scrapes is the
-    time from the first sample of any of the series to the last one, in the shortest distance between samples.
+    `level` is the sum of all values divided by the number of scrapes, not the sum of the series' averages: a process
+    replaced within the window (another instance, so another series) does not count twice. The number of scrapes is the
+    time from the first sample of any of the series to the last one, divided by the shortest distance between samples.
     """
     span_ms = F.unix_millis("last_ts") - F.unix_millis("first_ts")
     summed = rows.groupBy("metric", "key", "window").agg(
@@ -151,8 +153,8 @@ def _summed(rows: DataFrame) -> DataFrame:
 
 
 def _add_native(found: Points, rows: DataFrame) -> None:
-    """Native histograms of custom bounds; exponential ones, which the proxy has none of, are only counted."""
-    if rows.isEmpty():  # as with most: the proxy's own are classic ones
+    """Add native histograms with custom bounds; exponential ones, which the proxy does not have, are only counted."""
+    if rows.isEmpty():  # the usual case: the proxy's own are classic ones
         return
     custom = F.col("increase.schema") == CUSTOM_BOUNDS
     found.exponential = rows.where(~custom).count()
@@ -177,7 +179,7 @@ def _add_native(found: Points, rows: DataFrame) -> None:
 
 
 def _limited(rows: DataFrame, cut: set[str]) -> Iterator[dict[str, Any]]:
-    """The rows of each metric's KEYS_MAX keys that grew most; metrics that have more are added to `cut`."""
+    """Yield the rows of each metric's KEYS_MAX keys with most growth; metrics that have more are added to `cut`."""
     total = F.sum("increase").over(Window.partitionBy("metric", "key"))
     place = F.dense_rank().over(Window.partitionBy("metric").orderBy(F.desc("total"), "key"))
     numbered = rows.withColumn("total", total).withColumn("place", place)

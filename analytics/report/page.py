@@ -1,7 +1,7 @@
-"""The page: what happened in one line, what is missing, a summary, and the panels of each cluster.
+"""The report's HTML page: a headline, notices, a summary, and the panels of each cluster.
 
-One file that asks the network for nothing: a policy in it forbids the browser to load anything, and to run any script
-but the two whose digests it names. Every text that comes from the tables is bounded and escaped (`html_text`).
+It is one file without network requests: its Content-Security-Policy forbids the browser to load anything, and to run
+any script but the two with the digests that it names. Every text from the tables is bounded and escaped (`html_text`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from analytics.report.plots import COLOURS, dash_of, figure_json, scale_of
 from analytics.report.principals import OTHER, Principals, Usage
 from analytics.report.span import Span, fitted
 from analytics.report.text import html_text
-from analytics.report.totals import Row, Totals, totals
+from analytics.report.totals import Totals, TotalsRow, compare_totals
 from analytics.report.units import amount, count, counted, share, short
 
 PLOTTED_WINDOWS_MIN: Final = 2
-"""A plot of fewer is no plot: its figures are shown instead."""
+"""Minimum of windows for a plot; of fewer the figures are shown instead."""
 _SVG_DASHES: Final = {"solid": "", "dash": "6 3", "dot": "2 3", "dashdot": "6 3 2 3"}
 _SVG_DASHES_LONG: Final = "9 3"
 _PARTS: Final = files("analytics.report")
@@ -37,7 +37,7 @@ _PARTS: Final = files("analytics.report")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the page is made of. `notices` are about the whole report."""
+    """Content of the page. `notices` are about the whole report."""
 
     span: Span
     made_at: datetime
@@ -45,10 +45,10 @@ class Report:
     notices: list[str]
 
 
-def page(report: Report) -> str:
-    """Return the whole file."""
+def render_page(report: Report) -> str:
+    """Return the page's HTML."""
     title = f"Pulsar proxy, {_when(report.span.start)} to {_when(report.span.end)} UTC"
-    plotted = fitted(report.span, set().union(*(summary.covered(cluster) for cluster in report.clusters)))
+    plotted = fitted(report.span, set().union(*(summary.covered_windows(cluster) for cluster in report.clusters)))
     shown = [(cluster, sections(cluster, report.span)) for cluster in report.clusters]
     main = [
         _summary(report),
@@ -62,17 +62,17 @@ def page(report: Report) -> str:
         _missing(report),
         f'<div class="layout">{_contents(shown)}<main>{"".join(main)}</main></div>',
     ]
-    plotly, own = get_plotlyjs(), _part("page.js")
+    plotly, own = get_plotlyjs(), _page_part("page.js")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, own)}"><title>{title}</title>'
-        f"<style>{_part('page.css')}</style><script>{plotly}</script>"
+        f"<style>{_page_part('page.css')}</style><script>{plotly}</script>"
     )
     scripts = f"<script>{own}</script>"
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(body)}{scripts}</body></html>\n'
 
 
-def _part(name: str) -> str:
+def _page_part(name: str) -> str:
     return _PARTS.joinpath(name).read_text(encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A sentence of ours as HTML; what stands between backticks is code."""
+    """Return a sentence of this program as HTML; text between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -104,10 +104,10 @@ def _happened(report: Report) -> str:
         name = f"<strong>{html_text(cluster.name)}</strong>: " if len(report.clusters) > 1 else ""
         if found.troubles:
             kind, verdict = "bad", f'<span class="trouble">To look at: {escape("; ".join(found.troubles))}.</span>'
-        elif found.watched:
+        elif found.is_failure_data_present:
             kind, verdict = "good", '<span class="fine">Nothing failed.</span>'
         else:
-            kind, verdict = "unknown", "Whether anything failed, the tables do not tell."
+            kind, verdict = "unknown", "The tables do not show if anything failed."
         lines.append(f'<li class="{kind}"><p>{name}{escape(found.text)} {verdict}</p></li>')
     if not lines:
         lines.append('<li class="unknown"><p>There is nothing to report: no cluster is in the tables.</p></li>')
@@ -115,13 +115,13 @@ def _happened(report: Report) -> str:
 
 
 def _missing(report: Report) -> str:
-    told = [_prose(text) for text in report.notices]
+    notices = [_prose(text) for text in report.notices]
     for cluster in report.clusters:
         name = f"{html_text(cluster.name)}: " if len(report.clusters) > 1 else ""
-        told += [f"{name}{_prose(text)}" for text in summary.missing(cluster, report.span)]
-    if not told:
+        notices += [f"{name}{_prose(text)}" for text in summary.missing_notices(cluster, report.span)]
+    if not notices:
         return ""
-    items = "".join(f"<li>{text}</li>" for text in told)
+    items = "".join(f"<li>{text}</li>" for text in notices)
     return f'<details class="missing" open><summary>What is missing or differs</summary><ul>{items}</ul></details>'
 
 
@@ -138,9 +138,9 @@ def _contents(shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
 
 
 def _has_content(section: Section, cluster: Cluster) -> bool:
-    """Whether there is anything in it to look at. Of principals there always is: at least that nobody was counted."""
+    """Return True if the section has content. The principals' always has: at least that none was counted."""
     return (
-        bool(section.busy) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
+        bool(section.drawn) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
     )
 
 
@@ -149,7 +149,7 @@ def _anchor(cluster: int, section: int) -> str:
 
 
 def _summary(report: Report) -> str:
-    columns = [summary.groups(cluster, report.span) for cluster in report.clusters]
+    columns = [summary.summary_groups(cluster, report.span) for cluster in report.clusters]
     if not columns:
         return '<section id="summary"><h2>Summary</h2><p class="nothing">no data</p></section>'
     names = [cluster.name for cluster in report.clusters]
@@ -171,32 +171,34 @@ def _cluster(place: int, cluster: Cluster, own: Iterable[Section], span: Span) -
             empty.append(section)
             continue
         figures = "".join(
-            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.busy)
+            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.drawn)
         )
         parts.append(f'<section><h3 id="{_anchor(place, number)}">{escape(section.title)}</h3>')
         parts.append(f'<div class="panels">{figures}</div>' if figures else "")
-        parts.append(_quiet([(panel.title, panel) for panel in section.quiet]))
+        parts.append(_not_drawn([(panel.title, panel) for panel in section.not_drawn]))
         if section.title == BROKERS:
             parts.append(_brokers(cluster))
         if section.title == PRINCIPALS:
             parts.append(_principals(cluster.principals, span))
-            parts.append(_totals(totals(cluster), span))
+            parts.append(_totals(compare_totals(cluster), span))
         parts.append("</section>")
-    parts.append(_quiet([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.quiet]))
+    parts.append(
+        _not_drawn([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.not_drawn])
+    )
     return "".join(parts)
 
 
-def _quiet(panels: Sequence[tuple[str, Panel]]) -> str:
-    """What there is nothing to see of: one line that unfolds."""
+def _not_drawn(panels: Sequence[tuple[str, Panel]]) -> str:
+    """Return the panels without plots, as one line that unfolds."""
     if not panels:
         return ""
     without = sum(panel.is_empty for _, panel in panels)
     kinds = ((without, "without data"), (len(panels) - without, "zero all the time"))
-    told = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
+    summary_text = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
     items = "".join(
         f"<li>{escape(title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for title, panel in panels
     )
-    return f'<details class="quiet"><summary>Not drawn: {told}</summary><ul>{items}</ul></details>'
+    return f'<details class="quiet"><summary>Not drawn: {summary_text}</summary><ul>{items}</ul></details>'
 
 
 def _panel(panel: Panel, span: Span, identity: str) -> str:
@@ -216,7 +218,7 @@ def _panel(panel: Panel, span: Span, identity: str) -> str:
 
 
 def _one_window(panel: Panel) -> str:
-    """The figures of the only window that has any."""
+    """Return the figures of a panel with one window as a table."""
     divisor = scale_of(panel).divisor
     rows = [[name, *(short(value / divisor) for value in line.values())] for name, line in panel.lines.items()]
     (window_ms,) = panel.windows
@@ -237,7 +239,7 @@ def _legend(panel: Panel) -> str:
 
 
 def _figures(panel: Panel) -> str:
-    """The same as text, in the axis's unit: for those who cannot see the plot."""
+    """Return the plot's figures as a table, in the axis's unit, for readers who cannot see the plot."""
     unit, rows = scale_of(panel), []
     for name, line in panel.lines.items():
         values = [value / unit.divisor for value in line.values()]
@@ -259,9 +261,9 @@ def _principals(found: Principals, span: Span) -> str:
     if not found.top and found.other is None:
         return f'<p class="nothing">{caption}: no data</p>'
     listed = [*found.top, *(one for one in (found.further, found.other) if one is not None)]
-    everybody = Usage("all principals", found.total)
+    total = Usage("all principals", found.total)
     head = ["principal", "bytes in", "bytes out", "share", "messages in", "messages out", "sessions"]
-    rows = [_principal(one, everybody.bytes) for one in [*listed, everybody]]
+    rows = [_principal(one, total.bytes) for one in [*listed, total]]
     return _table(caption, head, rows, ["" for _ in listed] + ["total"])
 
 
@@ -273,7 +275,7 @@ def _principal(one: Usage, total: int) -> list[str]:
 
 
 def _totals(found: Totals | None, span: Span) -> str:
-    """The same quantities from each source, so that nobody finds two numbers without the reason beside them."""
+    """Return the totals from each source side by side, with the reasons for differences."""
     if found is None:
         return ""
     head = ["", "all connections", "all principals"]
@@ -283,23 +285,23 @@ def _totals(found: Totals | None, span: Span) -> str:
     rows = [_total(row, with_usage=found.billed is not None) for row in found.rows]
     kinds = ["" if row.agrees else "differs" for row in found.rows]
     table = _table(f"Totals compared, {_when(span.start)} to {_when(span.end)}", head, rows, kinds)
-    told = found.reasons or ["All totals agree."]
+    notes = found.reasons or ["All totals agree."]
     if found.billed is not None:
         open_windows, noun = found.billed.open_windows, found.billed.noun
         state = f"{open_windows} of them are not closed yet, and may grow" if open_windows else "all of them closed"
-        told = [*told, f"Whole {noun}s: {hours}; {state}."]
+        notes = [*notes, f"Whole {noun}s: {hours}; {state}."]
     else:
-        told = [*told, "The usage tables are by whole hours, of which this time has none."]
-    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in told)
+        notes = [*notes, "The usage tables are by whole hours, of which this time has none."]
+    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in notes)
 
 
-def _total(row: Row, *, with_usage: bool) -> list[str]:
+def _total(row: TotalsRow, *, with_usage: bool) -> list[str]:
     figures = (row.relayed, row.principals, *((row.counted, row.billed) if with_usage else ()))
     return [row.name, *("" if figure is None else count(figure) for figure in figures)]
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = ()) -> str:
-    """A table; the first cell of a row is its head. `kinds`: a class for each row."""
+    """Return a table; the first cell of a row is its head. `kinds`: a CSS class for each row."""
     first = "".join(f'<th scope="col">{html_text(name) if name else ""}</th>' for name in head)
     lines = []
     for place, row in enumerate(rows):

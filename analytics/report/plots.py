@@ -1,4 +1,4 @@
-"""Panels as Plotly figures: what `page.js` draws. Colours are the page's (`page.css`), so that dark and light differ.
+"""Panels as Plotly figures, drawn by `page.js`. Colours come from `page.css`, which has dark and light ones.
 
 Plotly reads names as a kind of HTML (`<b>`, `<a href>`), so every name is escaped; the JSON cannot end a <script>.
 """
@@ -16,13 +16,13 @@ from analytics.report.text import html_text
 from analytics.report.units import Scale, scale
 
 COLOURS: Final = 9
-"""How many the page has, `--c0` and so on."""
+"""Number of colours in `page.css`: `--c0` and so on."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 HEIGHT_PX: Final = 280
 MARKED_MAX: Final = 40
-"""So few points are marked: a line says less of them than they do."""
+"""Maximum of points with markers."""
 HOURS_TOLD_MAX: Final = 72
-"""Ticks of a longer time are dates."""
+"""Maximum of hours with times as ticks; longer spans have dates."""
 TICKED_MAX: Final = 12
 TICKS: Final = 5
 NUMBER: Final = ",.4~r"
@@ -30,7 +30,7 @@ NUMBER: Final = ",.4~r"
 
 
 def scale_of(panel: Panel) -> Scale:
-    """Return the unit that the panel's axis and its table have."""
+    """Return the scale of the panel's axis and table."""
     return scale(panel.unit, max((abs(value) for line in panel.lines.values() for value in line.values()), default=0.0))
 
 
@@ -41,7 +41,7 @@ def figure_json(panel: Panel, span: Span) -> str:
 
 
 def figure(panel: Panel, span: Span) -> Any:
-    """A line or a stack of bars for each of the panel's lines; a window without a value is a gap."""
+    """Make a figure with a line or a stack of bars for each of the panel's lines; windows without a value are gaps."""
     unit = scale_of(panel)
     drawn = go.Figure(layout=_layout(panel, span, unit))
     for place, (name, line) in enumerate(panel.lines.items()):
@@ -59,12 +59,12 @@ def figure(panel: Panel, span: Span) -> Any:
 
 
 def dash_of(place: int) -> str:
-    """Lines differ in more than colour."""
+    """Return a line's dash, so that lines differ not only in colour."""
     return DASHES[place % len(DASHES)]
 
 
 def _stands_alone(line: Line, span: Span) -> bool:
-    """Whether a point has no neighbour, so that a line alone would not show it."""
+    """Return True if a point has no neighbour, so that a line without markers would not show it."""
     step = span.windows_ms.step
     return any(at - step not in line and at + step not in line for at in line)
 
@@ -94,7 +94,7 @@ def _layout(panel: Panel, span: Span, unit: Scale) -> dict[str, Any]:
 
 
 def _time_axis(span: Span) -> dict[str, Any]:
-    """Dates as the page writes them; of a few windows, a tick for each (for every second one, …) and none between."""
+    """Return the x axis, with dates in the page's format; with few windows ticks are only at windows."""
     windows = span.windows_ms
     short = windows.stop - windows.start <= HOURS_TOLD_MAX * 3_600_000 and span.resolution.suffix != "1d"
     axis = {
@@ -109,5 +109,5 @@ def _time_axis(span: Span) -> dict[str, Any]:
 
 
 def _values(line: Line, span: Span, unit: Scale) -> list[float | None]:
-    """A value for each window, six digits of it: the page is read by people, and ten times as small."""
+    """Return a value for each window with six digits, which makes the page ten times smaller."""
     return [float(f"{line[at] / unit.divisor:.6g}") if at in line else None for at in span.windows_ms]

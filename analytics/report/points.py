@@ -1,4 +1,4 @@
-"""What was collected of one cluster, in plain Python: a value for each metric, labels and window; small by then."""
+"""One cluster's collected values in plain Python, by metric, labels and window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from analytics.report.wanted import BUCKET
+from analytics.report.metrics import BUCKET
 from analytics.transforms.histograms import CUSTOM_BOUNDS, Histogram, quantile
 
 Line = dict[int, float]
@@ -20,21 +20,21 @@ _NO_LINE: Final[Line] = {}
 
 @dataclass(slots=True)
 class Distribution:
-    """Observations: upper bound of a bucket → how many in it (not cumulative)."""
+    """Distribution of observations. `buckets`: upper bound → observations in the bucket (not cumulative)."""
 
     buckets: dict[float, float] = field(default_factory=dict)
     sum: float = 0.0
     count: float = 0.0
 
-    def add(self, other: Distribution) -> None:
-        """Add another's observations to these."""
+    def add_distribution(self, other: Distribution) -> None:
+        """Add the observations of another."""
         self.sum += other.sum
         self.count += other.count
         for bound, count in other.buckets.items():
             self.buckets[bound] = self.buckets.get(bound, 0.0) + count
 
     def quantile(self, q: float) -> float:
-        """As PromQL's histogram_quantile; NaN without observations."""
+        """Return the q-quantile, as PromQL's histogram_quantile; NaN without observations."""
         bounds = tuple(sorted(bound for bound in self.buckets if bound < math.inf))
         if not bounds:
             return math.nan
@@ -44,12 +44,12 @@ class Distribution:
 
     @property
     def average(self) -> float:
-        """NaN without observations."""
+        """Average of the observations; NaN without any."""
         return self.sum / self.count if self.count > 0 else math.nan
 
     @property
     def maximum(self) -> float:
-        """The upper end of the highest bucket that has observations: they were not above it. NaN without any."""
+        """Upper bound of the highest bucket with observations, none of which was above it. NaN without any."""
         return max((bound for bound, count in self.buckets.items() if count > 0), default=math.nan)
 
 
@@ -57,7 +57,7 @@ Distributions = dict[int, Distribution]
 
 
 def classic_distribution(cumulative: Mapping[float, float], total: float, count: float) -> Distribution:
-    """Of the growth of `_bucket` (by `le`), `_sum` and `_count`."""
+    """Make a distribution from the growth of `_bucket` (by `le`), `_sum` and `_count`."""
     buckets, below = {}, 0.0
     for bound in sorted(cumulative):
         buckets[bound] = cumulative[bound] - below
@@ -67,7 +67,7 @@ def classic_distribution(cumulative: Mapping[float, float], total: float, count:
 
 @dataclass(slots=True)
 class Points:
-    """One cluster's. `increase`: growth of counters; `level`: of gauges, summed at an instant, averaged over time."""
+    """One cluster's values. `increase`: counters' growth; `level`: gauges, summed at an instant, averaged over time."""
 
     increase: dict[tuple[str, Key], Line] = field(default_factory=dict)
     level: dict[tuple[str, Key], Line] = field(default_factory=dict)
@@ -76,26 +76,29 @@ class Points:
     exponential: int = 0
 
     def metrics(self) -> set[str]:
-        """The metrics that there is anything of."""
+        """Return the names of the metrics with values."""
         return {metric for metric, _ in (*self.increase, *self.native)}
 
-    def grown(self, metric: str, place: int | None = None) -> dict[str, Line]:
-        """Growth by window: by the label at `place` of the metric's labels, or summed under ""."""
+    def increase_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
+        """Return a counter's growth by window: by the label at `place` of the metric's labels, or summed under ""."""
         return _by_label(self.increase, metric, place)
 
-    def at(self, metric: str, place: int | None = None) -> dict[str, Line]:
-        """The same of a gauge."""
+    def level_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
+        """Return a gauge's level by window, by label as in `increase_by`."""
         return _by_label(self.level, metric, place)
 
     def distributions(self, metric: str, place: int | None = None) -> dict[str, Distributions]:
-        """A histogram's growth: classic where a window has that, else native, so that none counts twice."""
+        """Return a histogram's growth, by label as in `increase_by`.
+
+        A window's is from the classic histogram if there is one, else from the native one, so that none counts twice.
+        """
         found: dict[str, Distributions] = {}
         classic = self._classic(metric)
         native = {key: lines for (name, key), lines in self.native.items() if name == metric}
         for key in {*classic, *native}:
             mine = found.setdefault("" if place is None else key[place], {})
             for window, one in (native.get(key, {}) | classic.get(key, {})).items():
-                mine.setdefault(window, Distribution()).add(one)
+                mine.setdefault(window, Distribution()).add_distribution(one)
         return found
 
     def _classic(self, metric: str) -> dict[Key, Distributions]:
@@ -118,7 +121,7 @@ class Points:
 
 
 def sum_lines(lines: Iterable[Line]) -> Line:
-    """Window by window."""
+    """Sum lines by window."""
     total: Line = {}
     for line in lines:
         for window, value in line.items():
@@ -126,16 +129,16 @@ def sum_lines(lines: Iterable[Line]) -> Line:
     return total
 
 
-def merged(distributions: Iterable[Distribution]) -> Distribution:
-    """All observations together."""
+def merge_distributions(distributions: Iterable[Distribution]) -> Distribution:
+    """Merge all observations."""
     total = Distribution()
     for one in distributions:
-        total.add(one)
+        total.add_distribution(one)
     return total
 
 
 def _bound(text: str) -> float:
-    """The label `le`, as a number; what is none counts as above all."""
+    """Parse the label `le`; an invalid one counts as infinity."""
     try:
         return float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Who used the proxy how much: the top principals of the report's very time, and what the usage tables say of it.
+"""The top principals by use in exactly the report's span, and a comparison with the usage tables.
 
 The report counts from the rollups, by the same chain as the job `usage` (`analytics.transforms.usage.ledger`), so that
-its table covers the time of its plots and not just whole hours. `Billed` compares that with the usage tables.
+its table covers the plots' span and not just whole hours. `Billed` compares that with the usage tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.report.points import Line
 from analytics.transforms import usage
@@ -25,9 +25,9 @@ TOP: Final = 20
 PLOTTED: Final = 7
 COLUMNS: Final = ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions")
 OTHER: Final = "other"
-"""What the proxy calls all principals beyond those that it counts by name."""
+"""The proxy's label for all principals beyond those that it counts by name."""
 LOOKBACK_DAYS: Final = 7
-"""As the jobs' default."""
+"""The jobs' default."""
 Figures = tuple[int, ...]
 """In the order of COLUMNS."""
 NOTHING: Final[Figures] = (0,) * len(COLUMNS)
@@ -35,24 +35,24 @@ NOTHING: Final[Figures] = (0,) * len(COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One principal's sums."""
+    """Sums of one principal."""
 
     name: str
     figures: Figures
 
     @property
     def bytes(self) -> int:
-        """In and out."""
+        """Bytes in and out."""
         return self.figures[0] + self.figures[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Billed:
-    """The whole hours (of a report by day: days) inside the report's time, from two sources.
+    """Sums over the whole hours (of a report by day: days) inside the report's span, from two sources.
 
     `counted`: from the rollups; `billed`: from the usage tables. `open_windows` are not closed, so may still grow;
-    `missing_windows` are rolled up and not in the usage tables yet; `late_samples` came for closed hours, which do not
-    change by themselves: only the rollups have them.
+    `missing_windows` are rolled up and not in the usage tables yet; `late_samples` are of closed hours and only in the
+    rollups.
     """
 
     start: datetime
@@ -67,10 +67,10 @@ class Billed:
 
 @dataclass(frozen=True, slots=True)
 class Principals:
-    """`top` by bytes, `other` the proxy's own rest, `further` the named ones below the top, `total` all of them.
+    """A cluster's principals: `top` by bytes, `other` the proxy's rest, `further` named ones below the top, `total`.
 
-    `lines`: bytes by window, of the first PLOTTED. `billed` is None where the report's time has no whole hour.
-    `without_start`: counters that began within the time, and nobody knows when: their first sample counts nothing.
+    `lines`: bytes by window, of the first PLOTTED. `billed` is None if the report's span has no whole hour.
+    `without_start`: counters that began within the span at an unknown time: their first sample counts nothing.
     """
 
     top: list[Usage]
@@ -82,7 +82,7 @@ class Principals:
     without_start: int = 0
 
 
-def principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
+def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
     """Count the cluster's principals. `rows`: the rollup's rows of the span; `series`: the table of that name."""
     mine = usage.usage_series(series)
     mine = mine.where(F.col("cluster") == cluster).join(series.select("series_id", "first_seen"), "series_id").cache()
@@ -98,7 +98,7 @@ def principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str,
 
 
 def _counted(rows: DataFrame, mine: DataFrame, span: Span) -> DataFrame:
-    """The ledger of the span. What a counter that is older grew up to its first sample here, the rollup knows."""
+    """Return the ledger of the span. An older counter's growth up to its first sample here is from the rollup."""
     older = mine.where(F.col("first_seen") < F.lit(span.start)).select("series_id")
     tails = (
         rows.join(F.broadcast(older), "series_id")
@@ -129,7 +129,7 @@ def _principals(counted: DataFrame, billed: Billed | None, without_start: int) -
 
 
 def _totals() -> list[Column]:
-    """A column of COLUMNS each; `what` of the ledger is its name."""
+    """Return a sum for each of COLUMNS, which are the ledger's values of `what`."""
     return [
         F.coalesce(F.sum(F.when(F.col("what") == name, F.col("increase"))), F.lit(0)).alias(name) for name in COLUMNS
     ]
@@ -148,7 +148,7 @@ def _usage(row: Row) -> Usage:
 
 
 def _further(named: DataFrame, top: list[Usage]) -> Usage | None:
-    """The sum of the named principals below the top."""
+    """Return the sum of the named principals below the top; None without any."""
     if len(top) < TOP:
         return None
     rest = named.where(~F.col("principal").isin(*(one.name for one in top)))
@@ -174,7 +174,7 @@ def _without_start(rows: DataFrame, mine: DataFrame, span: Span) -> int:
     return unknown.join(F.broadcast(began.select("series_id")), "series_id").count()
 
 
-# ---- beside the usage tables
+# ---- comparison with the usage tables
 
 
 def _billed(tables: Tables, mine: DataFrame, counted: DataFrame, cluster: str, span: Span) -> Billed | None:
@@ -206,14 +206,14 @@ def _billed(tables: Tables, mine: DataFrame, counted: DataFrame, cluster: str, s
 
 
 def _late(tables: Tables, mine: DataFrame, start: datetime, end: datetime) -> int:
-    """How many samples the closed hours of this time have in rollup_1h and not in the ledger."""
+    """Return how many samples of this period's closed hours are in rollup_1h and not in the ledger."""
     within = (F.col("window") >= F.lit(start)) & (F.col("window") < F.lit(end))
     hours = tables.read("rollup_1h", tables.hours("rollup_1h", start, end)).where(within)
     ledger = tables.read("usage_ledger", tables.hours("usage_ledger", start, end)).where(within)
     known = ledger.select("window").distinct()
     closed = tables.read("usage_hourly", tables.hours("usage_hourly", start, end)).where("closed")
     closed = closed.select("window").distinct().join(known, "window", "left_semi")
-    found = usage.late(
+    found = usage.count_late_samples(
         hours.join(F.broadcast(closed), "window", "left_semi"),
         mine.select("series_id"),
         ledger.join(F.broadcast(mine.select("series_id")), "series_id", "left_semi"),
@@ -222,7 +222,7 @@ def _late(tables: Tables, mine: DataFrame, start: datetime, end: datetime) -> in
 
 
 def _inward(span: Span, width_s: int) -> tuple[datetime, datetime]:
-    """The whole hours or days inside the span."""
+    """Return start and end of the whole hours or days inside the span."""
     start, end = -(-int(span.start.timestamp()) // width_s) * width_s, int(span.end.timestamp()) // width_s * width_s
     first = datetime.fromtimestamp(start, UTC)
     return first, first + timedelta(seconds=end - start)

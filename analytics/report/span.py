@@ -1,7 +1,7 @@
-"""Which time a report is about, and how fine: a point a minute, an hour or a day.
+"""The period of a report and its resolution: a point a minute, an hour or a day.
 
-The finest table that gives at most POINTS_MAX points (or the one by day) is read; where it has nothing of that time (it
-expires first), the next coarser one. Windows are whole, so no rate at either end is made of half a window.
+The finest table with at most POINTS_MAX points (or the one by day) is read; if it has no rows of the period (it expires
+first), the next coarser one. Windows are whole, so no rate at either end is computed from half a window.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _UNITS: Final = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timede
 
 
 class BadSpan(ValueError):
-    """The time asked for cannot be reported on; the text says why."""
+    """An invalid period; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """`suffix` ends the names of the tables that have a row for each window of `width_s`; `noun` is a window's name."""
+    """Resolution of tables: `suffix` of their names, width of their windows, and a window's `noun`."""
 
     suffix: str
     width_s: int
@@ -30,7 +30,7 @@ class Resolution:
 
     @property
     def each(self) -> str:
-        """`a minute`, `an hour`."""
+        """The noun with its article: `a minute`, `an hour`."""
         return f"an {self.noun}" if self.noun == "hour" else f"a {self.noun}"
 
 
@@ -39,7 +39,7 @@ RESOLUTIONS: Final = (Resolution("1m", 60, "minute"), Resolution("1h", 3600, "ho
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole windows from `start` to before `end` (UTC)."""
+    """Period of whole windows from `start` to before `end` (UTC)."""
 
     start: datetime
     end: datetime
@@ -53,7 +53,7 @@ class Span:
 
 
 def fitted(span: Span, windows: set[int]) -> Span:
-    """Return the part of the span from the first of these windows to the last; the span itself where there are none."""
+    """Return the part of the span from the first of these windows to the last; the span itself without any."""
     inside = [at for at in windows if at in span.windows_ms]
     if not inside:
         return span
@@ -62,7 +62,7 @@ def fitted(span: Span, windows: set[int]) -> Span:
 
 
 def parse_last(text: str) -> timedelta:
-    """`90m`, `24h`, `30d`. Raises BadSpan."""
+    """Parse `90m`, `24h` or `30d`. Raises BadSpan."""
     match = re.fullmatch(r"(\d{1,6})([mhd])", text.strip())
     if match is None or not int(match[1]):
         raise BadSpan(f"{text!r} is no length of time: say 90m, 24h or 30d")
@@ -70,7 +70,7 @@ def parse_last(text: str) -> timedelta:
 
 
 def candidates(start: datetime, end: datetime, now: datetime) -> list[Span]:
-    """The span in each resolution that is coarse enough, finest first. What has not ended by `now` is left out.
+    """Return the span in each resolution that is coarse enough, finest first, without windows that end after `now`.
 
     Raises BadSpan.
     """

@@ -1,4 +1,4 @@
-"""Names from the tables as text for a page: bounded, and nothing in them that a reader cannot see."""
+"""Names from the tables as text for the page: bounded, and without invisible characters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from html import escape
 from typing import Final
 
 NAME_CHARS_MAX: Final = 80
-"""Principals, brokers and label values may be as long as their senders like."""
+"""Maximum of characters of a name: principals, brokers and label values have no limit of their own."""
 _TAIL_CHARS: Final = 12
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's categories of control and format characters (which can turn a line's direction), and of none."""
+"""Unicode's categories of control and format characters (which can change a line's direction) and unassigned ones."""
 
 
-def shown(value: str) -> str:
-    """Return the name as it may be shown: `(none)` for an empty one, control characters as escapes, the middle of a
-    long one left out.
-    """
+def display_name(value: str) -> str:
+    """Return the name for display: `(none)` if empty, control characters escaped, a long one's middle left out."""
     if len(value) > NAME_CHARS_MAX:
         value = f"{value[: NAME_CHARS_MAX - _TAIL_CHARS - 1]}…{value[-_TAIL_CHARS:]}"
     return "".join(map(_visible, value)) or "(none)"
@@ -24,7 +22,7 @@ def shown(value: str) -> str:
 
 def html_text(value: str) -> str:
     """Return `shown(value)` for HTML, between tags and in attributes."""
-    return escape(shown(value), quote=True)
+    return escape(display_name(value), quote=True)
 
 
 def _visible(char: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as text for people, and the unit that a plot's axis and its table share."""
+"""Formatting of numbers, and the scale that a plot's axis and table share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARE_MIN: Final = 0.0001
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A unit that suits the values' size; a value in it is the value in the base unit divided by `divisor`."""
+    """A unit chosen by the values' size; divide a value in the base unit by `divisor` to convert it."""
 
     unit: str
     divisor: float
@@ -31,7 +31,7 @@ def scale(unit: str, largest: float) -> Scale:
 
 
 def amount(value: float) -> str:
-    """Bytes: `1.5 GiB`."""
+    """Format bytes as `1.5 GiB`."""
     place = _prefix(value)
     return f"{value:,.0f} B" if place == 0 else f"{value / _KIB**place:,.1f} {_PREFIXES[place]}"
 
@@ -44,27 +44,27 @@ def _prefix(value: float) -> int:
 
 
 def count(value: float) -> str:
-    """`12,345`."""
+    """Format a number as `12,345`."""
     return f"{value:,.0f}"
 
 
 def counted(value: float, noun: str) -> str:
-    """`1 connection`, `12,345 connections`."""
+    """Format a number of things as `1 connection` or `12,345 connections`."""
     return f"{value:,.0f} {noun}" if round(value) == 1 else f"{value:,.0f} {noun}s"
 
 
 def seconds(value: float) -> str:
-    """`12.3 ms`, `1.50 s`."""
+    """Format seconds as `12.3 ms` or `1.50 s`."""
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def share(value: float) -> str:
-    """`99.95 %`; rounded down, so that only all is 100 %, and only nothing is 0 %."""
+    """Format a share as `99.95 %`, rounded down, so that only 1 is 100 %, and only 0 is 0 %."""
     if 0 < value < _SHARE_MIN:
         return f"below {_SHARE_MIN * 100:g} %"
     return f"{int(value * 10_000 + 1e-9) / 100:g} %"
 
 
 def short(value: float) -> str:
-    """Of any size, four digits: `1,234`, `0.01234`."""
+    """Format a number of any size with four digits: `1,234`, `0.01234`."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 -- from here on digits count

@@ -1,9 +1,9 @@
 """`spark.read.format("prometheus_http")`: samples exactly as a Prometheus server stores them, for backfill.
 
 The API's `query_range` evaluates an expression at steps of its own: it repeats, skips and shifts samples. A range
-selector given to `/api/v1/query` returns the stored samples themselves, with their own timestamps. (Remote read would,
-too, and histograms with their schema; not every store behind such an API speaks it.) What the API does not tell is not
-there: start timestamps, and the schema of native histograms, which are therefore refused or skipped.
+selector in `/api/v1/query` returns the stored samples themselves, with their own timestamps. (Remote read would, too,
+and histograms with their schema; not every store behind such an API supports it.) The API does not return start
+timestamps, nor the schema of native histograms, which are therefore refused or skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from analytics.remote_write.decode import Columns, Counts
 from analytics.remote_write.series import Series
 from analytics.sources.options import BadOption, Options
-from analytics.sources.rows import SCHEMAS, Rows
+from analytics.sources.rows import SCHEMAS, RowBuilder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,50 +46,50 @@ OPTIONS = (
     "table",
     "replicaLabels",
 )
-TRIES_MAX = 5
-PAUSE_S = 1.0
-"""Before the second try; twice as long before each further one."""
+ATTEMPTS_MAX = 5
+BACKOFF_S = 1.0
+"""Pause before the second attempt; doubled before each further one."""
 PARTITIONS_MAX = 100_000
 ERROR_BYTES_MAX = 4096
-_WORTH_ANOTHER_TRY = {408, 429, 500, 502, 503, 504}
+_RETRYABLE_STATUSES = {408, 429, 500, 502, 503, 504}
 
 
 class QueryFailed(Exception):
-    """The server did not answer a query, or said that it cannot."""
+    """A query without an answer, or with an error as the answer."""
 
 
 @dataclass
 class Span(InputPartition):
-    """Samples with start_ms <= timestamp < end_ms."""
+    """Partition of the samples with start_ms <= timestamp < end_ms."""
 
     start_ms: int
     end_ms: int
 
 
 class PrometheusHttp(DataSource):
-    """The data source's name and options; `docs/analytics.md` lists them."""
+    """Spark data source `prometheus_http`; `docs/analytics.md` lists its options."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._settings = Settings.of(options)
+        self._settings = Settings.parse_options(options)
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is called with."""
+        """Return the name for `format`."""
         return "prometheus_http"
 
     def schema(self) -> StructType:
-        """The same as the spool's."""
+        """Return the schema of the option `table`, the same as the spool's."""
         return SCHEMAS[self._settings.table]
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """One query for each step, in the executors."""
+        """Return a reader with one query for each step, in the executors."""
         return Reader(self._settings)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options, checked."""
+    """Validated options."""
 
     url: str
     match: str
@@ -105,8 +105,8 @@ class Settings:
     replica_labels: tuple[str, ...]
 
     @classmethod
-    def of(cls, given: Any) -> Settings:
-        """From the options as Spark gives them. Raises BadOption."""
+    def parse_options(cls, given: Any) -> Settings:
+        """Parse the options from Spark. Raises BadOption."""
         options = Options("prometheus_http", given, OPTIONS)
         settings = cls(
             url=_url(options.text("url")),
@@ -139,7 +139,7 @@ def _url(text: str) -> str:
 
 
 def _moment_ms(text: str, name: str) -> int:
-    """2026-11-21T08:00:00Z, or seconds since 1970."""
+    """Parse `2026-11-21T08:00:00Z`, or seconds since 1970. Raises BadOption."""
     try:
         return round(float(text) * 1000)
     except ValueError:
@@ -152,36 +152,36 @@ def _moment_ms(text: str, name: str) -> int:
 
 
 class Reader(DataSourceReader):
-    """Plans on the driver without asking the server; queries run in executors."""
+    """Reader that plans on the driver without a query; the queries run in executors."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """One for each step."""
+        """Return a partition for each step."""
         settings = self._settings
         starts = range(settings.start_ms, settings.end_ms, settings.step_ms)
         return [Span(start, min(start + settings.step_ms, settings.end_ms)) for start in starts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One query. Raises QueryFailed."""
+        """Run one query and yield its rows. Raises QueryFailed."""
         assert isinstance(partition, Span)
-        rows = Rows(self._settings.table, self._settings.replica_labels)
-        yield from rows.batches(_columns(query(self._settings, partition), self._settings, partition))
-        yield from rows.rest()
+        rows = RowBuilder(self._settings.table, self._settings.replica_labels)
+        yield from rows.build_batches(_columns(query_samples(self._settings, partition), self._settings, partition))
+        yield from rows.build_series_rows()
 
 
-def query(settings: Settings, span: Span, pause: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:
-    """The stored samples of a span: the API's `result`. Tries again what may pass; raises QueryFailed."""
+def query_samples(settings: Settings, span: Span, sleep: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:
+    """Return the stored samples of a span: the API's `result`. Retries temporary failures; raises QueryFailed."""
     failure = ""
-    for attempt in range(TRIES_MAX):
+    for attempt in range(ATTEMPTS_MAX):
         if attempt:
-            pause(PAUSE_S * 2 ** (attempt - 1))
+            sleep(BACKOFF_S * 2 ** (attempt - 1))
         try:
-            return _result(_ask(settings, span), settings)
+            return _parse_result(_fetch(settings, span), settings)
         except urllib.error.HTTPError as error:
-            failure = f"{error.code} {error.reason}: {_said(error)}"
-            if error.code not in _WORTH_ANOTHER_TRY:
+            failure = f"{error.code} {error.reason}: {_error_text(error)}"
+            if error.code not in _RETRYABLE_STATUSES:
                 break
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             failure = str(getattr(error, "reason", None) or error)
@@ -190,17 +190,17 @@ def query(settings: Settings, span: Span, pause: Callable[[float], None] = time.
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the token to a host that nobody has named."""
+    """Handler that refuses redirects, which would send the token to a host that the options do not name."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-def _ask(settings: Settings, span: Span) -> bytes:
+def _fetch(settings: Settings, span: Span) -> bytes:
     # A selector holds what is after (Prometheus 3) or not before (Prometheus 2) its beginning, and not after its end.
     selector = f"{settings.match}[{span.end_ms - span.start_ms}ms]"
     form = {"query": selector, "time": f"{(span.end_ms - 1) / 1000:.3f}", "timeout": f"{settings.timeout_s}s"}
-    request = urllib.request.Request(  # noqa: S310 -- http or https, which the options' check sees to
+    request = urllib.request.Request(  # noqa: S310 -- http or https, which the options' validation ensures
         f"{settings.url}/api/v1/query", data=urllib.parse.urlencode(form).encode()
     )
     if settings.bearer_token_file:
@@ -218,7 +218,7 @@ def _ask(settings: Settings, span: Span) -> bytes:
     return data
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _error_text(error: urllib.error.HTTPError) -> str:
     text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
     try:
         return str(json.loads(text)["error"])
@@ -226,7 +226,7 @@ def _said(error: urllib.error.HTTPError) -> str:
         return text.strip()[:200] or "no further word"
 
 
-def _result(data: bytes, settings: Settings) -> list[dict[str, Any]]:
+def _parse_result(data: bytes, settings: Settings) -> list[dict[str, Any]]:
     try:
         answer = json.loads(data)
         kind, result = answer["data"]["resultType"], answer["data"]["result"]
@@ -240,8 +240,8 @@ def _result(data: bytes, settings: Settings) -> list[dict[str, Any]]:
 def _columns(result: list[dict[str, Any]], settings: Settings, span: Span) -> Columns:
     if not settings.skip_histograms and any(series.get("histograms") for series in result):
         raise QueryFailed(
-            f"{settings.url}: {settings.match} has native histograms, whose schema the API does not tell: exclude them "
-            "by the selector, or set skipHistograms to leave them out"
+            f"{settings.url}: {settings.match} has native histograms, whose schema the API does not return: exclude "
+            "them by the selector, or set skipHistograms to leave them out"
         )
     points = [
         (number, round(float(at) * 1000), float(value))

@@ -1,4 +1,4 @@
-"""Options of a data source, checked: a name that is not known or a value that cannot be is a clear error, at once."""
+"""Validation of a data source's options: unknown names and invalid values raise an error when the source is made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from analytics.sources.rows import SCHEMAS
 
 
 class BadOption(ValueError):
-    """An option of a data source is unknown, missing or wrong."""
+    """An unknown, missing or invalid option of a data source."""
 
 
 class Options:
-    """Options as Spark gives them: names in any case, values as text. `allowed`: the names that there are."""
+    """Options from Spark: names in any case, values as text. `allowed`: the valid names."""
 
     def __init__(self, source: str, given: Mapping[str, str], allowed: Collection[str]) -> None:
         self._source = source
@@ -24,14 +24,14 @@ class Options:
             raise BadOption(f"{source} has no option {unknown[0]!r}; it has {known}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text. Raises BadOption where it is missing and there is no default."""
+        """Return an option's text. Raises BadOption if it is missing and there is no default."""
         value = self._given.get(name.lower(), default)
         if value is None or (value == "" and default is None):
             raise BadOption(f"{self._source} needs the option {name!r}")
         return value
 
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
-        """A whole number within bounds."""
+        """Return an option as an integer from `least` to `most`. Raises BadOption."""
         text = self.text(name, str(default))
         try:
             value = int(text)
@@ -42,24 +42,24 @@ class Options:
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """`true` or `false`."""
+        """Return an option of `true` or `false`. Raises BadOption."""
         text = self.text(name, str(default)).lower()
         if text not in {"true", "false"}:
             raise BadOption(f"{self._source}: {name} is {text!r}, and must be true or false")
         return text == "true"
 
     def names(self, name: str, default: Collection[str]) -> tuple[str, ...]:
-        """Names with commas between them; none for an empty text."""
+        """Return an option's comma-separated names; none for an empty text."""
         given = self._given.get(name.lower())
         return tuple(default) if given is None else tuple(one.strip() for one in given.split(",") if one.strip())
 
     def table(self) -> str:
-        """Which rows: samples (the default), histograms, series or all."""
+        """Return the kind of rows: samples (the default), histograms, series or all. Raises BadOption."""
         table = self.text("table", "samples")
         if table not in SCHEMAS:
             raise BadOption(f"{self._source}: table is {table!r}, and must be one of {', '.join(SCHEMAS)}")
         return table
 
     def replica_labels(self) -> tuple[str, ...]:
-        """Labels that are no part of a series' identity."""
+        """Return the labels that are no part of a series' identity."""
         return self.names("replicaLabels", REPLICA_LABELS)

@@ -2,12 +2,12 @@
 
 One pass over the input gives samples, histograms and series. Labels in every sample's row would cost more than all the
 rest together (0.19 M samples/s against 0.49 M), so samples and histograms carry the series' number, and each partition
-gives one row for each series it met. Option `table` chooses: `samples`, `histograms`, `series`, or `all`, the three as
-rows of one schema, for who wants them all from one pass (the ingest job, which keeps them in Spark's cache meanwhile).
+has one row for each series in it. The option `table` chooses: `samples`, `histograms`, `series`, or `all`, the three as
+rows of one schema, for callers that need all from one pass (the ingest job, which holds them in Spark's cache).
 
 A series' row also has `first_ts` and `last_ts`, the span of the partition's rows of it, and `ordered`: every row is
-later than the one before. Where the spans of one series do not overlap and all are ordered, no row can be there twice,
-which the ingest job learns from the few rows of series instead of from the many of samples.
+later than the one before. If the spans of one series do not overlap and all are ordered, no row can be there twice;
+the ingest job checks that on the few rows of series instead of the many of samples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 131_072
 SERIES_MAX = 2_000_000
-"""Different series in one partition of the input; splits are far smaller than that."""
+"""Limit of different series in one partition of the input; splits are far smaller than that."""
 
 _KEY = [
     StructField("series_id", LongType(), nullable=False),
@@ -80,7 +80,7 @@ _BEFORE_ALL, _AFTER_ALL = -(1 << 62), 1 << 62
 
 @dataclass
 class _Spans:
-    """For each series, by its number in the decoder: identity, first and last timestamp (ms), and is it ordered."""
+    """Columns by a series' number in the decoder: identity, first and last timestamp (ms), and if it is ordered."""
 
     identity: Integers
     first_ms: Integers
@@ -92,15 +92,15 @@ class _Spans:
         integers = np.zeros(0, np.int64)
         return cls(integers, integers, integers, np.zeros(0, np.bool_))
 
-    def extend(self, identities: list[int]) -> None:
+    def add_series(self, identities: list[int]) -> None:
         count = len(identities)
         self.identity = np.concatenate([self.identity, np.array(identities, np.int64)])
         self.first_ms = np.concatenate([self.first_ms, np.full(count, _AFTER_ALL)])
         self.last_ms = np.concatenate([self.last_ms, np.full(count, _BEFORE_ALL)])
         self.ordered = np.concatenate([self.ordered, np.ones(count, np.bool_)])
 
-    def add(self, number: Integers, ts_ms: Integers) -> None:
-        """Take note of rows, in the order in which they came."""
+    def record_rows(self, number: Integers, ts_ms: Integers) -> None:
+        """Update the spans by rows in input order."""
         if not number.size:
             return
         small = number.astype(np.uint16) if len(self.identity) <= np.iinfo(np.uint16).max else number
@@ -115,8 +115,8 @@ class _Spans:
         self.last_ms[met] = np.maximum(self.last_ms[met], last)
 
 
-class Rows:
-    """Makes the rows of one partition: `batches` for every portion that was decoded, `rest` at its end."""
+class RowBuilder:
+    """Builder of one partition's rows: `build_batches` for each decoded portion, `build_series_rows` at the end."""
 
     def __init__(self, table: str, replica_labels: tuple[str, ...]) -> None:
         self._table = table
@@ -125,41 +125,41 @@ class Rows:
         self._spans = _Spans.empty()
         self._series: list[Any] = []
 
-    def batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
-        """Rows of the samples and histograms; `columns.series` has to begin with the series of the calls before."""
+    def build_batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of samples and histograms; `columns.series` must begin with the series of earlier calls."""
         fresh = columns.series[len(self._series) :]
         if len(columns.series) > SERIES_MAX:
             raise ValueError(f"one partition of the input has more than {SERIES_MAX} series: use a smaller splitBytes")
-        self._spans.extend([series_id(one.labels, self._replica_labels) for one in fresh])
+        self._spans.add_series([series_id(one.labels, self._replica_labels) for one in fresh])
         self._series = columns.series
         if self._table in {"series", "all"}:
-            self._note(columns)
+            self._record_spans(columns)
         if self._table in {"samples", "all"}:
-            yield from self._samples(columns)
+            yield from self._sample_batches(columns)
         if self._table in {"histograms", "all"} and columns.histograms:
             for begin in range(0, len(columns.histograms), BATCH_ROWS):
-                yield self._histograms(columns.histograms[begin : begin + BATCH_ROWS])
+                yield self._histogram_batch(columns.histograms[begin : begin + BATCH_ROWS])
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the series."""
+    def build_series_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the series."""
         if self._table not in {"series", "all"}:
             return
         met = np.flatnonzero(self._spans.last_ms != _BEFORE_ALL)
         for begin in range(0, len(met), BATCH_ROWS):
-            yield self._series_rows(met[begin : begin + BATCH_ROWS])
+            yield self._series_batch(met[begin : begin + BATCH_ROWS])
 
-    def _note(self, columns: Columns) -> None:
-        self._spans.add(columns.sample_series, columns.sample_ts_ms)
+    def _record_spans(self, columns: Columns) -> None:
+        self._spans.record_rows(columns.sample_series, columns.sample_ts_ms)
         pairs = np.array([(one.series, one.ts_ms) for one in columns.histograms], np.int64).reshape(-1, 2)
-        self._spans.add(pairs[:, 0], pairs[:, 1])
+        self._spans.record_rows(pairs[:, 0], pairs[:, 1])
 
-    def _samples(self, columns: Columns) -> Iterator[pa.RecordBatch]:
+    def _sample_batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         identity = self._spans.identity[columns.sample_series]
         for begin in range(0, len(identity), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
-            yield self._batch(
+            yield self._record_batch(
                 {
                     "series_id": pa.array(identity[part]),
                     "ts": _times(columns.sample_ts_ms[part]),
@@ -169,7 +169,7 @@ class Rows:
                 len(identity[part]),
             )
 
-    def _histograms(self, histograms: list[Histogram]) -> pa.RecordBatch:
+    def _histogram_batch(self, histograms: list[Histogram]) -> pa.RecordBatch:
         import pyarrow as pa
 
         values: dict[str, Any] = {
@@ -184,9 +184,9 @@ class Rows:
             "ts": _times(np.array([one.ts_ms for one in histograms], np.int64)),
             "start_ts": _times_or_null(np.array([one.start_ts_ms for one in histograms], np.int64)),
         }
-        return self._batch(keys | values, len(histograms))
+        return self._record_batch(keys | values, len(histograms))
 
-    def _series_rows(self, met: Integers) -> pa.RecordBatch:
+    def _series_batch(self, met: Integers) -> pa.RecordBatch:
         import pyarrow as pa
 
         series = [self._series[number] for number in met.tolist()]
@@ -203,10 +203,10 @@ class Rows:
         if self._table == "all":
             kind = self._schema.field("series").type
             values = {"series": pa.StructArray.from_arrays(list(values.values()), fields=list(kind))}
-        return self._batch(keys | values, len(met))
+        return self._record_batch(keys | values, len(met))
 
-    def _batch(self, columns: dict[str, Any], rows: int) -> pa.RecordBatch:
-        """Columns of the table's schema: those that this kind of row does not have are null."""
+    def _record_batch(self, columns: dict[str, Any], rows: int) -> pa.RecordBatch:
+        """Return a batch of the table's schema; columns that this kind of row lacks are null."""
         import pyarrow as pa
 
         arrays = [
@@ -231,4 +231,4 @@ def _times_or_null(ms: Integers) -> Any:
     return pa.array(ms * 1000, mask=ms == 0).view(pa.timestamp("us", tz="UTC"))
 
 
-__all__ = ["METRIC_NAME", "SCHEMAS", "Rows"]
+__all__ = ["METRIC_NAME", "SCHEMAS", "RowBuilder"]

@@ -1,7 +1,7 @@
 """`spark.read.format("prometheus_spool")`, and `readStream`: the samples that the receiver stored.
 
-An offset is a place between two records: segment number and byte. The driver reads record borders to plan, executors
-decode; so the spool's directory must be the same path on all of them (one machine, or a shared volume).
+An offset is a record boundary: segment number and byte. The driver reads record boundaries to plan, executors decode;
+so the spool's directory must be the same path on all of them (one machine, or a shared volume).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from analytics.remote_write.decode import Decoder
 from analytics.remote_write.errors import DecodeError
 from analytics.sources.options import BadOption, Options
-from analytics.sources.rows import BATCH_ROWS, SCHEMAS, Rows
+from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder
 from analytics.spool import reader
-from analytics.spool.marks import Position
+from analytics.spool.positions import Position
 from analytics.spool.records import Damage
 from analytics.spool.retention import record_consumed
 
@@ -42,17 +42,17 @@ MAX_BYTES_PER_BATCH = 64 << 20
 SPLIT_BYTES = 4 << 20
 NEVER = -1
 BUCKETS_PER_ROW = 4  # in memory a sample's row is about as large as these
-TOLD_MAX = 20
-"""Places of one split that are told one by one."""
+REPORTED_MAX = 20
+"""Skipped places of one split that are reported one by one."""
 
 
 class LostSegments(Exception):
-    """The spool no longer has what the checkpoint wants to read next."""
+    """The spool no longer has the position that the checkpoint reads next."""
 
 
 @dataclass
 class Split(InputPartition):
-    """Records of one segment that begin in [start, end)."""
+    """Partition of the records of one segment that begin in [start, end)."""
 
     path: str
     start: int
@@ -63,27 +63,27 @@ class Split(InputPartition):
 
 
 class PrometheusSpool(DataSource):
-    """The data source's name and options; `docs/analytics.md` lists them."""
+    """Spark data source `prometheus_spool`; `docs/analytics.md` lists its options."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._settings = _Settings.of(options)
+        self._settings = _Settings.parse_options(options)
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is called with."""
+        """Return the name for `format`."""
         return "prometheus_spool"
 
     def schema(self) -> StructType:
-        """Depends on the option `table`."""
+        """Return the schema of the option `table`."""
         return SCHEMAS[self._settings.table]
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """All that is committed when the query is planned."""
+        """Return a reader of all records that are committed when the query is planned."""
         return _BatchReader(self._settings)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """From where the checkpoint says; a new one begins at the oldest segment."""
+        """Return a reader that starts at the checkpoint's offset; a new one at the oldest segment."""
         return _StreamReader(self._settings)
 
 
@@ -98,7 +98,7 @@ class _Settings:
     remove_consumed_after_s: int
 
     @classmethod
-    def of(cls, given: Any) -> _Settings:
+    def parse_options(cls, given: Any) -> _Settings:
         options = Options("prometheus_spool", given, OPTIONS)
         directory = options.text("path").removeprefix("file://").removeprefix("file:")
         if "://" in directory:
@@ -122,10 +122,10 @@ class _BatchReader(DataSourceReader):
         directory = self._settings.directory
         if not Path(directory).is_dir():
             raise BadOption(f"prometheus_spool: there is no directory {directory}")
-        return _splits(self._settings, reader.BEGIN, reader.end_offset(directory))
+        return _plan_splits(self._settings, reader.BEGIN, reader.committed_end(directory))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from _read(self._settings, partition)
+        yield from _read_split(self._settings, partition)
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -134,31 +134,31 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        segments = reader.segments(self._settings.directory)
+        segments = reader.list_segments(self._settings.directory)
         return _offset(Position(segments[0].number, 0) if segments else reader.BEGIN)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxBytes(self._settings.max_bytes_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = reader.end_offset(self._settings.directory)
+        self._target = reader.committed_end(self._settings.directory)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return _offset(reader.end_offset(self._settings.directory))
+        return _offset(reader.committed_end(self._settings.directory))
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         begin = _position(start)
-        end = self._target or reader.end_offset(self._settings.directory)
-        self._check_nothing_lost(begin, end)
+        end = self._target or reader.committed_end(self._settings.directory)
+        self._check_segments_present(begin, end)
         if end <= begin or isinstance(limit, ReadAllAvailable):
             return _offset(max(begin, end))
         if not isinstance(limit, ReadMaxBytes):
             raise TypeError(f"prometheus_spool knows no limit of the kind {type(limit).__name__}")
-        return _offset(_admitted(self._settings.directory, begin, end, limit.max_bytes))
+        return _offset(_batch_end(self._settings.directory, begin, end, limit.max_bytes))
 
-    def _check_nothing_lost(self, begin: Position, end: Position) -> None:
-        """A segment is only removed once it is consumed: one that is gone before that was taken by somebody else."""
-        numbers = [segment.number for segment in reader.segments(self._settings.directory)]
+    def _check_segments_present(self, begin: Position, end: Position) -> None:
+        """Raise LostSegments if the segment to read next is gone: the job removes only consumed ones."""
+        numbers = [segment.number for segment in reader.list_segments(self._settings.directory)]
         gone = begin.offset > 0 and begin.segment not in numbers and begin != end
         if self._settings.fail_on_data_loss and (gone or end < begin):
             have = f"segments {numbers[0]} to {numbers[-1]}" if numbers else "no segment"
@@ -169,19 +169,19 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return _splits(self._settings, _position(start), _position(end))
+        return _plan_splits(self._settings, _position(start), _position(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from _read(self._settings, partition)
+        yield from _read_split(self._settings, partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Everything before `end` is in the tables: give the receiver its room back."""
+        """Remove consumed segments: everything before `end` is in the tables."""
         keep_s = self._settings.remove_consumed_after_s
         if keep_s == NEVER:
             return
         position = _position(end)
         youngest = time.time() - keep_s
-        for segment in reader.segments(self._settings.directory):
+        for segment in reader.list_segments(self._settings.directory):
             if segment.number < position.segment and Path(segment.path).stat().st_mtime > youngest:
                 position = Position(segment.number, 0)
                 break
@@ -196,9 +196,9 @@ def _position(offset: dict[str, int]) -> Position:
     return Position(offset["segment"], offset["offset"])
 
 
-def _ranges(directory: str, begin: Position, end: Position) -> Iterator[tuple[int, str, int, int]]:
-    """(segment number, path, start, end) of all that lies between two positions."""
-    for segment in reader.segments(directory):
+def _segment_ranges(directory: str, begin: Position, end: Position) -> Iterator[tuple[int, str, int, int]]:
+    """Yield (segment number, path, start, end) of all segments' parts between two positions."""
+    for segment in reader.list_segments(directory):
         if begin.segment <= segment.number <= end.segment:
             start = begin.offset if segment.number == begin.segment else 0
             stop = min(end.offset, segment.size_bytes) if segment.number == end.segment else segment.size_bytes
@@ -206,10 +206,10 @@ def _ranges(directory: str, begin: Position, end: Position) -> Iterator[tuple[in
                 yield segment.number, segment.path, start, stop
 
 
-def _borders(path: str, start: int, stop: int, step_bytes: int) -> Iterator[int]:
-    """Ends of records, each at least `step_bytes` after the one before; the last is `stop`."""
+def _record_boundaries(path: str, start: int, stop: int, step_bytes: int) -> Iterator[int]:
+    """Yield ends of records, each at least `step_bytes` after the one before; the last is `stop`."""
     last = start
-    for record in reader.records(path, start, stop, _ignored):
+    for record in reader.read_records(path, start, stop, _ignore_damage):
         if record.next_offset - last >= step_bytes:
             last = record.next_offset
             yield last
@@ -217,85 +217,85 @@ def _borders(path: str, start: int, stop: int, step_bytes: int) -> Iterator[int]
         yield stop
 
 
-def _ignored(damage: Damage) -> None:
-    """While planning: the executor that reads it tells."""
+def _ignore_damage(damage: Damage) -> None:
+    """Ignore damage while planning: the executor that reads the split reports it."""
 
 
-def _admitted(directory: str, begin: Position, end: Position, max_bytes: int) -> Position:
-    """How far one batch goes: to the end of the record in which the limit lies, so at least one record."""
+def _batch_end(directory: str, begin: Position, end: Position, max_bytes: int) -> Position:
+    """Return the end of one batch: the end of the record in which the limit lies, so at least one record."""
     left = max_bytes
-    for number, path, start, stop in _ranges(directory, begin, end):
+    for number, path, start, stop in _segment_ranges(directory, begin, end):
         if stop - start > left:
-            return Position(number, next(_borders(path, start, stop, left)))
+            return Position(number, next(_record_boundaries(path, start, stop, left)))
         left -= stop - start
         if left == 0:
             return Position(number, stop)
     return end
 
 
-def _splits(settings: _Settings, begin: Position, end: Position) -> list[InputPartition]:
+def _plan_splits(settings: _Settings, begin: Position, end: Position) -> list[InputPartition]:
     splits: list[InputPartition] = []
-    for _, path, start, stop in _ranges(settings.directory, begin, end):
-        for border in _borders(path, start, stop, settings.split_bytes):
+    for _, path, start, stop in _segment_ranges(settings.directory, begin, end):
+        for border in _record_boundaries(path, start, stop, settings.split_bytes):
             splits.append(Split(path, start, border))
             start = border  # noqa: PLW2901
     return splits
 
 
-def _read(settings: _Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Decode one split; what is damaged or cannot be decoded is told on standard error, and the rest is read.
+def _read_split(settings: _Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Decode one split; damaged or invalid records are reported on standard error and skipped.
 
-    The decoder is held to CEILING, which no receiver's configuration exceeds: so it leaves out only what a receiver
-    without these bounds took, and one request's memory is bounded.
+    The decoder is bounded by CEILING, which no receiver's configuration exceeds: so it skips only what a receiver
+    without these bounds accepted, and one request's memory is bounded.
     """
     if not isinstance(partition, Split):
         return  # Spark's own placeholder where there are no partitions
-    decoder, rows, left_out = Decoder(), Rows(settings.table, settings.replica_labels), _LeftOut(partition)
+    decoder, rows, left_out = Decoder(), RowBuilder(settings.table, settings.replica_labels), _SkipReport(partition)
     gathered = 0
-    for record in reader.records(partition.path, partition.start, partition.end, left_out.damage):
+    for record in reader.read_records(partition.path, partition.start, partition.end, left_out.report_damage):
         try:
-            counts = decoder.add(record.body, record.version)
+            counts = decoder.add_body(record.body, record.version)
         except DecodeError as error:
-            left_out.damage(Damage(record.offset, record.next_offset, str(error)))
+            left_out.report_damage(Damage(record.offset, record.next_offset, str(error)))
             continue
-        left_out.series(record, decoder.faults)
+        left_out.report_faulty_series(record, decoder.faults)
         gathered += counts.samples + counts.histograms + counts.buckets // BUCKETS_PER_ROW
         if gathered >= BATCH_ROWS:
             gathered = 0
-            yield from rows.batches(decoder.take())
-    yield from rows.batches(decoder.take())
-    yield from rows.rest()
-    left_out.sum_up()
+            yield from rows.build_batches(decoder.take_columns())
+    yield from rows.build_batches(decoder.take_columns())
+    yield from rows.build_series_rows()
+    left_out.report_totals()
 
 
-class _LeftOut:
-    """Tells on standard error what a split's rows do not hold: some places with the reason, and how many in all."""
+class _SkipReport:
+    """Report on standard error of what a split's rows lack: the first places with the reason, and the totals."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
-        self._places = self._faulty = self._lines = 0
+        self._places = self._faulty = self._reported = 0
 
-    def damage(self, damage: Damage) -> None:
-        """Tell of bytes that are no request that can be decoded."""
+    def report_damage(self, damage: Damage) -> None:
+        """Report bytes that cannot be decoded."""
         self._places += 1
-        self._tell(damage.offset, damage.next_offset, f"{damage.reason}; what they held is lost")
+        self._print_place(damage.offset, damage.next_offset, f"{damage.reason}; what they held is lost")
 
-    def series(self, record: reader.Record, faults: dict[int, str]) -> None:
-        """Tell of the series of a request that cannot be; its others are read."""
+    def report_faulty_series(self, record: reader.Record, faults: dict[int, str]) -> None:
+        """Report the invalid series of a request; its others are read."""
         self._faulty += len(faults)
         if faults:
             place, why = min(faults.items())
             text = f"{len(faults)} series of the request are left out; series {place}: {why}"
-            self._tell(record.offset, record.next_offset, text)
+            self._print_place(record.offset, record.next_offset, text)
 
-    def sum_up(self) -> None:
-        """Say how much it was, if anything."""
+    def report_totals(self) -> None:
+        """Report the totals, if anything was skipped."""
         if self._faulty or self._places:
             text = f"{self._faulty} faulty series left out, {self._places} places skipped"
             print(f"prometheus_spool: {self._split}: {text}", file=sys.stderr)  # noqa: T201
 
-    def _tell(self, begin: int, end: int, text: str) -> None:
-        self._lines += 1
-        if self._lines <= TOLD_MAX:
+    def _print_place(self, begin: int, end: int, text: str) -> None:
+        self._reported += 1
+        if self._reported <= REPORTED_MAX:
             where = f"{self._split.path}, bytes {begin} to {end}"
             print(f"prometheus_spool: {where}: {text}", file=sys.stderr)  # noqa: T201

@@ -1,5 +1,6 @@
-"""The durable spool between the receiver and Spark: what was answered with success is in it, on the disk.
+"""The durable spool between the receiver and Spark: every request acknowledged with success is in it, on the disk.
 
-`records` frames records, `marks` keeps positions, `repair` mends what a crash left, `writer` appends, `reader` reads in
-other processes, `retention` removes what was consumed. No Trio here: the writer blocks and is called in a thread.
+`records` frames records, `positions` stores positions in files, `repair` truncates torn ends after a crash, `writer`
+appends, `reader` reads in other processes, `retention` removes consumed segments. There is no Trio here: the writer
+blocks and is called in a thread.
 """

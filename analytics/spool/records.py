@@ -1,11 +1,11 @@
-r"""What a segment file is made of: a header, then records, each with a CRC of its header and one of its body.
+r"""The format of segment files: a header, then records, each with a CRC of its header and one of its body.
 
     segment  b"PRWSPOOL" · format (u16) · two bytes of zero · number (u64) · CRC-32 of all before (u32)
     record   b"\xf5PRW" · body length (u32) · received at, ms since 1970 (u64) · version (u8) · three bytes of zero
              · CRC-32 of the body (u32) · CRC-32 of all before (u32) · body
 
-All numbers are little-endian. The header's own CRC lets a reader step over a damaged body by its length; if the header
-itself is damaged, the next record is found by its magic and believed only when both CRCs hold.
+All numbers are little-endian. The header's own CRC lets a reader skip a damaged body by its length; if the header
+itself is damaged, the next record is found by its magic and accepted only when both CRCs match.
 """
 
 import struct
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 FORMAT = 1
 BODY_BYTES_MAX = 256 * 1024 * 1024
-"""A longer length in a header is damage, whatever its CRC says."""
+"""A longer length in a header is damage, even if its CRC matches."""
 
 _SEGMENT_MAGIC = b"PRWSPOOL"
 _SEGMENT = struct.Struct("<8sHxxQ")
@@ -29,11 +29,11 @@ _SEARCH_BYTES = 1024 * 1024
 
 
 class SpoolError(Exception):
-    """A spool that cannot be used; its text says where and what to do."""
+    """A spool that cannot be used; the text says where and what to do."""
 
 
 class Record(NamedTuple):
-    """One request as it came: `body` is compressed, `version` the protocol's (1 or 2); offsets are in the segment."""
+    """One request as received: `body` is compressed, `version` the protocol's (1 or 2); offsets are in the segment."""
 
     offset: int
     next_offset: int
@@ -51,7 +51,7 @@ class Damage(NamedTuple):
 
 
 class Readable(Protocol):
-    """A binary file, as far as it is needed here."""
+    """Binary file that can be read at offsets."""
 
     def seek(self, offset: int, /) -> int:
         """Go to an offset."""
@@ -67,14 +67,14 @@ class _Header(NamedTuple):
     body_crc: int
 
 
-def segment_header(number: int) -> bytes:
-    r"""What a segment file begins with."""
+def pack_segment_header(number: int) -> bytes:
+    """Return the header of segment `number`."""
     head = _SEGMENT.pack(_SEGMENT_MAGIC, FORMAT, number)
     return head + _CRC.pack(zlib.crc32(head))
 
 
 def check_segment_header(data: bytes, number: int) -> str | None:
-    """What is wrong with the beginning of segment `number`; None if nothing is."""
+    """Return what is wrong with the header of segment `number`; None if it is valid."""
     if len(data) < SEGMENT_HEADER_BYTES:
         return "its header is cut off"
     head = data[: _SEGMENT.size]
@@ -87,20 +87,20 @@ def check_segment_header(data: bytes, number: int) -> str | None:
 
 
 def pack_record(version: int, received_at_unix_ms: int, body: bytes) -> bytes:
-    """A record as it is appended; raises ValueError if the body is larger than BODY_BYTES_MAX."""
+    """Return a record's bytes. Raises ValueError if the body is larger than BODY_BYTES_MAX."""
     if len(body) > BODY_BYTES_MAX:
         raise ValueError(f"a record of {len(body)} bytes; at most {BODY_BYTES_MAX} are possible")
     head = _RECORD.pack(_RECORD_MAGIC, len(body), received_at_unix_ms, version, zlib.crc32(body))
     return b"".join((head, _CRC.pack(zlib.crc32(head)), body))
 
 
-def scan(file: Readable, start: int, end: int) -> Iterator[Record | Damage]:
-    """Everything in [start, end) of a segment, in order: records, and what is damaged between them."""
+def scan_records(file: Readable, start: int, end: int) -> Iterator[Record | Damage]:
+    """Yield the records in [start, end) of a segment and the damage between them, in order."""
     offset = start
     while offset < end:
-        found = _read_one(file, offset, end)
+        found = _read_record(file, offset, end)
         if isinstance(found, str):
-            following = _next_record(file, offset + 1, end)
+            following = _find_next_record(file, offset + 1, end)
             yield Damage(offset, following, found)
             offset = following
         else:
@@ -108,8 +108,8 @@ def scan(file: Readable, start: int, end: int) -> Iterator[Record | Damage]:
             offset = found.next_offset
 
 
-def _read_one(file: Readable, offset: int, end: int) -> Record | Damage | str:
-    """The record at an offset; Damage if only its body is damaged; a text if there is no telling where it ends."""
+def _read_record(file: Readable, offset: int, end: int) -> Record | Damage | str:
+    """Read the record at an offset; return Damage if only its body is damaged, a text if its end is unknown."""
     file.seek(offset)
     header = _parse_header(file.read(min(RECORD_HEADER_BYTES, end - offset)))
     if isinstance(header, str):
@@ -137,8 +137,8 @@ def _parse_header(data: bytes) -> _Header | str:
     return _Header(length, received_at, version, body_crc)
 
 
-def _next_record(file: Readable, offset: int, end: int) -> int:
-    """The offset of the next record that is whole, or `end`."""
+def _find_next_record(file: Readable, offset: int, end: int) -> int:
+    """Return the offset of the next valid record, or `end`."""
     while offset < end:
         file.seek(offset)
         chunk = file.read(min(_SEARCH_BYTES, end - offset))
@@ -147,7 +147,7 @@ def _next_record(file: Readable, offset: int, end: int) -> int:
         at = chunk.find(_RECORD_MAGIC)
         if at < 0:  # the magic may lie across the chunk's end
             offset += max(1, len(chunk) - len(_RECORD_MAGIC) + 1)
-        elif isinstance(_read_one(file, offset + at, end), Record):
+        elif isinstance(_read_record(file, offset + at, end), Record):
             return offset + at
         else:
             offset += at + 1

@@ -1,56 +1,56 @@
-"""What a crash may leave at the end of the newest segment, and how it is mended when the receiver starts.
+"""Repair of the newest segment after a crash, when the receiver starts.
 
-Only the newest segment can have a torn end: the writer never goes back to an old one. Whole records stay, committed or
-not (a reader may see them from then on, and they are made durable first). Bytes after the last whole record were never
-answered with success, unless the disk lost them: they are put aside beside the segment and cut off. Damage with whole
-records after it stays where it is; it is reported here and again by every reader.
+Only the newest segment can have a torn end: the writer never reopens an old one. Valid records stay, committed or not
+(they are made durable first, and readers see them from then on). Bytes after the last valid record were never
+acknowledged with success, unless the disk lost them: they are copied to a file beside the segment and truncated. Damage
+followed by valid records stays where it is; it is reported here and again by every reader.
 """
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analytics.spool.marks import Position, sync_directory
+from analytics.spool.positions import Position, sync_directory
 from analytics.spool.records import (
     SEGMENT_HEADER_BYTES,
     Damage,
     Readable,
     Record,
     check_segment_header,
-    scan,
+    scan_records,
 )
-from analytics.spool.segments import aside_path
+from analytics.spool.segments import torn_copy_path
 
 
 @dataclass
-class Repair:
-    """What was found in a segment: whole records, damage before the last of them, and a torn end that was put aside.
+class RepairReport:
+    """Findings of a repair: valid records, damage before the last of them, and a torn end with its copy.
 
-    `lost` says whether what is torn had been committed: then the disk lost what a sender believes to be safe.
+    `lost_committed` is true if the torn end had been committed: then the disk lost acknowledged requests.
     """
 
     segment: Path
     records: int = 0
     damaged: list[Damage] = field(default_factory=list)
     torn: Damage | None = None
-    lost: bool = False
-    aside: Path | None = None
+    lost_committed: bool = False
+    torn_copy: Path | None = None
 
 
-def repair(segment: Path, number: int, committed: Position | None) -> Repair:
-    """Mend the newest segment and make it durable; raises OSError. Doing it twice changes nothing more.
+def repair_segment(segment: Path, number: int, committed: Position | None) -> RepairReport:
+    """Repair the newest segment and make it durable. Idempotent; raises OSError.
 
-    A segment with no whole record and anything else in it is put aside as a whole.
+    A segment with an invalid header and no valid record is copied as a whole and removed.
     """
-    found = Repair(segment)
+    found = RepairReport(segment)
     with segment.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        end = _survey(found, file, number, size)
+        end = _scan_segment(found, file, number, size)
         if found.torn is not None:
-            found.lost = committed is not None and committed.segment == number and committed.offset > end
-            found.aside = aside_path(segment)
+            found.lost_committed = committed is not None and committed.segment == number and committed.offset > end
+            found.torn_copy = torn_copy_path(segment)
             file.seek(end)
-            _put_aside(found.aside, file.read(size - end))
+            _write_torn_copy(found.torn_copy, file.read(size - end))
             file.truncate(end)
         os.fsync(file.fileno())
     if end == 0:
@@ -59,13 +59,13 @@ def repair(segment: Path, number: int, committed: Position | None) -> Repair:
     return found
 
 
-def _survey(found: Repair, file: Readable, number: int, size: int) -> int:
-    """Sort out what is whole, damaged and torn; returns where the whole part ends, 0 if nothing is worth keeping."""
+def _scan_segment(found: RepairReport, file: Readable, number: int, size: int) -> int:
+    """Find valid, damaged and torn bytes; return the offset where the valid part ends, 0 if there is none."""
     file.seek(0)
     wrong = check_segment_header(file.read(SEGMENT_HEADER_BYTES), number)
     damages = [] if wrong is None else [Damage(0, min(size, SEGMENT_HEADER_BYTES), wrong)]
     end = 0 if wrong is not None else SEGMENT_HEADER_BYTES
-    for one in scan(file, SEGMENT_HEADER_BYTES, size):
+    for one in scan_records(file, SEGMENT_HEADER_BYTES, size):
         if isinstance(one, Record):
             found.records += 1
             end = one.next_offset
@@ -78,7 +78,7 @@ def _survey(found: Repair, file: Readable, number: int, size: int) -> int:
     return end
 
 
-def _put_aside(path: Path, data: bytes) -> None:
+def _write_torn_copy(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -1,4 +1,4 @@
-"""The segment files of a spool: their names, and which are there."""
+"""The segment files of a spool: their names, numbers and sizes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ _NAME = re.compile(r"seg-(\d{15})\.spool")
 
 
 class Segment(NamedTuple):
-    """A segment, and how many of its bytes may be read."""
+    """A segment and the number of its bytes that may be read."""
 
     number: int
     path: str
@@ -19,23 +19,23 @@ class Segment(NamedTuple):
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where segment `number` is."""
+    """Return the path of segment `number`."""
     return directory / f"seg-{number:015d}.spool"
 
 
-def aside_path(segment: Path) -> Path:
-    """Where the torn end of a segment is kept, for somebody to look at."""
+def torn_copy_path(segment: Path) -> Path:
+    """Return the path of the copy of a segment's torn end, kept for inspection."""
     return segment.with_suffix(".torn")
 
 
-def segment_numbers(directory: Path) -> list[int]:
-    """The numbers of the segments that are there, ascending; raises OSError."""
+def list_segment_numbers(directory: Path) -> list[int]:
+    """Return the numbers of the existing segments, ascending. Raises OSError."""
     matches = (_NAME.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(match.group(1)) for match in matches if match)
 
 
-def total_bytes(directory: Path) -> int:
-    """What all segments, and the torn ends kept beside them, take up; raises OSError."""
+def total_segment_bytes(directory: Path) -> int:
+    """Return the size of all segments and of the copies of torn ends. Raises OSError."""
     with os.scandir(directory) as entries:
         return sum(_size(entry) for entry in entries if entry.name.startswith("seg-"))
 
@@ -43,5 +43,5 @@ def total_bytes(directory: Path) -> int:
 def _size(entry: "os.DirEntry[str]") -> int:
     try:
         return entry.stat().st_size
-    except FileNotFoundError:  # consumed in this moment
+    except FileNotFoundError:  # consumed since it was listed
         return 0

@@ -1,1 +1,1 @@
-"""The tables of the pipeline: their schemas, where they lie, how they are written exactly once and read."""
+"""The pipeline's tables: schemas, layout on a filesystem, exactly-once writes and snapshot reads."""

@@ -1,8 +1,8 @@
-"""The few file operations the tables need, on any Hadoop filesystem (file:, hdfs:, s3a:, …), through Spark's own JVM.
+"""The file operations that the tables need, on any Hadoop filesystem (file:, hdfs:, s3a:, …), through Spark's own JVM.
 
-What is assumed of the filesystem: listing shows what was created before (S3 has done so since 2020), a file appears
-whole under its name after `create` is closed and the file renamed, and a rename within one filesystem never loses the
-file. That a rename of a *directory* is atomic is not assumed (on s3a it is not): nothing here renames a directory.
+Assumptions: a listing shows files created before (S3 has done so since 2020), a file appears whole under its name after
+`create` is closed and the file renamed, and a rename within one filesystem never loses the file. Renames of a
+*directory* need not be atomic (on s3a they are not): no function renames a directory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TEXT_BYTES_MAX = 64 << 20
 
 
 class FilesystemError(Exception):
-    """A file operation failed: which, where, and what the filesystem said."""
+    """A failed file operation; the text has the operation, the path and the filesystem's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a directory; `modified_ms` is Unix time as the filesystem keeps it."""
+    """One entry of a directory; `modified_ms` is Unix time by the filesystem's clock."""
 
     name: str
     is_directory: bool
@@ -34,7 +34,7 @@ class Entry:
 
 
 class Filesystem:
-    """Paths are relative to `root`, with `/` between names; "" is the root itself."""
+    """Filesystem below one root. Paths are relative to `root`, with `/` between names; "" is the root itself."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         session: Any = spark
@@ -45,32 +45,32 @@ class Filesystem:
             self._fs = path.getFileSystem(configuration)
         except Py4JJavaError as error:
             raise FilesystemError(f"cannot use {root!r}: {_reason(error)}") from error
-        # Of a local disk: Parquet's pages have checksums of their own, and one file less is several processes less (to
+        # On a local disk: Parquet's pages have checksums of their own, and one file less saves several processes (to
         # set a file's permissions, Hadoop without its native library runs chmod).
         self._fs.setWriteChecksum(False)
         self.root = str(path.makeQualified(self._fs.getUri(), self._fs.getWorkingDirectory()).toString())
 
     def url(self, path: str) -> str:
-        """The path as Spark wants it."""
+        """Return the absolute URL of a path, for Spark."""
         return f"{self.root}/{path}" if path else self.root
 
     def exists(self, path: str) -> bool:
-        """Is there a file or a directory of this name."""
+        """Return True if there is a file or a directory at this path."""
         return bool(self._call("look for", path, self._fs.exists, self._path(path)))
 
     def entries(self, path: str) -> list[Entry]:
-        """What the directory holds, by name; an absent directory holds nothing."""
+        """Return a directory's entries, sorted by name; none for an absent directory."""
         if not self.exists(path):
             return []
         statuses = self._call("list", path, self._fs.listStatus, self._path(path))
         return sorted((_entry(status) for status in statuses), key=lambda entry: entry.name)
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; hidden ones, too."""
+        """Return the names in a directory, sorted, with hidden ones."""
         return [entry.name for entry in self.entries(path)]
 
     def files_below(self, path: str) -> list[str]:
-        """All visible files at any depth, relative to `path`, sorted; hidden are names that begin with . or _."""
+        """Return all visible files at any depth, relative to `path`, sorted; names with a first . or _ are hidden."""
         return sorted(self._visible(path, ""))
 
     def _visible(self, path: str, prefix: str) -> list[str]:
@@ -83,7 +83,7 @@ class Filesystem:
         return found
 
     def read_text(self, path: str) -> str | None:
-        """The file's text (UTF-8, at most TEXT_BYTES_MAX), or None where there is no such file."""
+        """Return the file's text (UTF-8, at most TEXT_BYTES_MAX), or None if there is no such file."""
         try:
             stream = self._fs.open(self._path(path))
             try:
@@ -96,7 +96,7 @@ class Filesystem:
             raise FilesystemError(f"cannot read {self.url(path)}: {_reason(error)}") from error
 
     def create_text(self, path: str, text: str) -> bool:
-        """Create the file whole: a reader sees all of it or no file of the name. False where it was there; it stays."""
+        """Create a file atomically: readers see all of it or no file. Return False, and keep the file, if it exists."""
         data = text.encode()
         if len(data) > TEXT_BYTES_MAX:
             raise FilesystemError(f"{self.url(path)} would have {len(data)} bytes, {TEXT_BYTES_MAX} are allowed")
@@ -118,7 +118,7 @@ class Filesystem:
             stream.close()
 
     def move(self, source: str, target: str) -> bool:
-        """Rename a file, creating the target's directory; False where the source is gone or the target is there."""
+        """Rename a file, creating the target's directory; return False if the source is gone or the target exists."""
         parent = target.rpartition("/")[0]
         if parent:
             self._call("create directory", parent, self._fs.mkdirs, self._path(parent))
@@ -132,7 +132,7 @@ class Filesystem:
             ) from error
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a directory with all it holds; what is not there needs no removing."""
+        """Delete a file, or a directory with its content; do nothing for an absent path."""
         self._call("delete", path, self._fs.delete, self._path(path), True)
 
     def _path(self, path: str) -> Any:
@@ -151,5 +151,5 @@ def _entry(status: Any) -> Entry:
 
 
 def _reason(error: Py4JJavaError) -> str:
-    """What Java said, on one line: a stack of Scala frames helps no operator."""
+    """Return the first line of Java's message: a stack of Scala frames helps no operator."""
     return str(error.java_exception.toString()).splitlines()[0]

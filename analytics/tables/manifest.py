@@ -1,7 +1,7 @@
-"""Which version of the schema a root was written with: `_manifest-000001.json`, the highest number counts.
+"""The schema version of a root's tables: the highest number of the files `_manifest-000001.json`, ….
 
-Columns are only added, so a newer program reads older tables (what a file does not have is null) and an older program
-must not write newer ones: it would drop the columns that it does not know. A manifest is never overwritten, for no
+Columns are only added, so a newer program reads older tables (columns that a file lacks are null) and an older program
+must not write newer ones: it would drop columns that it does not know. A manifest is never overwritten, since no
 operation overwrites atomically on every filesystem.
 """
 
@@ -20,8 +20,8 @@ class NewerTables(Exception):
     """The tables were written by a newer version of this program."""
 
 
-def version(files: Filesystem) -> int | None:
-    """The schema's version of the tables, None where there are none yet. Raises NewerTables."""
+def read_version(files: Filesystem) -> int | None:
+    """Return the tables' schema version; None if there are no tables yet. Raises NewerTables."""
     found = [int(match[1]) for name in files.names("") if (match := _NAME.fullmatch(name))]
     newest = max(found, default=None)
     if newest is not None and newest > SCHEMA_VERSION:
@@ -32,9 +32,9 @@ def version(files: Filesystem) -> int | None:
     return newest
 
 
-def ensure(files: Filesystem) -> None:
-    """Before the first write: say that the tables are now of this program's version. Raises NewerTables."""
-    if version(files) == SCHEMA_VERSION:
+def ensure_manifest(files: Filesystem) -> None:
+    """Write this program's manifest, before the first write of tables. Raises NewerTables."""
+    if read_version(files) == SCHEMA_VERSION:
         return
     columns = {name: schema.simpleString() for name, schema in SCHEMAS.items()}
     name = f"_manifest-{SCHEMA_VERSION:06}.json"

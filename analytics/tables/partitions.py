@@ -13,42 +13,42 @@ HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 def hour_of(moment: datetime) -> datetime:
-    """The hour that holds a moment. Raises ValueError for a moment without a time zone."""
+    """Return the start of the hour that holds a moment. Raises ValueError for a moment without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment} has no time zone")
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def hour_text(hour: datetime) -> str:
-    """`2026-11-21T07`, what marks and messages call an hour."""
+    """Return an hour as `2026-11-21T07`, the form in marks and messages."""
     return hour_of(hour).strftime(HOUR_FORMAT)
 
 
 def hour_from_text(text: str) -> datetime:
-    """The inverse of `hour_text`. Raises ValueError."""
+    """Parse the form of `hour_text`. Raises ValueError."""
     return datetime.strptime(text, HOUR_FORMAT).replace(tzinfo=UTC)
 
 
 def partition_of(table: str, hour: datetime) -> str:
-    """The partition of `table` that holds this hour, relative to the table; "" for a table without partitions."""
+    """Return the partition of `table` with this hour, relative to the table; "" for a table without partitions."""
     hour = hour_of(hour)
     names = {"date": f"date={hour:%Y-%m-%d}", "hour": f"hour={hour.hour}"}
     return "/".join(names[column] for column in PARTITIONS[table])
 
 
 def partitions_of(table: str, hours: Iterable[datetime]) -> list[str]:
-    """The partitions that hold these hours, each once, sorted."""
+    """Return the partitions that hold these hours, each once, sorted."""
     return sorted({partition_of(table, hour) for hour in hours})
 
 
 def day_of(partition: str) -> date | None:
-    """The day of a partition's first directory, None for a name that is not one."""
+    """Return the day of a partition's first directory; None for other names."""
     match = _DAY.match(partition)
     return date(*map(int, match.groups())) if match else None
 
 
 def hour_of_partition(partition: str) -> datetime:
-    """The first hour of a partition. Raises ValueError for what is not one."""
+    """Return the first hour of a partition. Raises ValueError for other names."""
     day, _, hour = partition.partition("/")
     if (parsed := day_of(day)) is None or (hour and not re.fullmatch(r"hour=\d{1,2}", hour)):
         raise ValueError(f"{partition!r} is not a partition")

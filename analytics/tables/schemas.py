@@ -1,7 +1,7 @@
-"""The schema of every table, and the columns that its directories are named for. Meanings: docs/analytics-tables.md.
+"""The schema and the partition columns of every table. Meanings: docs/analytics-tables.md.
 
-Columns are only added, never renamed, retyped or removed: old files stay readable, and a column that they do not have
-is null. All timestamps are UTC with a precision of milliseconds. The columns of PARTITIONS come last in a schema.
+Columns are only added, never renamed, retyped or removed: old files stay readable, and columns that they lack are null.
+All timestamps are UTC with a precision of milliseconds. The columns of PARTITIONS come last in a schema.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ SCHEMA_VERSION: Final = 1
 
 
 def _struct(*columns: tuple[str, DataType] | tuple[str, DataType, bool]) -> StructType:
-    """Columns are (name, type), or (name, type, True) where null is a value."""
+    """Return a struct type of columns (name, type), or (name, type, True) if nullable."""
     return StructType([StructField(column[0], column[1], len(column) > 2) for column in columns])  # noqa: PLR2004
 
 
@@ -49,7 +49,7 @@ _BUCKETS = (
     ("negative_counts", _DOUBLES),
     ("custom_bounds", _DOUBLES),
 )
-# Whatever is read from Parquet may be null to Spark, and it casts no array, map or struct to one that says otherwise.
+# Spark regards everything read from Parquet as nullable, and casts no array, map or struct to a non-nullable one.
 HISTOGRAM: Final = _struct(*((name, kind, True) for name, kind in _BUCKETS))
 
 SERIES: Final = _struct(
@@ -115,7 +115,7 @@ HISTOGRAMS_1M: Final = _struct(*_HISTOGRAM_ROLLUP, *_DATE_HOUR)
 HISTOGRAMS_1H: Final = _struct(*_HISTOGRAM_ROLLUP, *_DATE)
 HISTOGRAMS_1D: Final = HISTOGRAMS_1H
 
-# What each counter of the proxy's usage contributed to which hour: what usage_hourly is summed from.
+# The growth of each of the proxy's usage counters by hour: usage_hourly is summed from it.
 USAGE_LEDGER: Final = _struct(
     ("series_id", _LONG),
     ("cluster", _STRING),
@@ -161,4 +161,4 @@ PARTITIONS: Final[dict[str, tuple[str, ...]]] = {
     name: tuple(field for field in ("date", "hour") if field in schema.fieldNames()) for name, schema in SCHEMAS.items()
 }
 CONTENT: Final = _struct(("content", BinaryType(), True))
-"""Whole files, as `Tables.contents` gives them."""
+"""Whole files, as returned by `Tables.read_file_contents`."""

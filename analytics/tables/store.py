@@ -18,21 +18,21 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from analytics.tables import commits, dirty, manifest
+from analytics.tables import commits, dirty_hours, manifest
 from analytics.tables.filesystem import Entry, Filesystem
 from analytics.tables.partitions import day_of, hour_of_partition, partitions_of
 from analytics.tables.schemas import CONTENT, PARTITIONS, SCHEMAS
-from analytics.tables.transaction import Transaction, empty
+from analytics.tables.transaction import Transaction, empty_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-SNAPSHOT_TRIES_MAX = 60
+SNAPSHOT_ATTEMPTS_MAX = 60
 SNAPSHOT_PAUSE_S = 0.5
 
 
 class NoSnapshot(Exception):
-    """Other jobs changed the tables all the time while this one wanted to read them."""
+    """Other jobs changed the tables during every attempt to list them."""
 
 
 class NoTables(Exception):
@@ -40,7 +40,7 @@ class NoTables(Exception):
 
 
 class Tables:
-    """One root on any Hadoop filesystem. Raises FilesystemError, NewerTables, BrokenCommit and NoSnapshot."""
+    """The tables below a root on a Hadoop filesystem. Raises FilesystemError, NewerTables, BrokenCommit, NoSnapshot."""
 
     def __init__(self, spark: SparkSession, files: Filesystem) -> None:
         self.spark = spark
@@ -48,40 +48,42 @@ class Tables:
 
     @classmethod
     def open(cls, spark: SparkSession, root: str, *, create: bool = True) -> Tables:
-        """Check the manifest, and finish what a killed job left. Raises NoTables where `create` is false."""
+        """Check the manifest and apply pending changes. Raises NoTables if there are none and `create` is false."""
         files = Filesystem(spark, root)
-        if not create and manifest.version(files) is None:
+        if not create and manifest.read_version(files) is None:
             raise NoTables(f"there are no tables at {files.root}: has `ingest` run, and with the same --tables?")
-        manifest.ensure(files)
-        commits.recover(files)
+        manifest.ensure_manifest(files)
+        commits.apply_pending(files)
         return cls(spark, files)
 
     def read(self, table: str, hours: Iterable[datetime] | None = None) -> DataFrame:
-        """A snapshot of a table: rows of whole changes only. `hours`: only the partitions that hold these hours."""
+        """Return a snapshot of a table, with whole changes only. `hours`: only the partitions that hold these hours."""
         partitions = None if hours is None else partitions_of(table, hours)
-        for _ in range(SNAPSHOT_TRIES_MAX):
-            before = commits.state(self.files)
+        for _ in range(SNAPSHOT_ATTEMPTS_MAX):
+            before = commits.read_state(self.files)
             if not before[0]:
-                frame = self._frame(table, partitions)  # Spark lists the files here, not when the rows are read
-                if commits.state(self.files) == before:
+                frame = self._read_partitions(
+                    table, partitions
+                )  # Spark lists the files here, not when the rows are read
+                if commits.read_state(self.files) == before:
                     return frame
             else:
                 time.sleep(SNAPSHOT_PAUSE_S)
-                commits.recover(self.files)
-        raise NoSnapshot(f"{self.files.url(table)} was changed {SNAPSHOT_TRIES_MAX} times while it was being listed")
+                commits.apply_pending(self.files)
+        raise NoSnapshot(f"{self.files.url(table)} was changed {SNAPSHOT_ATTEMPTS_MAX} times while it was being listed")
 
-    def _frame(self, table: str, partitions: list[str] | None) -> DataFrame:
+    def _read_partitions(self, table: str, partitions: list[str] | None) -> DataFrame:
         paths = [table] if partitions is None else [f"{table}/{name}" for name in partitions]
         present = [self.files.url(path) for path in paths if self.files.exists(path)]
         if not present:
-            return empty(self.spark, SCHEMAS[table])
+            return empty_frame(self.spark, SCHEMAS[table])
         return self._reader(table).parquet(*present)
 
     def _reader(self, table: str) -> DataFrameReader:
         return self.spark.read.schema(SCHEMAS[table]).option("basePath", self.files.url(table))
 
     def partitions(self, table: str) -> list[str]:
-        """The partitions that a table has (`date=…/hour=…`), sorted; [""] for a table without partitions."""
+        """Return a table's partitions (`date=…/hour=…`), sorted; [""] for a table without partitions."""
         found = [""]
         for column in PARTITIONS[table]:
             found = [
@@ -93,7 +95,7 @@ class Tables:
         return sorted(found)
 
     def hours(self, table: str, first: datetime, last: datetime) -> list[datetime]:
-        """The hours (of a table by day, the days' first hours) from `first` to `last` that the table has, sorted."""
+        """Return the table's hours (of a table by day, the days' first hours) from `first` to `last`, sorted."""
         days = [
             name
             for name in self.files.names(table)
@@ -110,47 +112,49 @@ class Tables:
         return sorted(hour for hour in found if first <= hour <= last)
 
     def visible_files(self, table: str, partition: str) -> list[Entry]:
-        """The files of one partition that have rows."""
+        """Return the data files of one partition."""
         entries = self.files.entries(f"{table}/{partition}".rstrip("/"))
         return [entry for entry in entries if not entry.is_directory and entry.name[0] not in "._"]
 
     def read_files(self, table: str, partition: str, names: Iterable[str]) -> DataFrame:
-        """The rows of these files of a partition."""
+        """Return the rows of these files of a partition."""
         urls = [self.files.url(f"{table}/{partition}".rstrip("/") + f"/{name}") for name in names]
         return self._reader(table).parquet(*urls)
 
-    def contents(self, table: str, hours: Iterable[datetime], *, bytes_max: int) -> tuple[DataFrame, DataFrame]:
-        """A snapshot as `read` gives it, but the files up to this size as they are (a row each, column `content`) and
-        the rows of all others: a Python worker reads Parquet several times as fast as Spark hands it rows.
+    def read_file_contents(
+        self, table: str, hours: Iterable[datetime], *, bytes_max: int
+    ) -> tuple[DataFrame, DataFrame]:
+        """Return a snapshot in two parts: files up to `bytes_max` as binary (a row each, column `content`), and the
+        rows of all others. A Python worker reads Parquet several times as fast as Spark passes rows to it.
         """
         files = [unquote(url) for url in self.read(table, hours).inputFiles()]
         if not files:
-            return empty(self.spark, CONTENT), empty(self.spark, SCHEMAS[table])
+            return empty_frame(self.spark, CONTENT), empty_frame(self.spark, SCHEMAS[table])
         found = self.spark.read.format("binaryFile").load(files)
         large = [row["path"] for row in found.where(found["length"] > bytes_max).select("path").collect()]
-        rows = self._reader(table).parquet(*large) if large else empty(self.spark, SCHEMAS[table])
+        rows = self._reader(table).parquet(*large) if large else empty_frame(self.spark, SCHEMAS[table])
         return found.where(found["length"] <= bytes_max).select("content"), rows
 
     def is_done(self, identity: str) -> bool:
-        """Was the change of this name made, before now or by applying what a killed process had committed."""
-        commits.recover(self.files)
+        """Return True if the change of this name was applied, after applying what is pending."""
+        commits.apply_pending(self.files)
         return commits.is_done(self.files, identity)
 
-    def dirty(self, queue: str) -> dirty.Dirty:
-        """What the queue's job has to recompute. Take it before reading."""
-        commits.recover(self.files)
-        return dirty.take(self.files, queue)
+    def dirty_hours(self, queue: str) -> dirty_hours.DirtyHours:
+        """Return the hours that the queue's job has to recompute. Call this before reading the tables."""
+        commits.apply_pending(self.files)
+        return dirty_hours.read_dirty_hours(self.files, queue)
 
     @contextmanager
     def transaction(self, what: str, *, identity: str | None = None) -> Iterator[Transaction]:
-        """All that is written inside becomes visible at the end, or nothing after an exception.
+        """Run the block as one change: its writes become visible at the end, or not at all after an exception.
 
-        Give an `identity` where the same change may come again, and ask `is_done` for it before.
+        Pass an `identity` if the same change may recur, and check `is_done` for it first.
         """
         change = Transaction(self, identity or commits.new_id(what))
         try:
             yield change
         except BaseException:
-            change.abandon()
+            change.discard_staged()
             raise
-        change.commit()
+        change.commit_change()

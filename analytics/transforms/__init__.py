@@ -1,1 +1,1 @@
-"""What is computed from samples: counters' growth, rollups, histograms, usage. DataFrames in, DataFrames out."""
+"""Computations on samples: counters' growth, rollups, histograms, usage. DataFrames in, DataFrames out."""

@@ -1,24 +1,25 @@
-"""The counter model in plain Python: what a rollup's row says about the samples of one series in one stretch of time.
+"""The counter model in plain Python: a mergeable summary of one series' samples in one period.
 
-This module is the definition; `kernel.py` computes the same with arrays. A state knows its first and last sample and
-what happened between them. Two states that follow each other merge: their numbers add, and to them the growth from the
-first state's last sample to the second's first. `merge` is associative and EMPTY is its identity, so any split of a
-series, merged in any grouping, gives what the samples themselves give. States that overlap in time cannot be merged:
-the result is `mixed`, remembers only its ends, and stands for "ask the samples".
+This module is the definition; `kernel.py` computes the same with arrays. A state has its first and last sample and the
+growth between them. Two consecutive states merge: their numbers add, plus the growth from the first state's last sample
+to the second's first. `merge` is associative and EMPTY is its identity, so any split of a series, merged in any
+grouping, gives the same as the samples themselves. States that overlap in time cannot be merged: the result is `mixed`,
+has only its ends, and means that the samples must be read again.
 
-Growth from a sample to the next (`growth`), for a counter that may start again at zero:
+Growth from a sample to the next (`growth`), for a counter that may restart at zero:
 
-* its start timestamp changed, and is not before the earlier sample: it was restarted, the growth is the new value;
-* both have the same start timestamp: it was not (OpenTelemetry's unbroken sequence), the growth is the difference, even
-  where that is negative: two replicas whose clocks differ told of one counter out of order;
-* nothing is known, and the value fell: a restart, too; else the difference.
+* the start timestamp changed, and is not before the earlier sample: a restart, the growth is the new value;
+* both have the same start timestamp: no restart (OpenTelemetry's unbroken sequence), the growth is the difference, even
+  if negative: two replicas with different clocks reported one counter out of order;
+* no start timestamp, and the value fell: a restart, too; else the difference.
 
 Growth before the first sample of a series (`growth_at_first`): its value, if it started within the lookback, else 0,
-for nobody knows what was counted before, or since when.
+since the time over which it was counted is unknown.
 
-Sums are exact. A double is put as a multiple of 2^-53 (`fixed`), the sum of those is kept in two doubles whose own sums
-have no rounding error: the same samples give the same bits in any order. That holds for whole numbers up to 2^53, and
-for fractions while the sum stays below 2^32; beyond, the last bits may depend on the order, as with any sum of doubles.
+Sums are exact. A double is rounded to a multiple of 2^-53 (`to_fixed_point`), the sum of those is stored in two doubles
+whose own sums have no rounding error: the same samples give the same bits in any order. That holds for whole numbers up
+to 2^53, and for fractions while the sum stays below 2^32; beyond, the last bits may depend on the order, as with any
+sum of doubles.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DAY_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Milliseconds since 1970; `start_ts` is NO_START where unknown. The value is no NaN."""
+    """A sample. Times are milliseconds since 1970; `start_ts` is NO_START if unknown. The value is not NaN."""
 
     ts: int
     value: float
@@ -47,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CounterState:
-    """What is known of one series' samples from `first` to `last`; `increase` is the growth between these two."""
+    """Summary of one series' samples from `first` to `last`; `increase` is the growth between these two."""
 
     n: int = 0
     sum: Fraction = Fraction(0)
@@ -63,7 +64,7 @@ class CounterState:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A row of a rollup: the samples in [start, start + width), and the growth up to them."""
+    """A row of a rollup: the samples in [start, start + width), and the growth up to the first (`entry`)."""
 
     start: int
     state: CounterState
@@ -76,8 +77,8 @@ class Window:
 EMPTY: Final = CounterState()
 
 
-def fixed(value: float) -> Fraction:
-    """The multiple of 2^-53 that stands for the value in sums; the value itself from 2^32 on."""
+def to_fixed_point(value: float) -> Fraction:
+    """Round to the multiple of 2^-53 that represents the value in sums; values from 2^32 on stay."""
     if abs(value) >= SPLIT_BELOW:
         return Fraction(value)
     high = round(value * HIGH_GRID) / HIGH_GRID
@@ -85,7 +86,7 @@ def fixed(value: float) -> Fraction:
 
 
 def growth(earlier: Sample, later: Sample) -> tuple[float, int, int]:
-    """The counter's growth between two samples that follow each other, whether it was reset, whether they overlap."""
+    """Return the growth between two consecutive samples, the number of resets (0, 1) and of overlaps (0, 1)."""
     known = later.start_ts != NO_START
     restarted = known and later.start_ts != earlier.start_ts and later.start_ts >= earlier.ts
     unbroken = known and later.start_ts == earlier.start_ts
@@ -96,22 +97,22 @@ def growth(earlier: Sample, later: Sample) -> tuple[float, int, int]:
 
 
 def growth_at_first(first: Sample, horizon_ms: int) -> float:
-    """What the counter counted up to its first sample, where that is known: it started at or after `horizon_ms`."""
+    """Return the growth up to a counter's first sample: its value if it started at or after `horizon_ms`, else 0."""
     return _finite(first.value) if first.start_ts != NO_START and horizon_ms <= first.start_ts < first.ts else 0.0
 
 
 def horizon(ts: int, lookback_days: int) -> int:
-    """Samples before this moment are not looked at for the growth up to a sample at `ts`."""
+    """Return the moment before which samples do not count for the growth up to a sample at `ts`."""
     return ts // DAY_MS * DAY_MS - lookback_days * DAY_MS
 
 
-def of_sample(sample: Sample) -> CounterState:
-    """The state of a single sample."""
-    return CounterState(1, fixed(sample.value), sample.value, sample.value, sample, sample)
+def state_of_sample(sample: Sample) -> CounterState:
+    """Return the state of a single sample."""
+    return CounterState(1, to_fixed_point(sample.value), sample.value, sample.value, sample, sample)
 
 
 def merge(earlier: CounterState, later: CounterState) -> CounterState:
-    """The state of both; `mixed` if `later` does not begin after `earlier` ends."""
+    """Merge two states; the result is `mixed` if `later` does not begin after `earlier` ends."""
     if earlier.first is None or earlier.last is None:
         return later
     if later.first is None or later.last is None:
@@ -128,22 +129,22 @@ def merge(earlier: CounterState, later: CounterState) -> CounterState:
         max=max(earlier.max, later.max),
         first=earlier.first,
         last=later.last,
-        increase=earlier.increase + fixed(gained) + later.increase,
+        increase=earlier.increase + to_fixed_point(gained) + later.increase,
         resets=earlier.resets + reset + later.resets,
         overlaps=earlier.overlaps + overlap + later.overlaps,
     )
 
 
-def of_samples(samples: Iterable[Sample]) -> CounterState:
-    """The state of samples in any order; of several with one timestamp the largest counts, the rest are duplicates."""
+def state_of_samples(samples: Iterable[Sample]) -> CounterState:
+    """Return the state of samples in any order; of several with one timestamp the largest counts."""
     state = EMPTY
-    for sample in unique(samples):
-        state = merge(state, of_sample(sample))
+    for sample in deduplicate(samples):
+        state = merge(state, state_of_sample(sample))
     return state
 
 
-def unique(samples: Iterable[Sample]) -> list[Sample]:
-    """In order of time, one sample for each timestamp: the largest value, then the latest start."""
+def deduplicate(samples: Iterable[Sample]) -> list[Sample]:
+    """Return the samples in order of time, one for each timestamp: the largest value, then the latest start."""
     kept: list[Sample] = []
     for sample in sorted(samples, key=_precedence):
         if not kept or kept[-1].ts != sample.ts:
@@ -152,7 +153,7 @@ def unique(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def merge_all(states: Iterable[CounterState]) -> CounterState:
-    """The state of states in any order."""
+    """Merge states in any order."""
     total = EMPTY
     for state in sorted((state for state in states if state.first), key=lambda state: _precedence(_first(state))):
         total = merge(total, state)
@@ -160,31 +161,31 @@ def merge_all(states: Iterable[CounterState]) -> CounterState:
 
 
 def windows(samples: Iterable[Sample], width_ms: int, lookback_days: int, tail: Sample | None = None) -> list[Window]:
-    """The rows that these samples give; `tail` is the series' last sample before all of them."""
+    """Return the windows of these samples; `tail` is the series' last sample before all of them."""
     groups: dict[int, list[Sample]] = {}
-    for sample in unique(samples):
+    for sample in deduplicate(samples):
         groups.setdefault(sample.ts // width_ms * width_ms, []).append(sample)
     rows = []
     for start, group in groups.items():
-        rows.append(enter(start, of_samples(group), tail, lookback_days))
+        rows.append(window_of_state(start, state_of_samples(group), tail, lookback_days))
         tail = group[-1]
     return rows
 
 
-def enter(start: int, state: CounterState, tail: Sample | None, lookback_days: int) -> Window:
-    """The window of a state, whose series had `tail` as the last sample before: the growth up to it is the window's."""
+def window_of_state(start: int, state: CounterState, tail: Sample | None, lookback_days: int) -> Window:
+    """Return the window of a state, with the growth from `tail`, the series' last sample before it."""
     first = _first(state)
     limit = horizon(first.ts, lookback_days)
     if tail is None or tail.ts < limit:
         entry, reset, overlap = growth_at_first(first, limit), 0, 0
     else:
         entry, reset, overlap = growth(tail, first)
-    increase = fixed(entry) + state.increase
+    increase = to_fixed_point(entry) + state.increase
     return Window(start, state, entry, increase, state.resets + reset, state.overlaps + overlap)
 
 
 def coarser(rows: Sequence[Window], width_ms: int) -> list[Window]:
-    """Rows of wider windows from rows in order of time: everything adds, growth up to a window is there already."""
+    """Sum rows, in order of time, to wider windows: each row already has the growth up to its first sample."""
     wide: dict[int, Window] = {}
     for row in rows:
         start = row.start // width_ms * width_ms

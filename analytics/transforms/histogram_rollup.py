@@ -1,8 +1,8 @@
-"""Native histograms to windows of a minute, and windows to wider ones, on DataFrames.
+"""Rollup of native histograms to windows of a minute, and of windows to wider ones, on DataFrames.
 
-The same model as the counters' (`counter_state.py`): the growth from a sample to the next belongs to the window of the
-later one. Histograms are some hundred times fewer than plain samples, so all of a series go to one worker, in order of
-time, and are added one after the other: no partial states, and the same sums in every run.
+The model is the counters' (`counter_state.py`): the growth from a sample to the next belongs to the window of the later
+one. Histograms are some hundred times fewer than plain samples, so all of a series go to one worker, in order of time,
+and are added one by one: there are no partial states, and sums are the same in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -30,10 +30,10 @@ from analytics.transforms.histograms import (
     HistogramSample,
     Incompatible,
     add,
+    empty_like,
     from_row,
     growth,
     growth_at_first,
-    nothing_like,
     to_row,
 )
 from analytics.transforms.rollup import MINUTE_MS, run_of
@@ -47,8 +47,11 @@ _BATCH_ROWS: Final = 4096
 _OFFSETS: Final = ("positive_offsets", "negative_offsets")
 
 
-def usable(histograms: DataFrame) -> Column:
-    """Which histograms are of a known schema and of BUCKETS_MAX buckets at most: the rest can be in no rollup."""
+def is_usable(histograms: DataFrame) -> Column:
+    """Return a column that is true for histograms of a known schema with at most BUCKETS_MAX buckets.
+
+    The others are in no rollup.
+    """
     schema = histograms["schema"]
     buckets = sum((F.coalesce(F.size(histograms[name]), F.lit(0)) for name in _OFFSETS), F.lit(0))
     is_known = (schema == CUSTOM_BOUNDS) | schema.between(SCHEMA_MIN, SCHEMA_MAX)
@@ -56,8 +59,8 @@ def usable(histograms: DataFrame) -> Column:
 
 
 def single_histograms(histograms: DataFrame) -> DataFrame:
-    """The usable rows of the table `histograms` as (series_id, ts, start, is_tail, histogram)."""
-    return histograms.where(usable(histograms)).select(
+    """Return the usable rows of the table `histograms` as (series_id, ts, start, is_tail, histogram)."""
+    return histograms.where(is_usable(histograms)).select(
         "series_id",
         F.unix_millis("ts").alias("ts"),
         F.coalesce(F.unix_millis("start_ts"), F.lit(NO_START)).alias("start"),
@@ -67,7 +70,7 @@ def single_histograms(histograms: DataFrame) -> DataFrame:
 
 
 def histogram_tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
-    """The last histogram of each series before each run of consecutive `hours`; as `rollup.tails`."""
+    """Return the last histogram of each series before each run of consecutive `hours`; as `rollup.tails`."""
     before = rows.where(F.col("window") < F.lit(max(hours))).groupBy("series_id", run_of(hours).alias("run"))
     last = before.agg(F.max_by(F.struct("last_ts", "last_start_ts", "last"), "last_ts").alias("row"))
     return last.select(
@@ -80,14 +83,14 @@ def histogram_tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
 
 
 def histogram_windows(rows: DataFrame, lookback_days: int) -> DataFrame:
-    """Rows of histograms_1m of `single_histograms` and `histogram_tails`."""
+    """Compute rows of histograms_1m from `single_histograms` and `histogram_tails`."""
     ordered = rows.repartition("series_id").sortWithinPartitions("series_id", "ts", F.desc("histogram.count"))
     windows = ordered.mapInArrow(partial(_minutes, lookback_days=lookback_days), _ROWS)
     return windows.select("*", F.to_date("window").alias("date"), F.hour("window").alias("hour"))
 
 
 def coarser_histograms(rows: DataFrame, unit: str) -> DataFrame:
-    """Rows of histograms_1h (`unit` "hour") or histograms_1d ("day") from finer ones."""
+    """Compute rows of histograms_1h (`unit` "hour") or histograms_1d ("day") from finer ones."""
     finer = rows.select(*_ROWS.fieldNames(), F.date_trunc(unit, "window").alias("wide"))
     ordered = finer.repartition("series_id").sortWithinPartitions("series_id", "window")
     return ordered.mapInArrow(_coarser, _ROWS).select("*", F.to_date("window").alias("date"))
@@ -96,22 +99,22 @@ def coarser_histograms(rows: DataFrame, unit: str) -> DataFrame:
 def minutes_of(
     series_id: int, samples: Iterable[tuple[HistogramSample, bool]], lookback_days: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows of one series; its samples in order of time, each with whether it is a tail."""
+    """Yield the rows of one series from its samples in order of time, each with True if it is a tail."""
     previous: HistogramSample | None = None
     for start, group in groupby(samples, key=lambda pair: pair[0].ts // MINUTE_MS * MINUTE_MS):
-        window = _Window(series_id, start)
+        window = _HistogramWindow(series_id, start)
         for sample, is_tail in group:
             if previous is not None and sample.ts == previous.ts:
                 continue  # a duplicate; the one with the larger count came first
             if not is_tail:
-                window.take(sample, previous, lookback_days)
+                window.add_sample(sample, previous, lookback_days)
             previous = sample
         if window.n:
             yield window.row()
 
 
-class _Window:
-    """One window of one series while its samples come in."""
+class _HistogramWindow:
+    """Accumulator of one window of one series."""
 
     def __init__(self, series_id: int, start: int) -> None:
         self._series_id, self._start = series_id, start
@@ -120,7 +123,7 @@ class _Window:
         self._last: HistogramSample | None = None
         self._increase: Histogram | None = None
 
-    def take(self, sample: HistogramSample, previous: HistogramSample | None, lookback_days: int) -> None:
+    def add_sample(self, sample: HistogramSample, previous: HistogramSample | None, lookback_days: int) -> None:
         self.n += 1
         self._first = self._first or sample
         self._last = sample
@@ -139,7 +142,7 @@ class _Window:
     def row(self) -> dict[str, Any]:
         assert self._first is not None
         assert self._last is not None
-        increase = self._increase if self._increase is not None else nothing_like(self._last.histogram)
+        increase = self._increase if self._increase is not None else empty_like(self._last.histogram)
         return {
             "series_id": self._series_id,
             "window": _moment(self._start),
@@ -155,7 +158,7 @@ class _Window:
 
 
 def merged_row(rows: Sequence[dict[str, Any]], start: datetime) -> dict[str, Any]:
-    """One row of a wider window, of the rows of one series in order of time."""
+    """Merge the rows of one series, in order of time, to a row of a wider window."""
     total, refused = from_row(rows[0]["increase"]), sum(row["refused"] for row in rows)
     for row in rows[1:]:
         try:

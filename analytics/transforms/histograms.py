@@ -1,15 +1,16 @@
 """Native histograms in plain Python: their growth, and the sum of growths over common bounds.
 
-A histogram of schema -53 has bounds of its own (a converted classic one); one of -4 to 8 has exponential bounds, bucket
-i ending at 2^(i / 2^schema), and a bucket of zero. Two are brought to *common bounds* before anything else:
+A histogram of schema -53 has custom bounds (a converted classic one); one of -4 to 8 has exponential bounds, with the
+upper bound of bucket i at 2^(i / 2^schema), and a zero bucket. Two are converted to *common bounds* before any other
+operation:
 
-* exponential: the coarser schema; two buckets of the finer one are one of the coarser. The wider zero bucket; it takes
-  in whole buckets, and widens to the end of one that it cuts in two.
-* custom: the bounds that both have; what lies between them adds up. None in common: they cannot be brought together.
-* one of each: they cannot be brought together either.
+* exponential: the coarser schema; two buckets of the finer one are one of the coarser. The wider zero bucket; it
+  absorbs whole buckets, and widens to the end of one that it would cut in two.
+* custom: the bounds that both have; buckets between them are summed. Without any in common they are incompatible.
+* one of each: they are incompatible.
 
-What cannot be brought together raises Incompatible; a rollup leaves such a histogram out and counts it in `refused`.
-Quantiles are never merged: they are computed from the summed buckets.
+Incompatible histograms raise Incompatible; a rollup leaves such a histogram out and counts it in `refused`. Quantiles
+are never merged: they are computed from the summed buckets.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Incompatible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Buckets are index → count in the bucket, not cumulative; of custom bounds, index i ends at custom_bounds[i]."""
+    """A native histogram. Buckets: index → count, not cumulative; a custom bucket i ends at custom_bounds[i]."""
 
     schema: int
     count: float = 0.0
@@ -47,15 +48,15 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """A histogram at a moment (milliseconds since 1970); `start_ts` is NO_START where unknown."""
+    """A histogram at a moment (milliseconds since 1970); `start_ts` is NO_START if unknown."""
 
     ts: int
     histogram: Histogram
     start_ts: int = NO_START
 
 
-def common(first: Histogram, second: Histogram) -> tuple[Histogram, Histogram]:
-    """Both over common bounds. Raises Incompatible."""
+def to_common_bounds(first: Histogram, second: Histogram) -> tuple[Histogram, Histogram]:
+    """Convert both to common bounds. Raises Incompatible."""
     if (first.schema == CUSTOM_BOUNDS) != (second.schema == CUSTOM_BOUNDS):
         raise Incompatible("one has custom bounds, the other exponential ones")
     if first.schema == CUSTOM_BOUNDS:
@@ -69,21 +70,21 @@ def common(first: Histogram, second: Histogram) -> tuple[Histogram, Histogram]:
 
 
 def add(first: Histogram, second: Histogram) -> Histogram:
-    """The sum over common bounds. Raises Incompatible."""
-    first, second = common(first, second)
+    """Add two histograms over common bounds. Raises Incompatible."""
+    first, second = to_common_bounds(first, second)
     return _combine(first, second, 1.0)
 
 
 def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram, int]:
-    """What was observed between two samples that follow each other, and whether it was reset. Raises Incompatible.
+    """Return the observations between two consecutive samples, and the number of resets (0, 1). Raises Incompatible.
 
     As with counters: a new start timestamp is a reset; without one, a fall of the count or of any bucket is. (The sum
-    may fall without: observations may be negative.)
+    may fall without a reset: observations may be negative.)
     """
     known = later.start_ts != NO_START
     if known and later.start_ts != earlier.start_ts and later.start_ts >= earlier.ts:
         return later.histogram, 1
-    before, after = common(earlier.histogram, later.histogram)
+    before, after = to_common_bounds(earlier.histogram, later.histogram)
     difference = _combine(after, before, -1.0)
     unbroken = known and later.start_ts == earlier.start_ts
     if not unbroken and _has_fallen(difference):
@@ -92,22 +93,22 @@ def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram,
 
 
 def growth_at_first(first: HistogramSample, horizon_ms: int) -> Histogram:
-    """All of it, where it started at or after `horizon_ms`; nothing where that is not known."""
+    """Return the growth up to the first sample: all of it if it started at or after `horizon_ms`, else nothing."""
     if first.start_ts != NO_START and horizon_ms <= first.start_ts < first.ts:
         return first.histogram
-    return nothing_like(first.histogram)
+    return empty_like(first.histogram)
 
 
-def nothing_like(histogram: Histogram) -> Histogram:
-    """An empty histogram of the same bounds."""
+def empty_like(histogram: Histogram) -> Histogram:
+    """Return an empty histogram of the same bounds."""
     return Histogram(histogram.schema, zero_threshold=histogram.zero_threshold, custom_bounds=histogram.custom_bounds)
 
 
 def quantile(histogram: Histogram, q: float) -> float:
-    """The value below which a share q of the observations lies; NaN without any.
+    """Return the value below which a share q of the observations lies; NaN without observations.
 
-    Between a bucket's ends it is interpolated: on a logarithmic scale for exponential buckets, linearly for custom ones
-    and for zero, as PromQL's histogram_quantile does.
+    Within a bucket it is interpolated: on a logarithmic scale for exponential buckets, linearly for custom ones and for
+    zero, as PromQL's histogram_quantile does.
     """
     total = histogram.zero_count + sum(histogram.positive.values()) + sum(histogram.negative.values())
     if not total > 0:
@@ -121,7 +122,7 @@ def quantile(histogram: Histogram, q: float) -> float:
 
 
 def from_row(row: Mapping[str, Any]) -> Histogram:
-    """Of the columns of the schema HISTOGRAM."""
+    """Make a histogram from the columns of the schema HISTOGRAM."""
     return Histogram(
         row["schema"],
         row["count"],
@@ -135,7 +136,7 @@ def from_row(row: Mapping[str, Any]) -> Histogram:
 
 
 def to_row(histogram: Histogram) -> dict[str, Any]:
-    """The columns of the schema HISTOGRAM: buckets in order, empty ones left out."""
+    """Return the columns of the schema HISTOGRAM: buckets in order, without empty ones."""
     positive, negative = (
         sorted((i, n) for i, n in side.items() if n) for side in (histogram.positive, histogram.negative)
     )
@@ -158,7 +159,7 @@ def _buckets(offsets: Iterable[int] | None, counts: Iterable[float] | None) -> d
 
 
 def _to_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
-    """Over fewer bounds: a bucket's observations go to the bucket that its upper bound lies in."""
+    """Convert to fewer bounds: a bucket's observations go to the bucket that contains its upper bound."""
     ends = (*histogram.custom_bounds, math.inf)
     buckets: dict[int, float] = {}
     for index, count in histogram.positive.items():
@@ -196,7 +197,7 @@ def _shifted(buckets: Mapping[int, float], shift: int) -> dict[int, float]:
 
 
 def _end(index: int, schema: int) -> float:
-    """Where an exponential bucket ends; the largest double where no double is as large."""
+    """Return the upper bound of an exponential bucket; infinity if no double is as large."""
     try:
         return float(2.0 ** (index * 2.0**-schema))
     except OverflowError:
@@ -204,7 +205,7 @@ def _end(index: int, schema: int) -> float:
 
 
 def _widened(histogram: Histogram, threshold: float) -> float:
-    """The zero bucket's threshold, at the end of the bucket that it would cut in two."""
+    """Return the zero bucket's threshold, widened to the end of a bucket that it would cut in two."""
     if threshold == histogram.zero_threshold:
         return threshold
     for index, count in (*histogram.positive.items(), *histogram.negative.items()):
@@ -225,7 +226,7 @@ def _to_threshold(histogram: Histogram, threshold: float) -> Histogram:
 
 
 def _combine(first: Histogram, second: Histogram, sign: float) -> Histogram:
-    """First + sign · second, of common bounds."""
+    """Return first + sign · second, of common bounds."""
     return replace(
         first,
         count=first.count + sign * second.count,
@@ -246,7 +247,7 @@ def _has_fallen(difference: Histogram) -> bool:
 
 
 def _spans(histogram: Histogram) -> Iterable[tuple[float, float, float]]:
-    """Lower end, upper end, count, in the order of values."""
+    """Yield lower bound, upper bound and count of each bucket, in the order of values."""
     if histogram.schema == CUSTOM_BOUNDS:
         bounds = histogram.custom_bounds
         for index, count in sorted(histogram.positive.items()):

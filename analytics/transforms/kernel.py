@@ -1,15 +1,15 @@
-"""The counter model of `counter_state.py` on arrays: what Spark's Python workers run.
+"""The counter model of `counter_state.py` on arrays: the code that Spark's Python workers run.
 
 Rows are states of the columns of States, sorted by series, then by first sample. Times are milliseconds since 1970.
-A row with n = 0 is a *tail*: the last sample of a series before the rows that follow, for the growth up to them; it
-gives no window of its own. The samples of a chunk become states of one window each (`partial_states`); states of a
-window, from however many chunks, become its row (`window_rows`).
+A row with n = 0 is a *tail*: the last sample of a series before the following rows, for the growth up to them; it
+yields no window of its own. The samples of a chunk become states of one window each (`partial_states`); states of a
+window, from any number of chunks, become its row (`window_rows`).
 
-Most rows of a chunk need not go that way. A *run* is a series' windows in a chunk that follow each other without a gap,
-in one hour. If no other chunk has samples between the run's first and last, all but its first and last window are known
-whole at once; `runs` tells these from the *open* ones, which `window_rows` merges with those of other chunks. Whether
-runs overlap, is found there: every state knows the end of its run. Since a run is in one hour, its whole windows add up
-to one row of it (`Runs.added_up`): the wider windows need not read them again.
+Most rows of a chunk skip the second step. A *run* is a sequence of a series' windows in a chunk without a gap, in one
+hour. If no other chunk has samples between the run's first and last, all but its first and last window are complete at
+once; `split_runs` separates these from the *open* ones, which `window_rows` merges with those of other chunks. There,
+overlapping runs are detected: every state has the end of its run. Since a run is in one hour, the sum of its whole
+windows is one row (`Runs.added_up`): the wider windows need not read them again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class States(NamedTuple):
-    """Columns of equal length; sums are in two parts (see `fixed`), the start is NO_START where unknown."""
+    """Columns of states, equally long; sums are in two parts (`to_fixed_point`), the start is NO_START if unknown."""
 
     series_id: Longs
     first_ts: Longs
@@ -56,32 +56,32 @@ LONG_COLUMNS: Final = frozenset(
 
 
 class Runs(NamedTuple):
-    """What a chunk says: windows that are whole, in `entry` the growth up to them, and states that are to be merged."""
+    """Result of a chunk: whole windows with the growth up to them (`entry`), their sums, and states to be merged."""
 
     whole: States
     entry: Doubles
     added_up: States
-    """The whole windows of each run as one."""
+    """The sum of each run's whole windows."""
     added_up_entry: Doubles
     open: States
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """Finished windows (`increase` includes the growth up to them), and which were given as states that overlap."""
+    """Finished windows (`increase` includes the growth up to them), and which came from overlapping states."""
 
     states: States
     entry: Doubles
     mixed: Mask
 
 
-def taken(states: States, rows: slice | npt.NDArray[np.intp] | Mask) -> States:
-    """Some of the rows."""
+def select_rows(states: States, rows: slice | npt.NDArray[np.intp] | Mask) -> States:
+    """Return some of the rows."""
     return States._make(column[rows] for column in states)
 
 
-def fixed(values: Doubles) -> tuple[Doubles, Doubles]:
-    """Each value as two doubles, multiples of 2^-21 and 2^-53, whose sums are exact."""
+def to_fixed_point(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Split each value into two doubles, multiples of 2^-21 and 2^-53, whose sums are exact."""
     high = np.where(np.abs(values) < SPLIT_BELOW, np.rint(values * HIGH_GRID) / HIGH_GRID, values)
     with np.errstate(invalid="ignore"):  # inf - inf
         low = values - high
@@ -90,8 +90,8 @@ def fixed(values: Doubles) -> tuple[Doubles, Doubles]:
     return high, np.where(np.isfinite(low), np.rint(low * LOW_GRID) / LOW_GRID, 0.0)
 
 
-def settled(high: Doubles, low: Doubles) -> tuple[Doubles, Doubles]:
-    """Two parts of a sum as the double nearest to it and what that leaves, which is one way of saying it only."""
+def normalize_sum(high: Doubles, low: Doubles) -> tuple[Doubles, Doubles]:
+    """Normalize the two parts of a sum to the nearest double and the remainder: equal sums have equal parts."""
     with np.errstate(invalid="ignore"):
         total = high + low
         carried = total - high
@@ -100,7 +100,7 @@ def settled(high: Doubles, low: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def growth(earlier: tuple[Longs, Doubles, Longs], later: tuple[Longs, Doubles, Longs]) -> tuple[Doubles, Mask, Mask]:
-    """Growth, resets and overlaps between samples (ts, value, start) that follow each other."""
+    """Return growth, resets and overlaps between consecutive samples (ts, value, start)."""
     earlier_ts, earlier_v, earlier_start = earlier
     _, v, start = later
     with np.errstate(invalid="ignore"):
@@ -117,9 +117,9 @@ def growth(earlier: tuple[Longs, Doubles, Longs], later: tuple[Longs, Doubles, L
 
 
 def partial_states(series_id: Longs, ts: Longs, value: Doubles, start: Longs, width_ms: int) -> States:
-    """One state for each window of each series in the chunk, sorted; NaN and duplicates are left out.
+    """Return one state for each window of each series in the chunk, sorted; NaN and duplicates are dropped.
 
-    No growth between windows is counted yet: what stands between may be in another chunk.
+    Growth between windows is not counted yet: samples between them may be in another chunk.
     """
     series_id, ts, value, start = _unique(series_id, ts, value, start)
     if not len(ts):
@@ -127,8 +127,8 @@ def partial_states(series_id: Longs, ts: Longs, value: Doubles, start: Longs, wi
     begins = _group_starts(series_id, ts // width_ms)
     ends = np.append(begins[1:], len(ts)) - 1
     gained, reset, overlap = _growth_within(ts, value, start, begins)
-    sums = settled(*(np.add.reduceat(part, begins) for part in fixed(value)))
-    increases = settled(*(np.add.reduceat(part, begins) for part in fixed(gained)))
+    sums = normalize_sum(*(np.add.reduceat(part, begins) for part in to_fixed_point(value)))
+    increases = normalize_sum(*(np.add.reduceat(part, begins) for part in to_fixed_point(gained)))
     return States._make(
         (
             series_id[begins],
@@ -145,8 +145,8 @@ def partial_states(series_id: Longs, ts: Longs, value: Doubles, start: Longs, wi
     )
 
 
-def runs(states: States, width_ms: int, run_ms: int) -> Runs:
-    """Of `partial_states` of one chunk, what is whole if no other run overlaps, and what is to be merged.
+def split_runs(states: States, width_ms: int, run_ms: int) -> Runs:
+    """Split one chunk's `partial_states`: windows that are whole if no other run overlaps, and states to be merged.
 
     Open are the first and the last window of a run, and as a tail the last sample before the last one.
     """
@@ -165,11 +165,11 @@ def runs(states: States, width_ms: int, run_ms: int) -> Runs:
     is_open = np.zeros(len(windows), bool)
     is_open[begins] = is_open[ends] = True
     before_last = ends[ends - begins > 1] - 1
-    opened = joined([taken(states, is_open), _tails(states, before_last)])
+    opened = concatenate([select_rows(states, is_open), _tails(states, before_last)])
     inner = np.flatnonzero(~is_open)
     gained, reset, overlap = growth(_last(states, inner - 1), _first(states, inner))
-    whole = taken(states, inner)
-    increase, increase_lo = settled(*_added(whole.increase, whole.increase_lo, gained))
+    whole = select_rows(states, inner)
+    increase, increase_lo = normalize_sum(*_added(whole.increase, whole.increase_lo, gained))
     resets, overlaps = whole.resets + reset, whole.overlaps + overlap
     whole = whole._replace(increase=increase, increase_lo=increase_lo, resets=resets, overlaps=overlaps)
     lengths = np.maximum(ends - begins - 1, 0)
@@ -180,7 +180,7 @@ def runs(states: States, width_ms: int, run_ms: int) -> Runs:
 
 
 def window_rows(states: States, width_ms: int, lookback_days: int) -> WindowRows:
-    """The windows of sorted states and tails. A mixed window's own numbers are void, its first and last sample hold."""
+    """Merge sorted states and tails to windows. Of a mixed window only the first and last sample are valid."""
     overlapping = np.logical_or.reduceat(
         _in_another_run(states), _group_starts(states.series_id, states.first_ts // width_ms)
     )
@@ -193,45 +193,45 @@ def window_rows(states: States, width_ms: int, lookback_days: int) -> WindowRows
     lasts, mixed = _lasts(states, begins, ends, inner)
     mixed |= overlapping
     gained, reset, overlap = _growth_between(states, inner)
-    entry, entry_reset, entry_overlap = _entries(states, begins, lasts, lookback_days)
+    entry, entry_reset, entry_overlap = _entry_growth(states, begins, lasts, lookback_days)
     gained[begins] = entry
     reset[begins] |= entry_reset
     overlap[begins] |= entry_overlap
     merged = _merged(states, begins, lasts, (gained, reset, overlap))
     keep = merged.n > 0
-    return WindowRows(taken(merged, keep), entry[keep], mixed[keep])
+    return WindowRows(select_rows(merged, keep), entry[keep], mixed[keep])
 
 
 def last_group_start(states: States, width_ms: int) -> int:
-    """Where the last window's rows begin: more of them may follow in the next batch."""
+    """Return the index of the last window's first row: more of its rows may follow in the next batch."""
     return int(_group_starts(states.series_id, states.first_ts // width_ms)[-1])
 
 
 def tail_before(states: States, index: int, width_ms: int) -> States:
-    """As a row of its own: the last sample before the window that begins at row `index`; no row if it has none."""
+    """Return the last sample before the window that begins at row `index`, as a tail; no row if there is none."""
     if not index or states.series_id[index - 1] != states.series_id[index]:
-        return taken(states, slice(0))
-    begin = last_group_start(taken(states, slice(index)), width_ms)
+        return select_rows(states, slice(0))
+    begin = last_group_start(select_rows(states, slice(index)), width_ms)
     rows = slice(begin, index)
     order = np.lexsort((states.last_start[rows], states.last_v[rows], states.last_ts[rows]))
     tail = _tails(states, np.array([begin + order[-1]]))
     return tail._replace(run_end=states.run_end[index - 1 : index])
 
 
-def joined(pieces: list[States]) -> States:
-    """The rows of all pieces, one after the other."""
+def concatenate(pieces: list[States]) -> States:
+    """Concatenate the rows of all pieces."""
     return States._make(np.concatenate(columns) for columns in zip(*pieces, strict=True))
 
 
 def _tails(states: States, rows: npt.NDArray[np.intp]) -> States:
-    """The last samples of these rows, as rows of their own."""
+    """Return the last samples of these rows, as tails."""
     none, zero = np.zeros(len(rows), np.int64), np.zeros(len(rows))
     ends = _last(states, rows)
     return States._make((states.series_id[rows], *ends, *ends, none, *(zero,) * 6, none, none, states.run_end[rows]))
 
 
 def _in_another_run(states: States) -> Mask:
-    """Which rows lie within the run of the row before, and are of another."""
+    """Return a mask of the rows that lie within the previous row's run but belong to another."""
     within = np.zeros(len(states.n), bool)
     within[1:] = (
         (states.series_id[1:] == states.series_id[:-1])
@@ -246,7 +246,7 @@ def _dtype(name: str) -> type[np.int64 | np.float64]:
 
 
 def _unique(series_id: Longs, ts: Longs, value: Doubles, start: Longs) -> tuple[Longs, Longs, Doubles, Longs]:
-    """Sorted by series and time; of samples with one timestamp the largest value, then the latest start."""
+    """Sort by series and time; of samples with one timestamp keep the largest value, then the latest start."""
     order = _order(series_id, ts)
     series_id, ts, value, start = series_id[order], ts[order], value[order], start[order]
     numbers = ~np.isnan(value)
@@ -264,13 +264,13 @@ def _unique(series_id: Longs, ts: Longs, value: Doubles, start: Longs) -> tuple[
 
 
 def _order(series_id: Longs, ts: Longs) -> npt.NDArray[np.intp]:
-    """As lexsort((ts, series_id)): series get small numbers first, which sort by radix, several times as fast."""
+    """Return lexsort((ts, series_id)), from small numbers for series, whose radix sort is several times faster."""
     number = _numbers(series_id)
     by_series = np.argsort(number, kind="stable")
     number, ts = number[by_series], ts[by_series]
     if ((ts[1:] >= ts[:-1]) | (number[1:] != number[:-1])).all():
         return by_series
-    # Few samples are out of order, and a stable sort of one number takes what is in order as it is.
+    # Few samples are out of order, and a stable sort of one number is fast on sorted runs.
     span = int(ts.max()) - int(ts.min()) + 1
     if span > np.iinfo(np.int64).max // (int(number[-1]) + 1):
         return by_series[np.lexsort((ts, number))]
@@ -278,7 +278,7 @@ def _order(series_id: Longs, ts: Longs) -> npt.NDArray[np.intp]:
 
 
 def _numbers(series_id: Longs) -> npt.NDArray[np.integer[Any]]:
-    """Each series' place among the sorted series. A hash table finds the few that there are, sorting all would not."""
+    """Return each series' rank. A hash table finds the few distinct ones, which is faster than sorting all rows."""
     encoded = pa.array(series_id).dictionary_encode()
     series = encoded.dictionary.to_numpy()
     place: npt.NDArray[np.integer[Any]] = np.empty(len(series), np.uint16 if len(series) <= 1 << 16 else np.int64)
@@ -288,13 +288,13 @@ def _numbers(series_id: Longs) -> npt.NDArray[np.integer[Any]]:
 
 
 def _group_starts(series_id: Longs, windows: Longs) -> npt.NDArray[np.intp]:
-    """Where a new series or window begins, in sorted rows."""
+    """Return the indexes where a new series or window begins, in sorted rows."""
     new = (windows[1:] != windows[:-1]) | (series_id[1:] != series_id[:-1])
     return np.append(0, np.flatnonzero(new) + 1)
 
 
 def _growth_within(ts: Longs, value: Doubles, start: Longs, begins: npt.NDArray[np.intp]) -> tuple[Doubles, Mask, Mask]:
-    """Growth up to each sample from the one before; none at the first of a group."""
+    """Return the growth up to each sample from the previous one; none at the first of a group."""
     gained, reset, overlap = np.zeros_like(value), np.zeros(len(ts), bool), np.zeros(len(ts), bool)
     gained[1:], reset[1:], overlap[1:] = growth((ts[:-1], value[:-1], start[:-1]), (ts[1:], value[1:], start[1:]))
     gained[begins], reset[begins], overlap[begins] = 0.0, False, False
@@ -302,7 +302,7 @@ def _growth_within(ts: Longs, value: Doubles, start: Longs, begins: npt.NDArray[
 
 
 def _growth_between(states: States, inner: Mask) -> tuple[Doubles, Mask, Mask]:
-    """Growth from each state to the next of the same window."""
+    """Return the growth from each state to the next of the same window."""
     gained, reset, overlap = (np.zeros(len(inner)), np.zeros(len(inner), bool), np.zeros(len(inner), bool))
     later = np.flatnonzero(inner)
     if len(later):
@@ -310,10 +310,10 @@ def _growth_between(states: States, inner: Mask) -> tuple[Doubles, Mask, Mask]:
     return gained, reset, overlap
 
 
-def _entries(
+def _entry_growth(
     states: States, begins: npt.NDArray[np.intp], lasts: npt.NDArray[np.intp], lookback_days: int
 ) -> tuple[Doubles, Mask, Mask]:
-    """Growth up to the first sample of each window: from the series' last one before, or since it started."""
+    """Return the growth up to the first sample of each window: from the series' previous one, or since its start."""
     ts, value, start = _first(states, begins)
     earlier = np.append(0, lasts[:-1])
     horizon = ts // DAY_MS * DAY_MS - lookback_days * DAY_MS
@@ -348,23 +348,23 @@ def _merged(
 
 
 def _sum(total: Doubles, rest: Doubles, more: Doubles | None, begins: npt.NDArray[np.intp]) -> tuple[Doubles, Doubles]:
-    return settled(*(np.add.reduceat(part, begins) for part in _added(total, rest, more)))
+    return normalize_sum(*(np.add.reduceat(part, begins) for part in _added(total, rest, more)))
 
 
 def _added(total: Doubles, rest: Doubles, more: Doubles | None) -> tuple[Doubles, Doubles]:
-    """In two parts (see `fixed`), whose sums are exact."""
-    high, low = fixed(total)
+    """Add in two parts (`to_fixed_point`), whose sums are exact."""
+    high, low = to_fixed_point(total)
     low = low + rest
     if more is None:
         return high, low
-    more_high, more_low = fixed(more)
+    more_high, more_low = to_fixed_point(more)
     return high + more_high, low + more_low
 
 
 def _lasts(
     states: States, begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp], inner: Mask
 ) -> tuple[npt.NDArray[np.intp], Mask]:
-    """The row that holds each window's last sample, and which windows' rows overlap in time."""
+    """Return the row that holds each window's last sample, and a mask of the windows whose rows overlap in time."""
     touching = np.zeros(len(inner), bool)
     touching[1:] = inner[1:] & (states.first_ts[1:] <= states.last_ts[:-1])
     mixed = np.logical_or.reduceat(touching, begins)
@@ -377,7 +377,7 @@ def _lasts(
 
 
 def _without_copies(states: States) -> States:
-    """Without the second of two single samples with one timestamp: no reason to ask the samples again."""
+    """Drop the second of two single samples with one timestamp, for which the samples need not be read again."""
     copy = np.zeros(len(states.n), bool)
     single = states.n == 1
     copy[1:] = (
@@ -386,7 +386,7 @@ def _without_copies(states: States) -> States:
         & (states.series_id[1:] == states.series_id[:-1])
         & (states.first_ts[1:] == states.first_ts[:-1])
     )
-    return taken(states, ~copy) if copy.any() else states
+    return select_rows(states, ~copy) if copy.any() else states
 
 
 def _first(states: States, rows: npt.NDArray[np.intp]) -> tuple[Longs, Doubles, Longs]:

@@ -1,15 +1,14 @@
-"""Samples to windows of a minute, and windows to wider ones, on DataFrames of the schemas `samples` and `rollup_…`.
+"""Rollup of samples to windows of a minute, and of windows to wider ones, on DataFrames of `samples` and `rollup_…`.
 
                        ┌──WHOLE───────────────────────────▶ rollup_1m
     samples ──minutes──┼──ADDED_UP────────────────────────────────────┬─coarser──▶ rollup_1h ──coarser──▶ rollup_1d
                        └──OPEN──open_states──┐                        │
     rollup_1h ─────────tails─────────────────┴──minute_windows──▶ rollup_1m
 
-A Python worker makes windows from each chunk of samples where it was read. Most are whole (see `kernel.runs`) and need
-no more than writing, and in sum one row of an hour; the others, two or three in an hour and series, are shuffled and
-merged. Runs and states from different chunks may overlap in time (duplicates in two files, two replicas, late samples);
-such a window is *mixed*, and its hour is to be computed from `single_states`: every sample a state, which cannot
-overlap.
+A Python worker computes windows from each chunk of samples where it was read. Most are whole (`kernel.split_runs`) and
+only need writing, plus one summed row by hour; the others, two or three in an hour and series, are shuffled and merged.
+Runs and states from different chunks may overlap in time (duplicates in two files, two replicas, late samples); such a
+window is *mixed*, and its hour has to be computed from `single_states`: a state for each sample, which cannot overlap.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 from pyspark import AccumulatorParam
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from analytics.tables.schemas import ROLLUP_1H, ROLLUP_1M
@@ -38,42 +37,42 @@ if TYPE_CHECKING:
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 1 << 20
-"""Samples that a worker holds at a time (about 200 bytes each while it computes)."""
+"""Samples in a worker's memory at a time (about 200 bytes each during the computation)."""
 FILE_ROWS: Final = 1 << 17
 _COLUMNS: Final = ["series_id", "ts", "value", "start_ts"]
 MERGE_ROWS: Final = 1 << 18
 PART: Final = "part"
 WHOLE, OPEN, ADDED_UP = range(3)
-"""In column PART: rows of rollup_1m, states to be merged, and a chunk's whole rows of an hour and series as one."""
+"""Values of PART: rows of rollup_1m, states to be merged, and sums of a chunk's whole rows by hour and series."""
 STATES_DDL: Final = ", ".join(f"{name} {'long' if name in LONG_COLUMNS else 'double'}" for name in States._fields)
 _WINDOW: Final = StructType([StructField(field.name, field.dataType) for field in ROLLUP_1M])
 _MINUTES: Final = StructType([*_WINDOW, StructField(PART, IntegerType())])
 
 
 class HourSet(AccumulatorParam[frozenset[int]]):
-    """An accumulator of hours (milliseconds since 1970): a task that runs twice adds the same."""
+    """Accumulator of hours (milliseconds since 1970). It is idempotent: a task that runs twice adds the same."""
 
     def zero(self, value: frozenset[int]) -> frozenset[int]:
-        """What a task starts with."""
+        """Return a task's initial value."""
         return value
 
     def addInPlace(self, value1: frozenset[int], value2: frozenset[int]) -> frozenset[int]:  # noqa: N802 -- Spark's
-        """Both."""
+        """Return the union."""
         return value1 | value2
 
 
 def minutes(samples: DataFrame) -> DataFrame:
-    """Rows with the columns of rollup_1m and PART. Where that is OPEN, `window` is the end of the state's run."""
-    return _plain(samples).mapInArrow(_minutes, _MINUTES)
+    """Compute rows with the columns of rollup_1m and PART. If PART is OPEN, `window` is the end of the state's run."""
+    return _numeric_columns(samples).mapInArrow(_minutes, _MINUTES)
 
 
 def minutes_of_files(contents: DataFrame) -> DataFrame:
-    """The same of whole Parquet files of samples, each a row's `content`."""
+    """Compute the same from whole Parquet files of samples, each in a row's `content`."""
     return contents.mapInArrow(_minutes_of_files, _MINUTES)
 
 
 def open_states(rows: DataFrame) -> DataFrame:
-    """The states that `minutes` gave as rows, to be merged."""
+    """Convert the OPEN rows of `minutes` back to states."""
     names = {"first_start": "first_start_ts", "last_start": "last_start_ts", "run_end": "window"}
     return rows.select(
         *(
@@ -84,21 +83,21 @@ def open_states(rows: DataFrame) -> DataFrame:
 
 
 def single_states(samples: DataFrame) -> DataFrame:
-    """A state for each sample: for hours with mixed windows. Shuffles several times as much."""
+    """Return a state for each sample, for hours with mixed windows. Shuffles several times as much."""
     zero, none, value = F.lit(0.0), F.lit(0).cast("long"), F.col("value")
     columns: dict[str, Column] = dict.fromkeys(("sum_lo", "increase", "increase_lo"), zero)
     columns |= dict.fromkeys(("first_v", "last_v", "sum", "min", "max"), value)
     columns |= dict.fromkeys(("first_ts", "last_ts", "run_end"), F.col("ts")) | {"series_id": F.col("series_id")}
     columns |= {"first_start": F.col("start"), "last_start": F.col("start")}
     columns |= {"n": F.lit(1).cast("long"), "resets": none, "overlaps": none}
-    numbers = _plain(samples).where(~F.isnan("value"))
+    numbers = _numeric_columns(samples).where(~F.isnan("value"))
     return numbers.select(*(columns[name].alias(name) for name in States._fields))
 
 
 def tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
-    """As states with n = 0: the last sample of each series before each run of consecutive `hours`.
+    """Return tails: the last sample of each series before each run of consecutive `hours`.
 
-    `rows` are of rollup_1h, rollup_1d or both, of any time; what lies in one of `hours` must not be among them.
+    `rows` are of rollup_1h, rollup_1d or both, of any time, without rows of `hours`.
     """
     last = rows.where(F.col("window") < F.lit(max(hours))).groupBy("series_id", run_of(hours).alias("run"))
     found = last.agg(
@@ -119,7 +118,7 @@ def tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
 
 
 def run_of(hours: Sequence[datetime]) -> Column:
-    """How many runs of consecutive hours begin at or before the column `window`."""
+    """Return a column: how many runs of consecutive hours begin at or before the column `window`."""
     known = set(hours)
     begins = [hour for hour in hours if hour - timedelta(hours=1) not in known]
     return F.size(F.filter(F.array(*map(F.lit, begins)), lambda begin: begin <= F.col("window")))
@@ -128,7 +127,7 @@ def run_of(hours: Sequence[datetime]) -> Column:
 def minute_windows(
     states: DataFrame, lookback_days: int, mixed: Accumulator[frozenset[int]] | None = None
 ) -> DataFrame:
-    """Rows of rollup_1m of states and tails. Hours with mixed windows, whose rows are void, are added to `mixed`."""
+    """Merge states and tails to rows of rollup_1m. Adds hours with mixed windows, whose rows are void, to `mixed`."""
     by_series = states.repartition("series_id").sortWithinPartitions(
         "series_id", "first_ts", F.desc("first_v"), F.desc("first_start")
     )
@@ -136,7 +135,7 @@ def minute_windows(
 
 
 def coarser(rows: DataFrame, unit: str) -> DataFrame:
-    """Rows of rollup_1h (`unit` "hour") or rollup_1d ("day") from finer ones: exactly what the samples would give."""
+    """Compute rows of rollup_1h (`unit` "hour") or rollup_1d ("day") from finer ones, exactly as from the samples."""
     wide = F.date_trunc(unit, "window").alias("window")
     totals = rows.groupBy("series_id", wide).agg(
         *(F.sum(name).alias(name) for name in ("n", "resets", "overlaps")),
@@ -148,15 +147,17 @@ def coarser(rows: DataFrame, unit: str) -> DataFrame:
         F.min("first_ts").alias("first_ts"),
         F.max("last_ts").alias("last_ts"),
     )
-    settled = totals.withColumns({name: column for total in ("sum", "increase") for name, column in _settled(total)})
+    settled = totals.withColumns(
+        {name: column for total in ("sum", "increase") for name, column in _normalized_sum(total)}
+    )
     return settled.select(*_data_columns(), F.to_date("window").alias("date"))
 
 
 def hours_after(changed: DataFrame, rows: DataFrame) -> DataFrame:
-    """The column `window` of the hours whose growth up to their first sample depends on changed hours.
+    """Return the column `window` of the hours whose growth up to their first sample depends on changed hours.
 
-    `changed` has (series_id, window) of hours that are computed anew, `rows` is rollup_1h without them: of each series
-    the first hour after a changed one.
+    That is the first hour of each series after a changed one. `changed` has (series_id, window) of recomputed hours,
+    `rows` is rollup_1h without them.
     """
     from pyspark.sql import Window
 
@@ -167,8 +168,8 @@ def hours_after(changed: DataFrame, rows: DataFrame) -> DataFrame:
     return follows.select("window").distinct()
 
 
-def _plain(samples: DataFrame) -> DataFrame:
-    """Numbers only, which reach Python without a conversion."""
+def _numeric_columns(samples: DataFrame) -> DataFrame:
+    """Return numeric columns only, which reach Python without a conversion."""
     return samples.select("series_id", _millis("ts").alias("ts"), "value", _millis("start_ts").alias("start"))
 
 
@@ -181,15 +182,15 @@ def _data_columns() -> list[str]:
 
 
 def _parts(name: str) -> tuple[Column, Column]:
-    """The sums of the two parts of a sum, each without rounding error (see `counter_state.fixed`)."""
+    """Return the sums of the two parts of a sum, each without rounding error (`counter_state.to_fixed_point`)."""
     total = F.col(name)
     high = F.when(F.abs(total) < SPLIT_BELOW, F.rint(total * HIGH_GRID) / HIGH_GRID).otherwise(total)
     low = F.nanvl(total - high, F.lit(0.0)) + F.col(f"{name}_lo")
     return F.sum(high).alias(f"{name}_high"), F.sum(low).alias(f"{name}_low")
 
 
-def _settled(name: str) -> tuple[tuple[str, Column], tuple[str, Column]]:
-    """As `kernel.settled`."""
+def _normalized_sum(name: str) -> tuple[tuple[str, Column], tuple[str, Column]]:
+    """Return the columns of `kernel.normalize_sum`."""
     high, low = F.col(f"{name}_high"), F.col(f"{name}_low")
     total = high + low
     carried = total - high
@@ -201,7 +202,7 @@ def _settled(name: str) -> tuple[tuple[str, Column], tuple[str, Column]]:
 def _minutes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for chunk in _chunks(batches, CHUNK_ROWS):
         series_id, ts, value, start = (np.concatenate(columns) for columns in zip(*chunk, strict=True))
-        runs = kernel.runs(kernel.partial_states(series_id, ts, value, start, MINUTE_MS), MINUTE_MS, HOUR_MS)
+        runs = kernel.split_runs(kernel.partial_states(series_id, ts, value, start, MINUTE_MS), MINUTE_MS, HOUR_MS)
         parts = {
             WHOLE: (runs.whole, runs.entry),
             ADDED_UP: (runs.added_up, runs.added_up_entry),
@@ -222,7 +223,7 @@ def _minutes_of_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 
 def _plain_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """As `_plain`."""
+    """Return the columns of `_numeric_columns`."""
     has_starts = "start_ts" in rows.schema.names
     start = _unix_ms(rows.column("start_ts")) if has_starts else pa.array(np.zeros(rows.num_rows, np.int64))
     columns = [rows.column("series_id"), _unix_ms(rows.column("ts")), rows.column("value"), start]
@@ -230,25 +231,25 @@ def _plain_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _unix_ms(times: pa.Array) -> pa.Array:
-    """Milliseconds since 1970; 0 for null."""
+    """Return milliseconds since 1970; 0 for null."""
     return times.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64()).fill_null(0)
 
 
 def _windows(
     batches: Iterable[pa.RecordBatch], lookback_days: int, mixed: Accumulator[frozenset[int]] | None
 ) -> Iterator[pa.RecordBatch]:
-    """Finished windows as soon as a row of another window has come; the last row of a series goes on as its tail."""
+    """Yield finished windows: one is complete when another window's row arrives; its last sample stays as a tail."""
     held: list[States] = []
     for chunk in _chunks(batches, MERGE_ROWS):
-        states = kernel.joined([*held, *(States(*columns) for columns in chunk)])
+        states = kernel.concatenate([*held, *(States(*columns) for columns in chunk)])
         end = kernel.last_group_start(states, MINUTE_MS)
-        held = [kernel.tail_before(states, end, MINUTE_MS), kernel.taken(states, slice(end, None))]
-        yield from _finished(kernel.taken(states, slice(end)), lookback_days, mixed)
+        held = [kernel.tail_before(states, end, MINUTE_MS), kernel.select_rows(states, slice(end, None))]
+        yield from _finished_windows(kernel.select_rows(states, slice(end)), lookback_days, mixed)
     if held:
-        yield from _finished(kernel.joined(held), lookback_days, mixed)
+        yield from _finished_windows(kernel.concatenate(held), lookback_days, mixed)
 
 
-def _finished(
+def _finished_windows(
     states: States, lookback_days: int, mixed: Accumulator[frozenset[int]] | None
 ) -> Iterator[pa.RecordBatch]:
     if not len(states.n):
@@ -260,7 +261,7 @@ def _finished(
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[list[list[np.ndarray]]]:
-    """Columns of batches, several batches together until they have `rows_max` rows."""
+    """Yield the columns of batches, in chunks of batches with at least `rows_max` rows together."""
     chunk, rows = [], 0
     for batch in batches:
         if batch.num_rows:
@@ -274,7 +275,7 @@ def _chunks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[list[l
 
 
 def _row_columns(states: States, entry: np.ndarray, part: int) -> dict[str, pa.Array]:
-    """The columns of rollup_1m. States and sums of windows belong to none of its partitions: they have no date."""
+    """Return the columns of rollup_1m. States and sums of windows are in none of its partitions: they have no date."""
     first, rows = states.first_ts, len(states.n)
     columns = {name: pa.array(column) for name, column in states._asdict().items()} | {"entry": pa.array(entry)}
     for end in ("first", "last"):

@@ -1,10 +1,10 @@
-"""Who used how much: the proxy's counters by principal, summed over workers and roles, by hour and by day.
+"""Usage accounting: the proxy's counters by principal, summed over workers and roles, by hour and by day.
 
     rollup_1h + series ──ledger──▶ usage_ledger (a row for each counter and hour) ──hourly──▶ usage_hourly ──daily──▶ …
 
 The ledger is a chain for each counter: an hour's growth begins at the last sample of the last hour *in the ledger*. A
-sample that comes for an hour that is closed already is no link of it, so the later hours count as if it had never come,
-and the sum over all hours is the counter's growth whatever came late.
+late sample of a closed hour is not in the chain, so the later hours count as if it did not exist, and the sum over all
+hours is the counter's growth in spite of late samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -28,15 +28,15 @@ WHAT: Final = {
 """The proxy's metric and its label `direction` → a column of the usage tables."""
 
 _CREATED: Final = {metric.removesuffix("_total") + "_created": metric for metric, _ in WHAT}
-"""The gauges that say since when a counter counts, in seconds since 1970 → the counter's metric."""
+"""Gauge with the creation time of a counter, in seconds since 1970 → the counter's metric."""
 
 _TAIL: Final = ("last_ts", "last_v", "last_start_ts")
 
 
 def usage_series(series: DataFrame) -> DataFrame:
-    """Of the table `series`, the counters of usage: (series_id, cluster, principal, what, created_id).
+    """Select the usage counters from the table `series`: (series_id, cluster, principal, what, created_id).
 
-    `created_id` is the series that says since when a counter counts; null where there is none.
+    `created_id` is the series with the counter's creation time; null if there is none.
     """
     direction = F.coalesce(F.col("labels")["direction"], F.lit(""))
     what = F.coalesce(
@@ -51,16 +51,16 @@ def usage_series(series: DataFrame) -> DataFrame:
     return known.select("series_id", "cluster", "principal", "what", "created_id")
 
 
-def tails_of(ledger: DataFrame) -> DataFrame:
-    """The last sample of each counter in these rows of the ledger."""
+def ledger_tails(ledger: DataFrame) -> DataFrame:
+    """Return the last sample of each counter in these rows of the ledger."""
     return ledger.groupBy("series_id").agg(*(F.max_by(name, "last_ts").alias(f"tail_{name}") for name in _TAIL))
 
 
 def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
-    """Rows of usage_ledger of rows of rollup_1h and `usage_series`.
+    """Compute rows of usage_ledger from rows of rollup_1h and `usage_series`.
 
-    Up to each hour's first sample a counter grew since the hour before, or since its tail; where there is none, since
-    its start. That is as in the rollup, but more starts are known.
+    The growth up to each hour's first sample is counted from the previous hour, or from the tail; without one, from the
+    counter's start. That is as in the rollup, but more starts are known.
     """
     rows = _with_starts(hours, series).join(tails, "series_id", "left")
     in_order = Window.partitionBy("series_id").orderBy("window")
@@ -87,12 +87,12 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days:
 
 
 def _with_starts(hours: DataFrame, series: DataFrame) -> DataFrame:
-    """The counters' rows, their starts taken from the series that tell them where the samples do not."""
-    told = hours.select(
+    """Return the counters' rows, with starts from the `_created` series if the samples have none."""
+    created = hours.select(
         F.col("series_id").alias("created_id"), "window", *(_moment(f"{end}_v").alias(end) for end in ("first", "last"))
     )
-    rows = hours.join(F.broadcast(series), "series_id").join(told, ["created_id", "window"], "left")
-    # The proxy's clock may be ahead of Prometheus'; that the counter began before its first sample is certain.
+    rows = hours.join(F.broadcast(series), "series_id").join(created, ["created_id", "window"], "left")
+    # The proxy's clock may be ahead of Prometheus'; the counter certainly began before its first sample.
     first = F.least(F.col("first"), F.col("first_ts") - F.expr("interval 1 millisecond"))
     return rows.withColumns(
         {
@@ -107,7 +107,7 @@ def _moment(seconds: str) -> Column:
 
 
 def hourly(rows: DataFrame, closed_until: datetime) -> DataFrame:
-    """Rows of usage_hourly of rows of the ledger; closed are the hours before `closed_until`."""
+    """Sum rows of the ledger to rows of usage_hourly; hours before `closed_until` are closed."""
     totals = (F.coalesce(F.sum(F.when(F.col("what") == name, F.col("increase"))), F.lit(0)) for name in WHAT.values())
     named = (total.cast("long").alias(name) for total, name in zip(totals, WHAT.values(), strict=True))
     summed = rows.groupBy("cluster", "principal", "window").agg(*named)
@@ -115,22 +115,22 @@ def hourly(rows: DataFrame, closed_until: datetime) -> DataFrame:
 
 
 def daily(hours: DataFrame, closed_until: datetime) -> DataFrame:
-    """Rows of usage_daily of all rows of usage_hourly of these days; closed are days that ended by `closed_until`."""
+    """Sum all of these days' rows of usage_hourly to usage_daily; days that ended by `closed_until` are closed."""
     day = F.date_trunc("day", "window").alias("window")
     summed = hours.groupBy("cluster", "principal", day).agg(*(F.sum(name).alias(name) for name in WHAT.values()))
     ended = F.expr("window + interval 1 day") <= F.lit(closed_until)
     return summed.withColumns({"closed": ended, "date": F.to_date("window")})
 
 
-def late(hours: DataFrame, series: DataFrame, rows: DataFrame) -> DataFrame:
-    """(window, samples): samples that closed hours have in rollup_1h (`hours`) and not in the ledger (`rows`)."""
+def count_late_samples(hours: DataFrame, series: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return (window, samples): samples of closed hours in rollup_1h (`hours`) and not in the ledger (`rows`)."""
     now = hours.join(F.broadcast(series), "series_id").select("window", "n")
     known = rows.select("window", (-F.col("n")).alias("n"))
     return now.unionAll(known).groupBy("window").agg(F.sum("n").alias("samples")).where("samples > 0")
 
 
 def _since_tail(lookback_days: int) -> Column:
-    """`counter_state.growth` from the tail to the hour's first sample, or `growth_at_first`."""
+    """Return the column of `counter_state.growth` from the tail to the hour's first sample, or `growth_at_first`."""
     value, start, tail_v = F.col("first_v"), F.col("first_start_ts"), F.col("tail_last_v")
     tail_start = F.col("tail_last_start_ts")
     changed = start.isNotNull() & ~start.eqNullSafe(tail_start) & (start >= F.col("tail_last_ts"))

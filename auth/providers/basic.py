@@ -53,7 +53,7 @@ class _Entry:
     hash: str = field(repr=False)
 
     def matches(self, password: bytes) -> bool:
-        """Whether this is the password; takes tens of milliseconds of CPU time, or more."""
+        """Return True if this is the password; takes tens of milliseconds of CPU time, or more."""
         if self.handler is bcrypt:
             # All there is to bcrypt, and what htpasswd takes; the library below raises for more.
             password = password[:BCRYPT_PASSWORD_BYTES_MAX]
@@ -62,7 +62,9 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """``stand_in``: whose hash an unknown user's password is checked against, for the time that it takes."""
+    """Users of the file. ``stand_in``: the hash against which an unknown user's password is checked, to take the same
+    time.
+    """
 
     entries: Mapping[str, _Entry]
     stand_in: _Entry
@@ -121,7 +123,7 @@ def _user_and_password(data: bytes) -> tuple[str, bytes]:
 
 
 def _read(file: str) -> _Users:
-    """The users in a file; raises ConfigError, which names lines but tells nothing of their hashes, and OSError."""
+    """Read the users in a file. Raises ConfigError, which names lines but not their hashes, and OSError."""
     entries: dict[str, _Entry] = {}
     for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
         try:

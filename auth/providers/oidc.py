@@ -1,8 +1,9 @@
 """Method ``token`` with the tokens of OpenID Connect issuers, as Pulsar's AuthenticationProviderOpenID takes them.
 
-A client's token names its issuer and its key, and until the signature is checked anybody may have written that. So the
-name is only looked up among the issuers of the configuration, never asked for; and a key that is not known makes us
-ask its issuer no more often than ``keys_retry_interval_ms`` (in each auth worker), however many strangers invent keys.
+A client's token names its issuer and its key, and until the signature is checked anyone may have written that. So the
+name is only looked up among the issuers of the configuration, and no other issuer is contacted; and an unknown key
+causes a request to its issuer no more often than ``keys_retry_interval_ms`` (in each auth worker), however many keys
+unauthenticated clients invent.
 """
 
 from dataclasses import dataclass
@@ -39,9 +40,9 @@ moment is to lock nobody out; but who can keep us from the issuer is not to keep
 
 
 class OidcProvider(AuthenticationProvider):
-    """Judges tokens by issuer, signature, audience and expiry, and takes the role from a claim.
+    """Provider that checks a token's issuer, signature, audience and expiry, and takes the role from a claim.
 
-    ``transport`` stands in for the network. Raises ConfigError.
+    ``transport`` replaces the network in tests. Raises ConfigError.
     """
 
     method = "token"
@@ -113,9 +114,9 @@ class _Issuer:
         )
 
     async def keys(self, name: str | None) -> list[Key]:
-        """The keys of that name (RFC 7517 allows several kinds under one); without a name, the only key there is.
+        """Return the keys of a name (RFC 7517 allows several kinds under one); without a name, the only key there is.
 
-        Raises AuthenticationDenied where there is none, after the issuer has been asked for it if that may be.
+        Raises AuthenticationDenied where there is none, after a request to the issuer, if that is due.
         """
         try:
             found = _named(await self._keys.current_value(), name)
@@ -150,7 +151,7 @@ def _named(keys: tuple[_NamedKey, ...], name: str | None) -> list[Key]:
 
 
 def _usable_key(entry: Any) -> _NamedKey | None:
-    """A key for checking signatures; None for what an issuer has beside those."""
+    """Return a key for checking signatures; None for an issuer's other keys."""
     try:
         if entry.get("use", "sig") != "sig" or "verify" not in entry.get("key_ops", ["verify"]):
             return None

@@ -2,10 +2,10 @@
 
 Rounds: the client's ticket → (where the client asks for it: the server's proof → nothing) → the server's offer of
 security layers, which is "none" → the client's choice and its authorization identity. The offer and the choice are
-signed with the ticket's session key; so whoever has but recorded a ticket gets no further than the offer. Kerberos'
-cache of replays denies it earlier: it is a file of the user's, so all workers on one machine share it.
+signed with the ticket's session key; so a recorded ticket alone gets no further than the offer. Kerberos' replay cache
+denies it earlier: it is a file of the user's, so all workers on one machine share it.
 
-The keytab is opened for every exchange: a replaced one counts from the next exchange on.
+The keytab is opened for every exchange: a replaced one is used from the next exchange on.
 """
 
 import enum
@@ -56,12 +56,12 @@ class SaslProvider:
         self._threads = trio.CapacityLimiter(config.threads_max)
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
+        """Make a state for one client."""
         return _SaslAuthState(_Acceptor(self._config, self._allowed), client, self._checks, self._threads)
 
 
 class _SaslAuthState(Identified):
-    """One exchange: each round in a thread, in turn with those of other clients' addresses, by a deadline."""
+    """State of one exchange: each round runs in a thread, round robin between client addresses, by a deadline."""
 
     def __init__(
         self, acceptor: "_Acceptor", client: ClientContext, checks: CheckQueue, threads: trio.CapacityLimiter
@@ -140,7 +140,9 @@ class _Acceptor:
         return proof
 
     def _identity(self) -> Identity:
-        """The client's principal; its ticket's end, the clocks' allowed skew included, as the library reckons."""
+        """Return the client's principal, and its ticket's end, the clocks' allowed skew included, as the library
+        reckons.
+        """
         expires_at_unix_ms = context_end_unix_ms(self._context)
         return Identity(str(self._context.initiator_name), expires_at_unix_ms)
 
@@ -172,7 +174,7 @@ class _Acceptor:
 
 @contextmanager
 def _denying(reason: str) -> Iterator[None]:
-    """Whatever a stranger's bytes break in the library, the stranger is denied; the library's words go to the log."""
+    """Deny the client whatever its bytes break in the library; the library's text goes to the log."""
     try:
         yield
     except AuthenticationDenied:

@@ -1,9 +1,9 @@
 """Methods ``SCRAM-SHA-256`` and ``SCRAM-SHA-512`` (RFC 5802, RFC 7677), on the library ``scramp``.
 
-A client proves in two rounds that it knows its password, and the server that it knows the user; the server's proof
-goes out with the round that completes. Nobody learns whether a user exists: who does not has a salt, too, the same at
-every time and in every worker, and is denied where a wrong password is. Channel binding is not supported, and nobody
-acts for another (an ``authzid`` is denied).
+A client proves in two rounds that it knows its password, and the server that it knows the user; the server's proof goes
+out with the round that completes. The exchange does not tell whether a user exists: an unknown user has a salt, too,
+the same at every time and in every worker, and is denied where a wrong password is. Channel binding is not supported,
+and no client acts for another user (an ``authzid`` is denied).
 """
 
 import base64
@@ -68,7 +68,7 @@ class Credential:
 
 
 class Users:
-    """The users of one mechanism, and what is told to those who are none."""
+    """Users of one mechanism, and the stand-ins for unknown ones."""
 
     def __init__(self, mechanism: str, credentials: Mapping[str, Credential], first: Credential) -> None:
         """``first``: the file's first credential, of whatever mechanism; it keys the salts of unknown users."""
@@ -79,14 +79,14 @@ class Users:
         self._nobodys_key = token_bytes(DIGEST_BYTES[mechanism])
 
     def find(self, user: str) -> tuple[Credential, bool]:
-        """A user's credential, and whether there is such a user. Takes the same steps for those who are none."""
+        """Return a user's credential, and True if there is such a user. Takes the same steps for unknown users."""
         salt = hmac.digest(self._mock_key, user.encode(), "sha512")[: self._salt_bytes]
         mock = Credential(self._iterations, salt, self._nobodys_key, self._nobodys_key)
         return self._credentials.get(user, mock), user in self._credentials
 
 
 def scram_providers(config: ScramAuthentication) -> Iterator["ScramProvider"]:
-    """A provider for each mechanism, on one file; raises ConfigError."""
+    """Make a provider for each mechanism, on one file. Raises ConfigError."""
     users = ReloadingFile(KEY, [config.file], lambda: _read(config.file))
     for mechanism in DIGEST_BYTES:
         yield ScramProvider(mechanism, users)
@@ -100,7 +100,7 @@ class ScramProvider:
         self._users = users
 
     def new_auth_state(self, client: ClientContext) -> AuthState:  # noqa: ARG002 -- the interface's
-        """A state for one client."""
+        """Make a state for one client."""
         return ScramAuthState(self.method, self._users)
 
 
@@ -141,7 +141,7 @@ class ScramAuthState(Identified):
         return str(self._server.get_server_final())
 
     def _look_up(self, user: str) -> tuple[bytes, bytes, bytes, int]:
-        """What scramp asks for once it knows the user's name."""
+        """Return what scramp needs once it knows the user's name."""
         assert self._users is not None
         found, self._is_known = self._users.find(user)
         self._user = user
@@ -174,7 +174,7 @@ _Found = dict[tuple[str, str], Credential]
 
 
 def credential_line(user: str, password: str, mechanism: str, iterations: int = ITERATIONS_DEFAULT) -> str:
-    """A line for the file, with a new salt; raises ValueError, with a text that holds nothing of the password."""
+    """Return a line for the file, with a new salt; raise ValueError, with a text that holds nothing of the password."""
     if not password:
         raise ValueError("the password is empty")
     _check_iterations(iterations)
@@ -190,7 +190,7 @@ def credential_line(user: str, password: str, mechanism: str, iterations: int = 
 
 
 def _read(file: str) -> Mapping[str, Users]:
-    """The users of each mechanism; raises ConfigError, which names lines but tells nothing of their keys; OSError."""
+    """Read the users of each mechanism. Raises OSError, and ConfigError, which names lines but not their keys."""
     found: _Found = {}
     for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
         try:

@@ -15,7 +15,7 @@ class TlsProvider(AuthenticationProvider):
     method = "tls"
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- all is in the certificate
-        """The role in the certificate."""
+        """Return the role in the certificate."""
         if not client.certificate:
             raise AuthenticationDenied("missing", "no client certificate")
         try:

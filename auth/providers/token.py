@@ -21,7 +21,7 @@ _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 
 
 class TokenProvider(AuthenticationProvider):
-    """Judges tokens by signature, expiry, audience, and takes the role from a claim."""
+    """Provider that checks a token's signature, expiry and audience, and takes the role from a claim."""
 
     method = "token"
 
@@ -34,7 +34,7 @@ class TokenProvider(AuthenticationProvider):
         self._keys = ReloadingFile("authentication.token", files, lambda: _all_keys(config))
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
-        """Judge a token."""
+        """Verify a token."""
         check_token_size(data)
         config = self._config
         claims = verify_token(

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What Spark on Kubernetes starts a driver's or an executor's pod with, and any other command as it stands. The contract
+# Entrypoint of the drivers' and executors' pods of Spark on Kubernetes; runs any other command unchanged. The contract
 # (argument and environment) is that of Spark's own entrypoint.sh (resource-managers/kubernetes/docker).
 set -euo pipefail
 

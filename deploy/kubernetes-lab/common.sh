@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What setup.sh and cluster.sh have in common.
+# Functions shared by setup.sh and cluster.sh.
 
-# needs_cgroup_v1 [FILE]: ends with an error where this process has no cgroup of version 1 for memory.
+# needs_cgroup_v1 [FILE]: exits with an error if this process has no cgroup of version 1 for memory.
 needs_cgroup_v1() {
   grep -qE '^[0-9]+:([^:]*,)?memory(,[^:]*)?:' "${1:-/proc/self/cgroup}" ||
     { echo "The node needs cgroups of version 1, and this machine has none (it has version 2 only)." >&2; exit 1; }

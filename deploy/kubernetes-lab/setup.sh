@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh: builds what cluster.sh needs, once (about 10 minutes on 2 idle cores with cold caches, 10 GB of Go's build
+# setup.sh: builds the programs for cluster.sh, once (about 10 minutes on 2 idle cores with cold caches, 10 GB of Go's build
 # cache). Needs root, Debian, Go, gcc, cgroups of version 1. Everything is kept in $K8S_LAB, ~/.cache/kubernetes-lab by default.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd); WORK=${K8S_LAB:-$HOME/.cache/kubernetes-lab}; BIN=$WORK/bin

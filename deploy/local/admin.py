@@ -1,4 +1,4 @@
-"""A small client of a broker's admin REST API: what the tests and `make run` need, nothing more."""
+"""A small client of a broker's admin REST API, with only the calls that the tests and `make run` need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 _PRODUCE_AND_CONSUME = ("produce", "consume")
 
-# Never through the environment's HTTP proxy: the broker is on this machine or close to it.
+# Without the environment's HTTP proxy: the broker is on this machine or close to it.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -50,7 +50,7 @@ class Admin:
         return _value(text)
 
     def health(self) -> bool:
-        """Whether the broker produces and consumes by itself; False also while it cannot be reached."""
+        """Return True if the broker's own test message works; False also while the broker cannot be reached."""
         try:
             return self.request("GET", "brokers/health") == "ok"
         except (AdminError, OSError):
@@ -73,7 +73,7 @@ class Admin:
         self.request("POST", f"namespaces/{namespace}/retention", body)
 
     def unload_namespace(self, namespace: str) -> None:
-        """Make the broker give the namespace up; clients look it up again."""
+        """Make the broker release the namespace; clients look it up again."""
         self.request("PUT", f"namespaces/{namespace}/unload")
 
     def grant_namespace(self, namespace: str, role: str, actions: Sequence[str] = _PRODUCE_AND_CONSUME) -> None:
@@ -81,7 +81,7 @@ class Admin:
         self.request("POST", f"namespaces/{namespace}/permissions/{role}", list(actions))
 
     def topics(self, namespace: str) -> list[str]:
-        """The persistent topics, partitions counted one by one."""
+        """Return the persistent topics, with each partition as one."""
         answer = self.request("GET", f"persistent/{namespace}")
         assert isinstance(answer, list)
         return [str(topic) for topic in answer]
@@ -103,7 +103,7 @@ class Admin:
         self.request("DELETE", f"{_topic_path(topic)}?force=true")
 
     def unload_topic(self, topic: str) -> None:
-        """Make the broker give the topic up; clients look it up again."""
+        """Make the broker release the topic; clients look it up again."""
         self.request("PUT", f"{_topic_path(topic)}/unload")
 
     def grant_topic(self, topic: str, role: str, actions: Sequence[str] = _PRODUCE_AND_CONSUME) -> None:
@@ -111,20 +111,20 @@ class Admin:
         self.request("POST", f"{_topic_path(topic)}/permissions/{role}", list(actions))
 
     def owner(self, topic: str) -> str:
-        """The service URL of the broker that serves the topic."""
+        """Return the service URL of the broker that serves the topic."""
         answer = self.request("GET", f"/lookup/v2/topic/{_topic_path(topic)}")
         assert isinstance(answer, dict)
         return str(answer["brokerUrl"])
 
     def stats(self, topic: str) -> dict[str, object]:
-        """What the broker knows of producers, subscriptions and rates."""
+        """Return the topic's statistics: producers, subscriptions and rates."""
         answer = self.request("GET", f"{_topic_path(topic)}/stats")
         assert isinstance(answer, dict)
         return answer
 
 
 def _topic_path(topic: str) -> str:
-    """`persistent://t/n/x` or `t/n/x` as a path; a short name means public/default."""
+    """Return `persistent://t/n/x` or `t/n/x` as a path; a short name is in public/default."""
     domain, separator, name = topic.rpartition("://")
     if not separator:
         domain = "persistent"

@@ -1,4 +1,4 @@
-"""`make bench`: everything the measurements need, then the measurements."""
+"""`make bench`: prepares the machine, then runs the measurements."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _WRITE = "--write"
 
 
 def prepare(arguments: list[str]) -> Environment:
-    """The machine, the environment and the Pulsar distribution, whose proxy is one of those measured."""
+    """Prepare the machine, the environment and the Pulsar distribution, whose proxy is one of the contenders."""
     machine.ensure(machine.BENCH)
     try:
         machine.ensure((machine.HAPROXY,))
     except machine.MachineError:
         print_status("HAProxy is missing and cannot be installed: it will be left out")
     environment = Environment()
-    # Only who writes needs matplotlib, which is larger than all the rest.
+    # Only `--write` needs matplotlib, which is larger than all the rest.
     environment.prepare("bench" if _WRITE in arguments else "run")
     pulsar_home()
     return environment
 
 
 def main() -> int:
-    """Prepare, then become the measurements."""
+    """Prepare, then replace this process by the measurements."""
     arguments = sys.argv[1:]
     try:
         environment = prepare(arguments)

@@ -1,4 +1,4 @@
-"""`make bench-analytics`: everything the measurements of the analytics need, then the measurements."""
+"""`make bench-analytics`: prepares the machine, then runs the measurements of the analytics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from local.test import ERRORS, become
 
 
 def prepare() -> Environment:
-    """The machine and the environment; no Pulsar, for only the analytics are measured."""
+    """Prepare the machine and the environment; Pulsar is not needed."""
     machine.ensure((machine.VENV, machine.JRE))
     environment = Environment()
     environment.prepare("bench-analytics")
@@ -18,7 +18,7 @@ def prepare() -> Environment:
 
 
 def main() -> int:
-    """Prepare, then become the measurements."""
+    """Prepare, then replace this process by the measurements."""
     try:
         environment = prepare()
     except ERRORS as error:

@@ -1,4 +1,4 @@
-"""The directory outside the tree where fetched things are kept, and the lock that guards it."""
+"""The cache directory outside the tree, and the lock that guards it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local.console import Progress
 
 
 def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/pulsar-trio-proxy`, created if it is missing."""
+    """Return `$XDG_CACHE_HOME/pulsar-trio-proxy`, created if it is missing."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is invalid and must be ignored.
     base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
@@ -23,7 +23,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel releases it when we die, so it is never stale."""
+    """Hold an exclusive lock during the block; the kernel releases it when this process exits, so it is never stale."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

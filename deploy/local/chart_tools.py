@@ -24,7 +24,7 @@ from local.process import run_reporting
 
 
 class ToolError(Exception):
-    """A tool cannot be had; the text holds Go's reason."""
+    """A tool that cannot be built; the text has Go's reason."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tool:
 
     @property
     def path(self) -> Path:
-        """Where it is, once it was built."""
+        """Path of the built command."""
         return cache_directory() / "tools" / f"{self.name}-{self.version}" / self.name
 
 
@@ -54,21 +54,21 @@ MODULES = (
 """28 MB to fetch; only their JSON and YAML is read."""
 
 PAUSES_S = (2.0, 10.0)
-"""How long to wait before Go is asked again: a module proxy is out of reach for moments, and what has come it keeps."""
+"""Pauses between attempts: a module proxy may be out of reach for moments; Go caches what it has fetched."""
 
 
 def tool(name: str) -> Path:
-    """Where a tool is; it may not be there yet."""
+    """Return the path of a tool, which may not be built yet."""
     return next(one for one in TOOLS if one.name == name).path
 
 
 def available() -> bool:
-    """Whether the machine's Go can build them, or they are there already."""
+    """Return True if the machine's Go can build the tools."""
     return machine.go_version() >= machine.GO_MINIMUM
 
 
 def install(progress: Progress = print_status) -> None:
-    """Build and fetch what is missing. Without Go nothing happens: the tests that need the tools are then skipped."""
+    """Build and fetch what is missing. Does nothing without Go: the tests that need the tools are then skipped."""
     if not available():
         return
     for module in MODULES:
@@ -78,7 +78,7 @@ def install(progress: Progress = print_status) -> None:
         return
     with locked(cache_directory() / "tools.lock", progress):
         for one in missing:
-            if not one.path.exists():  # another run may have done it while we waited
+            if not one.path.exists():  # another run may have built it meanwhile
                 _build(one, progress)
 
 
@@ -107,7 +107,7 @@ def _build(one: Tool, progress: Progress) -> None:
 
 
 def module_directory(module: str) -> Path:
-    """Where Go keeps a module's files; fetches it if need be."""
+    """Return the directory with a module's files, after fetching it if necessary."""
     command = ["go", "mod", "download", "-json", module]
     environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}
     with tempfile.TemporaryDirectory() as directory:  # a go.mod where we stand would have a say

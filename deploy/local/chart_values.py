@@ -1,7 +1,7 @@
-"""The types of the Helm chart's values; values.schema.json is made of them: ``python -m local.chart_values``.
+"""The types of the Helm chart's values, from which values.schema.json is generated: ``python -m local.chart_values``.
 
-`config` is the proxy's configuration itself, so a key that is new there is known here. Objects that go into the
-manifests as they are (tolerations, affinity, …) have Kubernetes' own types, which the API server checks.
+`config` is the proxy's configuration itself, so a new key there is valid here. Objects that are copied to the manifests
+(tolerations, affinity, …) have Kubernetes' own types, which the API server checks.
 """
 
 import json
@@ -32,7 +32,7 @@ Objects = list[dict[str, Any]]
 
 
 class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """What all tables of values have in common: a key that is not here is an error."""
+    """Base of all tables of values: an unknown key is an error."""
 
 
 class ImageValues(Values, frozen=True):
@@ -291,7 +291,7 @@ class Analytics(Values, frozen=True):
 
 class ChartValues(Values, frozen=True):
     enabled: bool = True
-    """What a chart that has this one as a part may ask for by its `condition`; Helm hands it down, nothing reads it."""
+    """For a parent chart's `condition`; Helm passes it down, no template reads it."""
     name_override: Text = ""
     fullname_override: Text = ""
     common_labels: Labels = {}
@@ -348,18 +348,18 @@ class ChartValues(Values, frozen=True):
     test: Test = Test()
     analytics: Analytics = Analytics()
     global_: Object = msgspec.field(default_factory=dict, name="global")
-    """What Helm hands down from a chart that has this one as a part."""
+    """Global values that Helm passes down from a parent chart."""
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the values, without defaults: values.yaml has those."""
+    """Return the JSON schema of the values, without defaults: values.yaml has those."""
     (root,), definitions = msgspec.json.schema_components([ChartValues], ref_template="#/$defs/{name}")
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": definitions}
     return _without_defaults(tree)  # type: ignore[no-any-return]
 
 
 def _without_defaults(node: Any) -> Any:
-    """A schema without `default`; no property has this name."""
+    """Remove `default` from a schema; no property has this name."""
     if isinstance(node, list):
         return [_without_defaults(entry) for entry in node]
     if not isinstance(node, dict):
@@ -368,7 +368,7 @@ def _without_defaults(node: Any) -> Any:
 
 
 def defaults() -> dict[str, Any]:
-    """The proxy's own defaults, for templates that compute with them."""
+    """Return the proxy's own defaults, for templates that compute with them."""
     found = msgspec.to_builtins(Config())
     assert isinstance(found, dict)
     return found

@@ -1,7 +1,7 @@
-"""A headless Chromium that opens one local page: to look at it, to ask it, and to take its picture.
+"""A headless Chromium that opens one local page, evaluates JavaScript in it and takes screenshots.
 
 It is driven over its debugging pipe (`--remote-debugging-pipe`: JSON, each message ended by a zero byte), so no port is
-opened and no library is needed. It ends when the pipe does, and so cannot outlive us.
+opened and no library is needed. It exits when the pipe is closed, and so cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ANSWER_S = 120.0
-"""For one answer: a busy machine is no failure."""
+"""Timeout of one answer, long enough for a busy machine."""
 
 
 class ChromiumError(Exception):
-    """The browser did not do what was asked; the text says what."""
+    """A failed command of the browser; the text says which."""
 
 
 def executable() -> str | None:
-    """Where a Chromium is, None if there is none."""
+    """Return the path of a Chromium; None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """The one page. Widths and heights are in CSS pixels."""
+    """The browser's page. Widths and heights are in CSS pixels."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -44,7 +44,7 @@ class Page:
         self._buffer = b""
         self._session: str | None = None
         self.messages: list[str] = []
-        """What the page's console said, and what its policy refused."""
+        """Messages of the page's console, and violations of its policy."""
         self._events: set[str] = set()
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -52,7 +52,7 @@ class Page:
             self._call(f"{domain}.enable")
 
     def open(self, file: Path, *, width: int, height: int, dark: bool = False) -> None:
-        """Load the file in a window of this size, and return when its `load` event was."""
+        """Load the file in a window of this size, and return after its `load` event."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media="screen", features=[scheme])
         self.resize(width, height)
@@ -60,21 +60,21 @@ class Page:
         self._call("Page.navigate", url=file.resolve().as_uri())
         deadline = time.monotonic() + ANSWER_S
         while "Page.loadEventFired" not in self._events:
-            self._take(deadline, f"{file} to be loaded")
+            self._receive_message(deadline, f"{file} to be loaded")
 
     def resize(self, width: int, height: int) -> None:
-        """Give the window another size."""
+        """Resize the window."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", **size)
 
-    def ask(self, expression: str) -> Any:
-        """Return what the JavaScript expression is; a promise is waited for."""
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression; a promise is awaited. Raises ChromiumError."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise ChromiumError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def picture(self) -> bytes:
+    def screenshot(self) -> bytes:
         """Return the window as PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
 
@@ -88,15 +88,15 @@ class Page:
             data = data[os.write(self._commands, data) :]
         deadline = time.monotonic() + ANSWER_S
         while True:
-            answer = self._take(deadline, method)
+            answer = self._receive_message(deadline, method)
             if answer.get("id") == number:
                 if "error" in answer:
                     raise ChromiumError(f"{method}: {answer['error']}")
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def _take(self, deadline: float, what: str) -> dict[str, Any]:
-        """Return the next message, after the page's own words in it were noted."""
+    def _receive_message(self, deadline: float, what: str) -> dict[str, Any]:
+        """Return the next message, after recording events and the page's console messages."""
         while b"\0" not in self._buffer:
             poll = select.poll()
             poll.register(self._answers, select.POLLIN)
@@ -121,7 +121,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """Start Chromium with an empty page; it has ended when this returns. Raises ChromiumError."""
+    """Run Chromium with an empty page during the block. Raises ChromiumError."""
     program = executable()
     if program is None:
         raise ChromiumError(f"there is no Chromium (looked for {', '.join(NAMES)})")
@@ -130,7 +130,7 @@ def browser() -> Iterator[Page]:
         command += [f"--user-data-dir={profile}", "--no-first-run", "--disable-dev-shm-usage"]
         command += ["--disable-background-networking", "--disable-component-update"]
         if os.geteuid() == 0:
-            command.append("--no-sandbox")  # Chromium refuses root otherwise; it shows nothing but our own page
+            command.append("--no-sandbox")  # Chromium refuses root otherwise; it loads only our own page
         pid, commands, answers = _spawn(command)
         try:
             yield Page(commands, answers)
@@ -141,7 +141,7 @@ def browser() -> Iterator[Page]:
 
 
 def _spawn(command: list[str]) -> tuple[int, int, int]:
-    """Start it with the pipe at the descriptors 3 and 4, which is where it looks."""
+    """Start Chromium with the pipe at the descriptors 3 and 4, which it expects."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
@@ -157,7 +157,7 @@ def _spawn(command: list[str]) -> tuple[int, int, int]:
 
 
 def _end(pid: int) -> None:
-    """Wait for its end for a while, then kill its process group."""
+    """Wait up to 5 seconds for the exit, then kill the process group."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:

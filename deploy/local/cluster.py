@@ -6,6 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 from local.console import Progress, silent
@@ -39,42 +40,49 @@ class ClusterError(Exception):
     """The cluster did not become ready; the text holds the end of its log."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """The brokers' `service_url`, the listeners' ports, and further TOML."""
+
+    service_url: str
+    port: int
+    admin_port: int
+    more_config: str = ""
+
+
 class Cluster:
-    """One `pulsar-trio-proxy serve`, its files in `directory` (short: it holds Unix sockets)."""
+    """A `pulsar-trio-proxy serve` process, with its files in `directory` (a short path: Unix sockets are in it)."""
 
     def __init__(
         self,
         command: Path,
         directory: Path,
-        service_url: str,
+        config: ClusterConfig,
         *,
-        port: int,
-        admin_port: int,
-        more_config: str = "",
         ready_timeout_s: float = 60.0,
         progress: Progress = silent,
     ) -> None:
         self.config_path = directory / "config.toml"
         self.log_path = directory / "cluster.log"
-        self.service_url = f"pulsar://127.0.0.1:{port}"
-        self.admin_url = f"http://127.0.0.1:{admin_port}"
+        self.service_url = f"pulsar://127.0.0.1:{config.port}"
+        self.admin_url = f"http://127.0.0.1:{config.admin_port}"
         self._command = command
         self._runtime_dir = directory / "run"
         self._config = _CONFIG.format(
             runtime_dir=json.dumps(str(self._runtime_dir)),
-            port=port,
-            service_url=json.dumps(service_url),
-            admin_port=admin_port,
+            port=config.port,
+            service_url=json.dumps(config.service_url),
+            admin_port=config.admin_port,
             drain_timeout_ms=_DRAIN_MS,
         )
-        self._config += more_config
+        self._config += config.more_config
         self._ready_timeout_s = ready_timeout_s
         self._progress = progress
         self._process: OwnedProcess | None = None
 
     @property
     def running(self) -> bool:
-        """Whether the supervisor lives."""
+        """True while the supervisor runs."""
         return self._process is not None and self._process.exit_code() is None
 
     @property
@@ -83,11 +91,11 @@ class Cluster:
         return self._process.pid if self._process else None
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return self._process.log_tail() if self._process else ""
 
     def start(self) -> None:
-        """Start, and return when it is ready, which it is only with a broker that it reaches."""
+        """Start, and return when the cluster is ready, which needs a reachable broker."""
         self._runtime_dir.mkdir(mode=0o700, exist_ok=True)
         self.config_path.write_text(self._config)
         command = [str(self._command), "serve", "--config", str(self.config_path)]
@@ -104,13 +112,13 @@ class Cluster:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """SIGTERM: it drains. By force some time after its own deadline."""
+        """Send SIGTERM, which starts a drain; kill the cluster some time after its own deadline."""
         if self._process is not None:
             self._process.stop(_DRAIN_MS / 1000 + 10)
             self._process = None
 
     def kill(self) -> None:
-        """End it at once; its workers end when they notice."""
+        """Kill the supervisor; its workers exit at the end of their liveness pipe."""
         if self._process is not None:
             self._process.kill()
             self._process = None

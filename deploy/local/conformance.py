@@ -1,11 +1,11 @@
-"""docs/conformance.md: each statement of each specification, how this proxy does it, where, and which test shows it.
+"""Generator of docs/conformance.md: each specification's statements, with the implementation, its place and its tests.
 
-The statements stand in tests/conformance/*.toml. A test says by a marker which of them it shows:
+The statements are in tests/conformance/*.toml. A test names by a marker which of them it verifies:
 
     @pytest.mark.conforms("kip-368.20")
 
-Markers are found by reading the tests' syntax, so nothing is imported. `make generate` writes the page; `problems`
-finds what does not fit together, and a test (tests/conformance) fails upon any.
+Markers are found in the tests' syntax trees, without imports. `make generate` writes the page; `problems` finds
+inconsistencies, and a test (tests/conformance) fails upon any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 SPECIFICATIONS = ("pip-1", "pip-30", "kip-590", "kip-368")
-"""In the order of the page; each has a file of this name."""
+"""Specifications in the order of the page; each has a file of this name."""
 
 PAGE = Path("docs/conformance.md")
 STATEMENTS = Path("tests/conformance")
@@ -33,7 +33,7 @@ _WIDTH = 120
 
 
 class StatementsInvalid(Exception):
-    """A file of statements that does not have the form; says where."""
+    """A malformed file of statements; the text says where."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Specification:
 
 @dataclass(frozen=True)
 class Mark:
-    """A test that says it shows a statement."""
+    """A test's marker for a statement."""
 
     statement: str
     file: Path
@@ -157,7 +157,7 @@ def _is_marker(node: ast.AST) -> bool:
 
 
 def problems(root: Path) -> list[str]:
-    """Tell what is wrong, in one sentence each."""
+    """Return the inconsistencies, in one sentence each."""
     specifications, found = load(root), marks(root)
     statements = {statement.id: statement for one in specifications for statement in one.statements}
     shown = {mark.statement for mark in found}
@@ -177,7 +177,7 @@ def problems(root: Path) -> list[str]:
 
 
 def exists(root: Path, place: str) -> bool:
-    """Tell whether a file, and a symbol in it, is there: in Python something defined, elsewhere a word."""
+    """Return True if a file, and a symbol in it, exists: in Python a definition, elsewhere a word."""
     name, _, symbol = place.partition(":")
     file = root / name
     if not file.is_file():
@@ -273,7 +273,7 @@ def _entry(statement: Statement, shown_by: list[Mark]) -> Iterator[str]:
 
 
 def _harmless(quoted: str) -> str:
-    """Keep Markdown from taking brackets and angles of a quotation for its own."""
+    """Escape brackets and angles of a quotation for Markdown."""
     return quoted.replace("<", "&lt;").replace("[", "\\[")
 
 

@@ -1,7 +1,7 @@
-"""Progress for people: one line that changes on a terminal, a line every few seconds in a log.
+"""Console progress: a status line that changes on a terminal, a line every few seconds in a log.
 
-A progress text is `stage: detail`. Texts of one stage replace each other on a terminal and are thinned out
-elsewhere, so the callers can report as often as they like.
+A progress text is `stage: detail`. Texts of one stage replace each other on a terminal and are rate-limited elsewhere,
+so that callers can report at any rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Console:
         return self._stream if self._stream is not None else sys.stdout
 
     def __call__(self, text: str) -> None:
-        """Show `stage: detail`, in place of what the same stage showed before."""
+        """Show `stage: detail`, replacing the same stage's previous text."""
         stage = text.partition(":")[0]
         now = time.monotonic()
         if self._out.isatty():
@@ -47,7 +47,7 @@ class Console:
         self._stage, self._written_at = stage, now
 
     def line(self, text: str = "") -> None:
-        """Write a line that nothing replaces."""
+        """Write a line that is not replaced."""
         self._out.write(f"{self._line_end()}{text}\n")
         self._out.flush()
         self._open, self._stage = False, ""
@@ -60,9 +60,9 @@ print_status = Console()
 
 
 def silent(_text: str) -> None:
-    """A `Progress` that says nothing."""
+    """Discard a progress text."""
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """The end of a log, for an error message."""
+    """Return the last lines of a log, for an error message."""
     return "\n".join(text.splitlines()[-lines:])

@@ -1,9 +1,9 @@
 """The Pulsar distribution (broker, tools, Java client): fetched once by Maven, verified, unpacked, cached.
 
-Maven fetches it because the user's own mirrors and proxies then apply and no address has to be named here.
-Whatever state an interrupted or broken run left behind, the next run ends with a complete distribution:
+Maven fetches it so that the user's own mirrors and proxies apply and no address has to be configured here. After an
+interrupted or failed run, the next run produces a complete distribution:
 
-* fetching: Maven resumes its own partial file; a partial file that it cannot use is removed and fetched anew;
+* fetching: Maven resumes its own partial file; a partial file that it cannot use is removed and fetched again;
 * the archive must have the digest below, else it is removed and fetched once more;
 * unpacking goes to a temporary directory that is renamed when complete, and a list of all files and sizes is
   written last; a directory that lacks the list or does not match it is unpacked again.
@@ -29,12 +29,12 @@ _CHUNK = 1 << 20
 
 
 class DistributionError(Exception):
-    """The distribution cannot be had; the text says why and what to do."""
+    """The distribution cannot be fetched; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar.gz in Maven's coordinates, with what it must look like."""
+    """A tar.gz by its Maven coordinates, with its digest and approximate size."""
 
     group: str
     name: str
@@ -45,20 +45,20 @@ class Archive:
 
     @property
     def coordinates(self) -> str:
-        """Maven's name of it."""
+        """The archive's Maven coordinates."""
         return f"{self.group}:{self.name}:{self.version}:tar.gz:{self.classifier}"
 
     @property
     def label(self) -> str:
-        """People's name of it."""
+        """The archive's name for messages."""
         return f"Pulsar {self.version}"
 
     def directory(self, repository: Path) -> Path:
-        """Where Maven keeps it."""
+        """Return the archive's directory in Maven's repository."""
         return repository.joinpath(*self.group.split("."), self.name, self.version)
 
     def path(self, repository: Path) -> Path:
-        """The archive itself."""
+        """Return the archive's path in Maven's repository."""
         file = f"{self.name}-{self.version}-{self.classifier}.tar.gz"
         return self.directory(repository) / file
 
@@ -74,19 +74,19 @@ PULSAR = Archive(
 
 
 def pulsar_home(progress: Progress = print_status, archive: Archive = PULSAR) -> Path:
-    """The unpacked distribution's directory; the first call fetches and unpacks it."""
+    """Return the unpacked distribution's directory; the first call fetches and unpacks it."""
     cache = cache_directory()
     home = cache / f"pulsar-{archive.version}"
     if is_complete(home, archive):
         return home
     with locked(cache / "lock", progress):
-        if not is_complete(home, archive):  # another run may have done it while we waited
+        if not is_complete(home, archive):  # another run may have unpacked it meanwhile
             _install(home, archive, cache / "m2", progress)
     return home
 
 
 def is_complete(home: Path, archive: Archive = PULSAR) -> bool:
-    """Whether the directory holds every file that was unpacked, at its size."""
+    """Return True if the directory has every unpacked file, at its size."""
     try:
         manifest = json.loads((home / _MANIFEST).read_text())
         if manifest["sha256"] != archive.sha256:
@@ -129,9 +129,9 @@ def _digest_problem(path: Path, archive: Archive, progress: Progress) -> str | N
 
 
 def _unpack(path: Path, home: Path, archive: Archive, progress: Progress) -> str | None:
-    """Replace `home` by the archive's content. Returns what is wrong with the archive, if anything."""
+    """Replace `home` by the archive's content. Return what is wrong with the archive, or None."""
     progress(f"Unpacking {archive.label}")
-    for stale in home.parent.glob(f".{home.name}.*"):  # we hold the lock: nobody is using it
+    for stale in home.parent.glob(f".{home.name}.*"):  # this process has the lock: no other one uses it
         shutil.rmtree(stale)
     work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     try:
@@ -170,7 +170,7 @@ def _fetch(archive: Archive, repository: Path, progress: Progress) -> None:
 
 
 def _run_maven(archive: Archive, repository: Path, progress: Progress) -> str | None:
-    """Run `mvn dependency:get`, reporting how far it is. Returns the end of its output if it failed."""
+    """Run `mvn dependency:get` with progress reports. Return the end of its output if it failed."""
     command = [
         "mvn",
         "--batch-mode",
@@ -189,7 +189,7 @@ def _run_maven(archive: Archive, repository: Path, progress: Progress) -> str | 
 
 
 class _Meter:
-    """How much Maven has fetched, by the size of its files: it says nothing itself off a terminal."""
+    """Meter of Maven's progress by the size of its files: without a terminal Maven reports none."""
 
     def __init__(self, archive: Archive, repository: Path) -> None:
         self._archive = archive

@@ -31,7 +31,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def prepare(lab: Lab, *, keep_images: bool) -> Environment:
-    """Make all that the steps need: packages, the environment, Pulsar, Kubernetes, the images in files."""
+    """Prepare what the steps need: packages, the environment, Pulsar, Kubernetes, the images in files."""
     if os.geteuid() != 0:
         raise machine.MachineError("A node needs namespaces and cgroups of its own: run this as root.")
     machine.ensure(NEEDS)
@@ -42,20 +42,20 @@ def prepare(lab: Lab, *, keep_images: bool) -> Environment:
     for image in images.IMAGES:
         if keep_images and images.image_id(image.name):
             continue
-        images.build(image)
+        images.build_image(image)
     for image in images.IMAGES:
-        images.export(image, lab.images)
+        images.export_image(image, lab.images)
     return environment
 
 
 def main() -> int:
-    """Prepare, start the node, run the steps on it, end it."""
+    """Prepare, start the node, run the steps on it, stop it."""
     options = parse(sys.argv[1:])
     lab = Lab()
     try:
         environment = prepare(lab, keep_images=options.keep_images)
         started_at = time.monotonic()
-        lab.up()
+        lab.start_node()
     except (*ERRORS, LabError, images.ImageError) as error:
         print(f"\nmake e2e-kubernetes: {error}", file=sys.stderr)
         return 1
@@ -63,10 +63,10 @@ def main() -> int:
     command = [str(environment.python), "-m", "tests.kubernetes", *options.steps]
     variables = os.environ | {"PYTHONPATH": str(environment.root / "deploy")}
     try:
-        return lab.run(command, variables)
+        return lab.run_on_node(command, variables)
     finally:
         if not options.keep_node:
-            lab.down()
+            lab.stop_node()
         else:
             print_status("The node still runs; deploy/kubernetes-lab/cluster.sh down ends it")
 

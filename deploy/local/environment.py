@@ -55,7 +55,7 @@ class Environment:
         return self.directory / "bin" / "python"
 
     def tool(self, name: str) -> Path:
-        """A command that the environment holds."""
+        """Return the path of a command in the environment."""
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:

@@ -53,7 +53,7 @@ def _local_output(environment: Environment, module: str, *arguments: str) -> byt
 
 
 def chart_copies(root: Path) -> dict[Path, Path]:
-    """The chart's copies, and what each is a copy of; both relative to the tree."""
+    """Return the chart's copies → their originals; both relative to the tree."""
     rules = sorted(path.relative_to(root) for path in (root / "deploy/prometheus").glob("*.yml"))
     found = {CHART / "files/prometheus" / rule.name: rule for rule in rules if rule.name != "prometheus.yml"}
     return {**found, CHART / "files/grafana/pulsar-proxy.json": Path("deploy/grafana/pulsar-proxy.json")}
@@ -70,7 +70,7 @@ def _chart(environment: Environment, out: Path) -> None:
 
 
 def stale(environment: Environment) -> list[Path]:
-    """The files of the tree that differ from what is generated now."""
+    """Return the tree's files that differ from newly generated ones."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
         return [path for path in produce(environment, out) if _differ(out / path, environment.root / path)]

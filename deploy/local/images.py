@@ -36,7 +36,7 @@ class ImageError(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """One of the Dockerfile's targets, and the name that its image gets here."""
+    """One of the Dockerfile's targets, and the name of its local image."""
 
     target: str
     name: str
@@ -84,8 +84,8 @@ def build_command(image: Image, base: str, epoch_s: int, id_file: Path) -> list[
     return [*command, "--tag", image.name, "--iidfile", str(id_file), "."]
 
 
-def build(image: Image, progress: Progress = print_status, epoch_s: int | None = None) -> str:
-    """Build an image; returns its id, which is the digest of its content and configuration."""
+def build_image(image: Image, progress: Progress = print_status, epoch_s: int | None = None) -> str:
+    """Build an image; return its id, which is the digest of its content and configuration."""
     base = ensure_base(progress)
     epoch_s = source_date_epoch_s() if epoch_s is None else epoch_s
     with tempfile.TemporaryDirectory(prefix="ptp-image-") as directory:
@@ -113,8 +113,8 @@ def image_id(name: str) -> str:
         return ""
 
 
-def export(image: Image, directory: Path, progress: Progress = print_status) -> Path:
-    """Write an image to a file that containerd imports; returns the file."""
+def export_image(image: Image, directory: Path, progress: Progress = print_status) -> Path:
+    """Write an image to a file that containerd imports; return the file's path."""
     path = directory / f"{image.target}.image.tar"
     path.unlink(missing_ok=True)
     _run(["buildah", "push", "--quiet", image.name, f"docker-archive:{path}:{image.name}"], f"Writing {path}", progress)
@@ -147,9 +147,9 @@ def main() -> int:
         machine.ensure(machine.IMAGES)
         epoch_s = source_date_epoch_s()
         for image in chosen:
-            first = build(image, epoch_s=epoch_s)
+            first = build_image(image, epoch_s=epoch_s)
             print(f"{image.name} {first}", flush=True)
-            if options.twice and (second := build(image, epoch_s=epoch_s)) != first:
+            if options.twice and (second := build_image(image, epoch_s=epoch_s)) != first:
                 print(f"{image.name} {second}: another digest than the first build's", flush=True)
                 different.append(image.name)
     except (machine.MachineError, ImageError) as error:

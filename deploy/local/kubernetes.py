@@ -1,4 +1,4 @@
-"""A real Kubernetes node on this machine, in namespaces of its own: deploy/kubernetes-lab as an object."""
+"""A real Kubernetes node on this machine, in namespaces of its own: a wrapper of deploy/kubernetes-lab."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LabError(Exception):
 
 
 class Lab:
-    """The node. Its programs, images and state are below one directory outside the tree."""
+    """A Kubernetes node. Its programs, images and state are below one directory outside the tree."""
 
     def __init__(self, directory: Path | None = None, progress: Progress = print_status) -> None:
         configured = os.environ.get("K8S_LAB")
@@ -42,21 +42,21 @@ class Lab:
         if self.missing():
             self._run([str(SCRIPTS / "setup.sh")], "Building Kubernetes")
 
-    def up(self) -> None:
-        """Start the node, with all images in `images`, after the end of one that an earlier run has left."""
-        self.down()
+    def start_node(self) -> None:
+        """Start the node, with all images in `images`, after stopping one that an earlier run has left."""
+        self.stop_node()
         self._run([str(SCRIPTS / "cluster.sh"), "up"], "Starting the node")
 
-    def down(self) -> None:
-        """End the node and everything in it; harmless if it does not run."""
+    def stop_node(self) -> None:
+        """Stop the node and everything in it; harmless if it does not run."""
         self._run([str(SCRIPTS / "cluster.sh"), "down"], "Ending the node")
 
     def command(self, *command: str) -> list[str]:
         """Return the command that runs `command` on the node, in its namespaces and in the tree's directory."""
         return [str(SCRIPTS / "cluster.sh"), "exec", "env", f"--chdir={ROOT}", *command]
 
-    def run(self, command: Sequence[str], environment: dict[str, str]) -> int:
-        """Run a command on the node with our terminal; returns its exit code."""
+    def run_on_node(self, command: Sequence[str], environment: dict[str, str]) -> int:
+        """Run a command on the node with this process's terminal; return its exit code."""
         return subprocess.run(
             self.command(*command), check=False, cwd=ROOT, env=environment | self._variables()
         ).returncode

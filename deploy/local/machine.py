@@ -1,6 +1,6 @@
-"""What this machine lacks, and how it comes by it.
+"""Checks and installs the programs that this machine must have.
 
-Root on Debian or Ubuntu: the missing packages are installed. Everybody else gets the one command to run.
+As root on Debian or Ubuntu, missing packages are installed. Otherwise an error names the command to run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 class MachineError(Exception):
-    """Something is missing and could not be installed; the text says what to do."""
+    """A missing program that could not be installed; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A thing the machine must have; of `packages` (Debian's names) the first that is offered has it."""
+    """A requirement of the machine; of `packages` (Debian's names) the first one available provides it."""
 
     what: str
     present: Callable[[], bool]
@@ -44,13 +44,13 @@ class Need:
 
 
 def has_venv() -> bool:
-    """Debian splits ensurepip, which a virtual environment needs, off Python."""
+    """Return True if Python has venv and ensurepip, which Debian ships in a package of its own."""
     importlib.invalidate_caches()
     return importlib.util.find_spec("venv") is not None and importlib.util.find_spec("ensurepip") is not None
 
 
 def java_major(command: str = "java") -> int:
-    """The major version of `java` or `javac`, looked for where Pulsar and Maven look; 0 if there is none."""
+    """Return the major version of `java` or `javac`, found as Pulsar and Maven find it; 0 if there is none."""
     home = os.environ.get("JAVA_HOME")
     text = _output([f"{home}/bin/{command}" if home else command, "-version"])
     # `openjdk version "17.0.15"` and `javac 17.0.15`; Java 8 called itself 1.8.
@@ -59,12 +59,12 @@ def java_major(command: str = "java") -> int:
 
 
 def _has_server(name: str) -> bool:
-    """Whether a program is there that is none of every user's."""
+    """Return True if a program exists, in /usr/sbin too, which is not in every user's PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
 
 
 def go_version() -> tuple[int, int]:
-    """Go's version; (0, 0) if there is none."""
+    """Return Go's version; (0, 0) if there is none."""
     match = re.search(r"go(\d+)\.(\d+)", _output(["go", "version"]))
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
@@ -122,6 +122,7 @@ PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMETHEUS, OPENSSL, CURL, SYSTEMD)
 """The last three: what docs/getting-started.md has its readers type, which tests/e2e/test_docs_commands.py does."""
+TEST_QUICK = (VENV, PROMETHEUS)
 BENCH = (VENV, JRE, MAVEN, GO)
 IMAGES = (BUILDAH, MMDEBSTRAP)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
@@ -129,7 +130,7 @@ KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
 
 
 def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
-    """Return when the machine has all of it; `MachineError` if that cannot be brought about."""
+    """Install what is missing of `needs`. Raises MachineError if that is not possible."""
     if sys.version_info < PYTHON_MINIMUM:
         wanted, found = (".".join(map(str, version[:2])) for version in (PYTHON_MINIMUM, sys.version_info))
         raise MachineError(f"Python {wanted} or newer is needed; {sys.executable} is {found}.")
@@ -151,7 +152,7 @@ def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
 
 
 def ensure_kerberos(progress: Progress = print_status) -> bool:
-    """Whether the machine has what the tests with Kerberos need, after an installation where that can be done."""
+    """Install what the tests with Kerberos need; return False if that is not possible."""
     try:
         ensure(KERBEROS, progress)
     except MachineError as error:
@@ -161,7 +162,7 @@ def ensure_kerberos(progress: Progress = print_status) -> bool:
 
 
 def ensure_chromium(progress: Progress = print_status) -> bool:
-    """Whether the machine has a browser for the report's tests, after an installation where that can be done."""
+    """Install a browser for the report's tests; return False if that is not possible."""
     try:
         ensure((CHROMIUM,), progress)
     except MachineError as error:
@@ -171,7 +172,7 @@ def ensure_chromium(progress: Progress = print_status) -> bool:
 
 
 def note_go(progress: Progress = print_status) -> None:
-    """Say that the Go tests will be skipped, where that is so: Debian's Go is too old to be installed."""
+    """Report that the Go tests will be skipped if Go is missing or too old, as Debian's is."""
     if go_version() < GO_MINIMUM:
         wanted = ".".join(map(str, GO_MINIMUM))
         progress(f"Go {wanted} or newer is missing: the tests with the Go client will be skipped")
@@ -188,7 +189,7 @@ def _offered(package: str) -> bool:
 
 def _install(needs: Sequence[Need], progress: Progress) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Waits for unattended-upgrades and the like, which hold dpkg's lock on a fresh machine.
+    # Waits for programs like unattended-upgrades, which hold dpkg's lock on a fresh machine.
     apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
 
     def run(command: list[str], doing: str) -> None:
@@ -207,8 +208,8 @@ def _install(needs: Sequence[Need], progress: Progress) -> None:
 
 @contextmanager
 def _services_held() -> Iterator[None]:
-    """Keep packages from starting services: of `prometheus` we want the programs, not a server on port 9090."""
-    if _POLICY.exists():  # somebody, a container image say, has decided this already
+    """Prevent packages from starting services: of `prometheus` only the programs are needed, not its server."""
+    if _POLICY.exists():  # the system, for example a container image, has its own policy
         yield
         return
     _POLICY.write_text("#!/bin/sh\nexit 101\n")

@@ -15,9 +15,9 @@ _given: set[int] = set()
 
 
 def use_part(index: int, count: int) -> None:
-    """Give only ports of one of so many equal parts from now on: for processes that look for ports at the same time.
+    """Restrict `free_port` to part `index` of `count` equal parts, for processes that look for ports concurrently.
 
-    What is free when it is looked for may be bound by another one before it is used.
+    A port that is free during the check may be bound by another process before it is used.
     """
     global _ports  # noqa: PLW0603 -- it is this process's
     size = (_LAST + 1 - _FIRST) // count
@@ -25,7 +25,7 @@ def use_part(index: int, count: int) -> None:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether nothing listens on the port (connections in TIME_WAIT do not count)."""
+    """Return True if no process listens on the port (connections in TIME_WAIT do not count)."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -37,8 +37,9 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(preferred: int = 0, *, avoid: tuple[int, ...] = ()) -> int:
-    """The preferred port if it is free, else some free one that is not in `avoid`, and that was not given before: it
-    may not be bound yet.
+    """Return the preferred port if it is free, else a random free one that is not in `avoid`.
+
+    Never returns a random port twice: it may not be bound yet.
     """
     if preferred and preferred not in avoid and is_free(preferred):
         return preferred

@@ -1,10 +1,10 @@
-"""A child process that cannot outlive us, and whose descendants end with it.
+"""A child process that cannot outlive this process, and whose descendants end with it.
 
-Each child joins the process group of a *watchdog*: a shell that blocks on a pipe which only we hold open.
-When we die, by whatever signal, the pipe ends and the watchdog ends its own group. Three things follow:
+Each child joins the process group of a *watchdog*: a shell that blocks on a pipe which only this process holds open.
+When this process exits, by any signal, the pipe closes and the watchdog kills its own group. Three consequences:
 
-* the group's id is the watchdog's, which is alive for as long as we may signal it, so it is never reused;
-* Ctrl-C in the terminal reaches only us, and we end the children in the order we like;
+* the group's id is the watchdog's, which runs for as long as this process may signal it, so it is never reused;
+* Ctrl-C in the terminal reaches only this process, which stops the children in the order it chooses;
 * unlike PR_SET_PDEATHSIG it does not depend on the *thread* that started the child.
 """
 
@@ -65,22 +65,22 @@ class OwnedProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while the command runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end; None when the time is over first."""
+        """Wait for the exit and return the exit code; None after the timeout."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the command itself (not its descendants); nothing happens if it has ended."""
+        """Signal the command itself (not its descendants); does nothing if it has exited."""
         self._process.send_signal(number)
 
     def stop(self, timeout_s: float) -> int:
-        """SIGTERM, wait, then SIGKILL to the whole group. Returns the exit code."""
+        """Send SIGTERM, wait, then send SIGKILL to the whole group. Return the exit code."""
         try:
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)  # a stopped process gets its SIGTERM only when it continues
@@ -90,7 +90,7 @@ class OwnedProcess:
         return code
 
     def kill(self) -> int:
-        """SIGKILL to the whole group at once; harmless if it has ended. Returns the exit code."""
+        """Send SIGKILL to the whole group at once; harmless if it has exited. Return the exit code."""
         self._end_group()
         return self._process.wait()
 
@@ -103,7 +103,7 @@ class OwnedProcess:
             self._watchdog.stdin.close()
 
     def log_tail(self, lines: int = 25) -> str:
-        """The last lines of its output."""
+        """Return the last lines of the output."""
         try:
             return tail(self.log.read_text(errors="replace"), lines)
         except OSError as error:
@@ -118,7 +118,7 @@ def run_reporting(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str | None:
-    """Run a long command, reporting `describe(seconds so far)`. Returns the end of its output if it fails."""
+    """Run a long command, reporting `describe(elapsed seconds)`. Return the end of its output if it fails."""
     with tempfile.TemporaryDirectory(prefix="pulsar-trio-proxy-") as directory:
         process = OwnedProcess(command, log=Path(directory) / "output.log", env=env, cwd=cwd)
         try:

@@ -30,7 +30,8 @@ class ReleaseError(Exception):
 
 def version(root: Path = ROOT) -> str:
     """Return the version, from the one place that holds it."""
-    return re.findall(r'^__version__ = "(.+)"$', (root / "proxy/__init__.py").read_text(), re.MULTILINE)[0]
+    (found,) = re.findall(r'^__version__ = "(.+)"$', (root / "proxy/__init__.py").read_text(), re.MULTILINE)
+    return str(found)
 
 
 def check_release(number: str, changelog: str, chart: str) -> None:

@@ -1,4 +1,4 @@
-"""`make report-pictures`: pictures of the analytics' report, for a person to look at.
+"""`make report-pictures`: screenshots of the analytics' report, for visual inspection.
 
 A made-up day (tests/analytics/report_sample.py) at three widths, light and dark, as PNG in `build/report-pictures`; the
 page itself is beside them.
@@ -16,32 +16,34 @@ from local.test import ERRORS, become
 
 WIDTHS = (360, 1000, 1920)
 DRAWN = "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg.main-svg'))"
-"""Whether each plot has been drawn. In a window as high as the page all are in view."""
+"""Expression that is true when each plot has been drawn. In a window as high as the page all are in view."""
 
 
-def whole(page: Page, file: Path, width: int, *, dark: bool) -> None:
+def show_full_page(page: Page, file: Path, width: int, *, dark: bool) -> None:
     """Show the whole page at this width, with every plot drawn."""
     page.open(file, width=width, height=1000, dark=dark)
     for _ in range(2):  # plots make it longer
-        page.resize(width, int(page.ask("document.documentElement.scrollHeight")))
-        page.ask(f"new Promise((done) => {{ const look = () => {DRAWN} ? done(1) : setTimeout(look, 50); look(); }})")
+        page.resize(width, int(page.evaluate("document.documentElement.scrollHeight")))
+        page.evaluate(
+            f"new Promise((done) => {{ const look = () => {DRAWN} ? done(1) : setTimeout(look, 50); look(); }})"
+        )
 
 
-def take(file: Path, directory: Path) -> list[Path]:
-    """Take the pictures of a page; returns where they are."""
+def take_screenshots(file: Path, directory: Path) -> list[Path]:
+    """Take screenshots of a page; return their paths."""
     taken = []
     with browser() as page:
         for width in WIDTHS:
             for dark in (False, True):
-                whole(page, file, width, dark=dark)
+                show_full_page(page, file, width, dark=dark)
                 picture = directory / f"{file.stem}-{width}-{'dark' if dark else 'light'}.png"
-                picture.write_bytes(page.picture())
+                picture.write_bytes(page.screenshot())
                 taken.append(picture)
     return taken
 
 
 def main() -> int:
-    """Prepare, then become this module again in the environment that has Plotly."""
+    """Prepare, then run `tests.analytics.report_pictures` in the environment that has Plotly."""
     try:
         machine.ensure((machine.VENV, machine.CHROMIUM))
         environment = Environment()

@@ -1,6 +1,6 @@
 """`make run`: a broker and a proxy cluster in front of it, on this machine, until Ctrl-C.
 
-With `BROKER=pulsar://host:6650` it takes that cluster instead of a broker of its own, and needs no Java.
+With `BROKER=pulsar://host:6650` it uses that cluster instead of a broker of its own, and needs no Java.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from types import FrameType
 
 from local import machine
-from local.cluster import Cluster, ClusterError
+from local.cluster import Cluster, ClusterConfig, ClusterError
 from local.console import print_status
 from local.distribution import DistributionError, pulsar_home
 from local.environment import Environment, SetupError
 from local.ports import free_port
-from local.standalone import Standalone, StandaloneError
+from local.standalone import BrokerOptions, Standalone, StandaloneError
 
 _POLL_S = 0.5
 _TMPDIR_MAX = 40  # the paths of Unix sockets hold 107 bytes, and some systems' TMPDIR is long
@@ -34,7 +34,7 @@ _EXAMPLE = (
 
 
 class _Session:
-    """What was started, and how it ends: in order after the first signal, at once after the second."""
+    """The started processes, which are stopped in order after the first signal, and killed after the second."""
 
     def __init__(self) -> None:
         self.stack = ExitStack()
@@ -45,14 +45,14 @@ class _Session:
         self.signals += 1
         raise KeyboardInterrupt
 
-    def end(self, process: Cluster | Standalone) -> None:
+    def stop_process(self, process: Cluster | Standalone) -> None:
         if self.signals > 1:
             process.kill()
         else:
             process.stop()
 
     def directory(self) -> Path:
-        """A directory for this run, outside the tree; kept if the run fails, for its logs."""
+        """Make a directory for this run, outside the tree; it is kept for its logs if the run fails."""
         base = "/tmp" if len(tempfile.gettempdir()) > _TMPDIR_MAX else None
         directory = Path(tempfile.mkdtemp(prefix="ptp-", dir=base))
 
@@ -67,7 +67,7 @@ class _Session:
 
 
 def main() -> int:
-    """Run until a signal; 0 unless something failed."""
+    """Run until a signal; return 0 unless something failed."""
     parser = argparse.ArgumentParser(prog="make run", description=__doc__)
     parser.add_argument("--broker", default=os.environ.get("BROKER"), help="an existing cluster's service URL")
     broker_url: str | None = parser.parse_args().broker or None
@@ -98,12 +98,14 @@ def _run(session: _Session, broker_url: str | None) -> None:
     cluster = Cluster(
         environment.tool("pulsar-trio-proxy"),
         directory,
-        broker.service_url if broker else str(broker_url),
-        port=_port(6650, "The proxy's port"),
-        admin_port=_port(8080, "The admin port"),
+        ClusterConfig(
+            service_url=broker.service_url if broker else str(broker_url),
+            port=_port(6650, "The proxy's port"),
+            admin_port=_port(8080, "The admin port"),
+        ),
         progress=print_status,
     )
-    session.stack.callback(session.end, cluster)  # before the start, which a signal may interrupt
+    session.stack.callback(session.stop_process, cluster)  # before the start, which a signal may interrupt
     cluster.start()
     _print_summary(environment, cluster, broker, broker_url)
     _watch(cluster, broker)
@@ -113,13 +115,15 @@ def _start_broker(session: _Session, home: Path, directory: Path) -> Standalone:
     broker = Standalone(
         home,
         directory / "broker",
-        broker_port=free_port(6660),
-        web_port=free_port(8081, avoid=(6660,)),
-        bookie_port=free_port(3181, avoid=(6660, 8081)),
-        memory="-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
-        progress=print_status,
+        options=BrokerOptions(
+            broker_port=free_port(6660),
+            web_port=free_port(8081, avoid=(6660,)),
+            bookie_port=free_port(3181, avoid=(6660, 8081)),
+            memory="-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
+            progress=print_status,
+        ),
     )
-    session.stack.callback(session.end, broker)
+    session.stack.callback(session.stop_process, broker)
     broker.start()
     return broker
 

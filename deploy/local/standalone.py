@@ -1,8 +1,7 @@
 """A standalone Pulsar broker as a child process, for `make run` and the end-to-end tests.
 
-It listens on loopback only, keeps everything it writes below one data directory, and ends when we do. With
-`secured` it has token authentication and authorization, and takes the role `proxy` for a proxy's, so that a
-client behind it needs grants of its own.
+It listens on loopback only, writes only below one data directory, and ends with this process. With `secured` it has
+token authentication and authorization, and `proxyRoles=proxy`, so that a client behind a proxy needs grants of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from types import TracebackType
@@ -28,53 +28,62 @@ _HOST = "127.0.0.1"
 _POLL_S = 0.25
 _TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
 _TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+_QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A broker for trials ends before the JVM's better compiler has earned its cost: a start takes half the CPU time."""
 
 
 class StandaloneError(Exception):
     """The broker did not start; the text holds the end of its log."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """Ports (0: any free one), the JVM's options, and how long to wait for a healthy broker."""
+
+    broker_port: int = 0
+    web_port: int = 0
+    bookie_port: int = 0
+    jvm_options: Sequence[str] = ()
+    memory: str = "-Xms256m -Xmx512m -XX:MaxDirectMemorySize=512m"
+    ready_timeout_s: float = 180.0
+    progress: Progress = silent
+
+
+_DEFAULT_OPTIONS = BrokerOptions()
+
+
 class Standalone:
-    """One broker. Data, ports and tokens stay the same from start to start."""
+    """A broker process. Data, ports and tokens stay the same across restarts. `conf`: settings of broker.conf."""
 
     def __init__(
         self,
         home: Path,
         data: Path,
         *,
-        broker_port: int = 0,
-        web_port: int = 0,
-        bookie_port: int = 0,
         secured: bool = False,
         conf: Mapping[str, str] | None = None,
-        jvm_options: Sequence[str] = (),
-        memory: str = "-Xms256m -Xmx512m -XX:MaxDirectMemorySize=512m",
-        ready_timeout_s: float = 180.0,
-        progress: Progress = silent,
+        options: BrokerOptions = _DEFAULT_OPTIONS,
     ) -> None:
         self.home = home
         self.data = data.absolute()  # the broker's script changes the directory
         self.secured = secured
-        self.broker_port = broker_port or free_port()
-        self.web_port = web_port or free_port(avoid=(self.broker_port,))
-        self.bookie_port = bookie_port or free_port(avoid=(self.broker_port, self.web_port))
+        self.broker_port = options.broker_port or free_port()
+        self.web_port = options.web_port or free_port(avoid=(self.broker_port,))
+        self.bookie_port = options.bookie_port or free_port(avoid=(self.broker_port, self.web_port))
         self.log_path = self.data / "broker.log"
         self.secret_key = self.data / "secret.key"
         self._conf = dict(conf or {})
-        self._jvm_options = tuple(jvm_options)
-        self._memory = memory
-        self._ready_timeout_s = ready_timeout_s
-        self._progress = progress
+        self._options = options
         self._process: OwnedProcess | None = None
 
     @property
     def service_url(self) -> str:
-        """For clients of the binary protocol."""
+        """URL for clients of the binary protocol."""
         return f"pulsar://localhost:{self.broker_port}"
 
     @property
     def admin_url(self) -> str:
-        """For the admin API."""
+        """URL of the admin API."""
         return f"http://localhost:{self.web_port}"
 
     @property
@@ -84,19 +93,19 @@ class Standalone:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives, healthy or not."""
+        """True while the process runs, healthy or not."""
         return self._process is not None and self._process.exit_code() is None
 
     def token_file(self, role: str) -> Path:
-        """The file with a role's token."""
+        """Return the file with a role's token."""
         return self.data / "tokens" / f"{role}.jwt"
 
     def token(self, role: str) -> str:
-        """A role's token, without expiry."""
+        """Return a role's token, without expiry."""
         return self.token_file(role).read_text()
 
     def admin(self, timeout_s: float = 30.0) -> Admin:
-        """A client of the broker's admin API, as the role `admin` where roles exist."""
+        """Return a client of the broker's admin API, with the role `admin` if the broker is secured."""
         url = f"http://{_HOST}:{self.web_port}"
         return Admin(url, self.token("admin") if self.secured else None, timeout_s)
 
@@ -113,7 +122,7 @@ class Standalone:
             *("--bookkeeper-dir", str(self.data / "bookkeeper")),
             *("--metadata-dir", str(self.data / "metadata")),
         ]
-        self.kill()  # what is left of an earlier process that ended by itself
+        self.kill()  # descendants of an earlier process that ended by itself
         self._process = OwnedProcess(command, log=self.log_path, env=self._environment())
         try:
             self._wait_until_healthy(self._process)
@@ -122,13 +131,13 @@ class Standalone:
             raise
 
     def stop(self, timeout_s: float = 20.0) -> None:
-        """End it in order, or by force when the time is over. Harmless if it does not run."""
+        """Stop the broker, by force after the timeout. Harmless if it does not run."""
         if self._process is not None:
             self._process.stop(timeout_s)
             self._process = None
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the broker, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -139,17 +148,17 @@ class Standalone:
         self.start()
 
     def pause(self) -> None:
-        """Make it silent: its connections stay open, and the kernel still accepts new ones for it."""
+        """Suspend the process: its connections stay open, and the kernel still accepts new ones."""
         if self._process is not None:
             self._process.signal(Signals.SIGSTOP)
 
     def resume(self) -> None:
-        """End a pause."""
+        """Resume the process after a pause."""
         if self._process is not None:
             self._process.signal(Signals.SIGCONT)
 
     def log_tail(self, lines: int = 25) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return self._process.log_tail(lines) if self._process else ""
 
     def __enter__(self) -> Self:
@@ -171,10 +180,10 @@ class Standalone:
             elapsed_s = time.monotonic() - started_at
             if (code := process.exit_code()) is not None:
                 raise StandaloneError(f"the broker ended with code {code}:\n{process.log_tail()}")
-            if elapsed_s > self._ready_timeout_s:
+            if elapsed_s > self._options.ready_timeout_s:
                 text = f"the broker was not ready after {elapsed_s:.0f} s"
                 raise StandaloneError(f"{text}:\n{process.log_tail()}")
-            self._progress(f"Starting a broker: {elapsed_s:.0f} s (log: {self.log_path})")
+            self._options.progress(f"Starting a broker: {elapsed_s:.0f} s (log: {self.log_path})")
             time.sleep(_POLL_S)
 
     def _prepare(self) -> None:
@@ -202,8 +211,8 @@ class Standalone:
             "advertisedAddress": "localhost",
             "brokerServicePort": str(self.broker_port),
             "webServicePort": str(self.web_port),
-            # The bookie heeds --bookkeeper-port only with this; otherwise it takes a port that may differ
-            # at the next start, and then refuses the data it wrote under the old one.
+            # The bookie uses --bookkeeper-port only with this; otherwise its port may differ at the next start, and
+            # then it refuses the data that it wrote under the old one.
             "allowEphemeralPorts": "true",
             "listeningInterface": _loopback_interface(),
         }
@@ -221,17 +230,17 @@ class Standalone:
         return settings | self._conf
 
     def _environment(self) -> dict[str, str]:
-        # What the user has set for other brokers must not change this one; the script reads all of these.
+        # The user's variables for other brokers must not change this one; the script reads all of these.
         unwanted = ("PULSAR_", "BOOKIE_", "BK_", "OPTS", "CLASSPATH")
         environment = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
         return environment | {
             "PULSAR_STANDALONE_CONF": str(self.data / "broker.conf"),
             "PULSAR_LOG_DIR": str(self.data / "logs"),
-            "PULSAR_MEM": self._memory,
-            "PULSAR_GC": "-XX:+UseSerialGC",
+            "PULSAR_MEM": self._options.memory,
+            "PULSAR_GC": _QUICK_START,
             "PULSAR_GC_LOG": " ",  # none: an empty value would mean the default
-            # Native libraries are unpacked there, and a killed broker leaves them behind.
-            "PULSAR_EXTRA_OPTS": " ".join([f"-Djava.io.tmpdir={self.data / 'tmp'}", *self._jvm_options]),
+            # Native libraries are unpacked there, and a killed broker does not delete them.
+            "PULSAR_EXTRA_OPTS": " ".join([f"-Djava.io.tmpdir={self.data / 'tmp'}", *self._options.jvm_options]),
         }
 
 

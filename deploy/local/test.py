@@ -1,4 +1,7 @@
-"""`make test`: everything the tests need, then the tests, the end-to-end ones included."""
+"""`make test`: everything the tests need, then the tests, the end-to-end ones included.
+
+`make test-quick`: the tests that need neither a broker nor a JVM.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,26 @@ from local.distribution import DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
-SIDE_BY_SIDE = ("-n", "2")
-"""End-to-end tests wait a lot, the others never: two processes, one for each kind, and files that stand alone go to
-whichever is done first (tests/conftest.py).
+SIDE_BY_SIDE = ("-n", "3")
+"""End-to-end tests wait a lot, the others never: three processes keep two CPUs busy. Which runs what:
+tests/conftest.py.
 """
+QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not e2e and not jvm")
+"""These tests compute and share nothing that is dear."""
+
+
+def prepare_quick() -> Environment:
+    """Make the machine and the environment ready for tests without a broker."""
+    machine.ensure(machine.TEST_QUICK)
+    machine.note_go()
+    environment = Environment()
+    environment.prepare("test")
+    chart_tools.install()
+    return environment
 
 
 def prepare() -> Environment:
-    """The machine, the environment and the Pulsar distribution, ready for the tests."""
+    """Prepare the machine, the environment and the Pulsar distribution for the tests."""
     machine.ensure(machine.TEST)
     machine.ensure_chromium()
     machine.note_go()
@@ -45,12 +60,16 @@ def become(environment: Environment, module: str, *arguments: str, with_local: b
 
 def main() -> int:
     """Prepare, then become pytest."""
+    arguments = sys.argv[1:]
+    quick = arguments[:1] == ["--quick"]
     try:
-        environment = prepare()
+        environment = prepare_quick() if quick else prepare()
     except ERRORS as error:
-        print(f"\nmake test: {error}", file=sys.stderr)
+        print(f"\nmake test{'-quick' if quick else ''}: {error}", file=sys.stderr)
         return 1
-    return become(environment, "pytest", *SIDE_BY_SIDE, *sys.argv[1:])
+    if quick:
+        return become(environment, "pytest", *QUICK, *arguments[1:])
+    return become(environment, "pytest", *SIDE_BY_SIDE, *arguments)
 
 
 if __name__ == "__main__":

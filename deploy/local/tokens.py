@@ -1,4 +1,4 @@
-"""JSON Web Tokens (HS256) for a local broker, without a library that the system's Python lacks."""
+"""JSON Web Tokens (HS256) for a local broker, without a library, which the system's Python lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 
 def make_token(key: bytes, role: str, lifetime_s: float | None = None, **claims: object) -> str:
-    """A token whose subject is `role`; a negative lifetime makes an expired one, None one without expiry."""
+    """Return a token with the subject `role`; a negative lifetime makes an expired one, None one without expiry."""
     payload: dict[str, object] = {"sub": role, **claims}
     if lifetime_s is not None:
         payload["exp"] = int(time.time() + lifetime_s)

@@ -1,8 +1,9 @@
-"""Which targets are brokers of ``brokers.service_url``: those that need no further word of the operator.
+"""The brokers of ``brokers.service_url`` as relay targets: allowed without a further rule of the operator.
 
-A target is one by its name (it is a host of the URL, or below one), or by its address (a host of the URL is there).
-Whole names are compared, as DNS has found them: where ``broker`` of the URL is found as ``broker.ns.svc.cluster.local``
-by a search domain, ``evil.broker``, which DNS may find in a top-level domain of that name, is not below it.
+A target is one of them by its name (it is a host of the URL, or below one), or by its address (a host of the URL is
+there). Whole names are compared, as DNS has found them: where ``broker`` of the URL is found as
+``broker.ns.svc.cluster.local`` by a search domain, ``evil.broker``, which DNS may find in a top-level domain of that
+name, is not below it.
 """
 
 import ipaddress
@@ -21,7 +22,7 @@ domain as it is registered, below which others than the brokers have names as we
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredBrokers:
-    """What is configured_brokers of them at one moment; ``configured_brokers`` makes one.
+    """Snapshot of the configured brokers; ``configured_brokers`` makes one.
 
     ``hosts``: as the URL has them, in lower case; ``names``: the whole names that were found for them.
     """
@@ -33,11 +34,11 @@ class ConfiguredBrokers:
     by_address_and_port: Mapping[tuple[Address, int], HostPort]
 
     def has_host(self, host: str) -> bool:
-        """Whether the URL has this very host, so that it leads wherever the operator's own word leads."""
+        """Return True if the URL has this very host, which leads wherever the operator's own configuration leads."""
         return host.lower() in self.hosts
 
     def has_name(self, name: str) -> bool:
-        """Whether a whole name (empty: not configured_brokers) is that of one of them, or below it."""
+        """Return True if a whole name (empty: unknown) is one of theirs, or below one."""
         if name in self.names:
             return True
         labels = name.split(".")
@@ -45,20 +46,22 @@ class ConfiguredBrokers:
         return any(parent in self.names for parent in parents)
 
     def broker_at(self, address: str, port: int) -> HostPort | None:
-        """The broker at an address, under the name that the operator knows it by; of several one with this port."""
+        """Return the broker at an address, under the operator's name for it; of several the one with this port."""
         exact = exact_address(address)
         return self.by_address_and_port.get((exact, port)) or self.by_address.get(exact)
 
     @property
     def any_at_loopback(self) -> bool:
-        """Whether one of them is at a loopback address."""
+        """Return True if one of them is at a loopback address."""
         return any(address.is_loopback for address in self.by_address)
 
 
 def configured_brokers(
     hosts: Iterable[HostPort], names: Iterable[str], endpoints: Iterable[tuple[HostPort, tuple[str, ...]]]
 ) -> ConfiguredBrokers:
-    """What is configured_brokers by the hosts of a URL, their whole names, and the brokers that were found with their addresses."""
+    """Build a snapshot from the hosts of a URL, their whole names, and the brokers found with
+    their addresses.
+    """
     by_address: dict[Address, HostPort] = {}
     by_address_and_port: dict[tuple[Address, int], HostPort] = {}
     ports = set()
@@ -78,9 +81,9 @@ def configured_brokers(
 
 
 def exact_address(text: str) -> Address:
-    """An address itself: without a scope, and as IPv4 where the kernel makes an IPv4 connection (``::ffff:10.0.0.1``).
+    """Return an address without its scope, and as IPv4 where the kernel dials IPv4 (``::ffff:10.0.0.1``).
 
-    Not the IPv4 address within a tunnel's (6to4, Teredo): there, routers between decide who answers.
+    The IPv4 address within a tunnel's (6to4, Teredo) is not taken: there, routers between decide which machine answers.
     """
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -1,10 +1,10 @@
-"""Whether brokers take the proxy's own credentials: found out by logins of the lookup worker's own, at a calm rate.
+"""Checks whether brokers accept the proxy's own credentials, by logins of the lookup worker's own, at a limited rate.
 
-Readiness depends on it, so no client may have a say: a client's handshake that a broker refuses (for its principal, or
-its forwarded credentials) proves nothing, and only brings the next login forward. One that a broker takes, with no
-credentials but the proxy's, shows that these are taken, and saves a login.
+Readiness depends on the result, so no client may influence it: a client's handshake that a broker refuses (for its
+principal, or its forwarded credentials) proves nothing, and only brings the next login forward. One that a broker
+accepts, with no credentials but the proxy's, shows that these are accepted, and saves a login.
 
-Nothing waits for a login, since a broker may answer a PING and hang at CONNECT.
+No request waits for a login, since a broker may answer a PING and hang at CONNECT.
 """
 
 import math
@@ -54,7 +54,7 @@ LogIn = Callable[[Endpoint], Awaitable[LoginResult]]
 
 @dataclass(slots=True)
 class CredentialStatus:
-    """What is known of a broker from logins. Times are Trio's."""
+    """Result of the logins at one broker so far. Times are Trio's."""
 
     seen_at: float
     """Among those found."""
@@ -84,9 +84,11 @@ class CredentialStatus:
 
 
 class CredentialChecks:
-    """Logs in at the brokers whose turn it is. ``interval_s``: after a login that was accepted. ``before``: of the
-    configuration before this one, whose verdicts count until there are others. They are copied, since lookups under
-    way may still be told of there, with credentials that are no longer these.
+    """Periodic logins at the brokers that are due.
+
+    ``interval_s``: after a login that was accepted. ``before``: the checks of the configuration before, whose verdicts
+    count until there are others. They are copied, since lookups under way may still report to the old checks, with
+    credentials that are no longer these.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class CredentialChecks:
                 self._statuses[where] = replace(state, due_at=-math.inf)
 
     async def run(self) -> None:
-        """Log in where it is due, until cancelled. What others say of brokers later counts no more."""
+        """Log in where it is due, until cancelled; later reports about brokers are ignored."""
         try:
             async with trio.open_nursery() as nursery:
 
@@ -124,7 +126,7 @@ class CredentialChecks:
             self._is_stopped = True
 
     def _due_endpoints(self) -> list[Endpoint]:
-        """EndpointKey to log in now: where it has been due for longest."""
+        """Return the brokers to log in at now: those that have been due for longest."""
         now = trio.current_time()
         due = []
         for endpoint in self._endpoints():
@@ -196,7 +198,7 @@ class CredentialChecks:
     # ---- what is known
 
     def status_of(self, endpoint: Endpoint) -> CredentialStatus:
-        """What is known of a broker; of one that was not found for long, nothing."""
+        """Return the status of a broker; a new one where it was not found for long."""
         where = _key_of(endpoint)
         state = self._statuses.get(where)
         if state is None:
@@ -204,11 +206,11 @@ class CredentialChecks:
         return state
 
     def verdict_of(self, endpoint: Endpoint) -> CredentialVerdict:
-        """Whether a broker takes the proxy's own credentials, as far as is known."""
+        """Return whether a broker accepts the proxy's own credentials, as far as is known."""
         return self.status_of(endpoint).verdict
 
     def is_first_login_pending(self, endpoint: Endpoint) -> bool:
-        """Whether the first login at a reachable broker is still to be waited for, which is so for a bounded time."""
+        """Return True while the first login at a reachable broker is to be waited for, which is a bounded time."""
         state = self.status_of(endpoint)
         is_first = state.verdict is CredentialVerdict.UNKNOWN and state.logged_in_at == -math.inf
         return is_first and trio.current_time() < endpoint.health.reachable_since + FIRST_LOGIN_TIMEOUT_S
@@ -216,7 +218,7 @@ class CredentialChecks:
     # ---- what clients' handshakes bring about
 
     def record_acceptance(self, broker: HostPort) -> None:
-        """A broker took the proxy in, with the proxy's own credentials alone."""
+        """Record that a broker accepted a connection with the proxy's own credentials alone."""
         if not isinstance(broker, Endpoint) or self._is_stopped:  # not an Endpoint: another broker named it
             return
         state = self.status_of(broker)
@@ -230,7 +232,7 @@ class CredentialChecks:
             self._on_change()
 
     def request_recheck(self, broker: HostPort) -> None:
-        """A broker refused a connection that a client is the reason for: see soon whether it is the proxy's fault."""
+        """Log in soon at a broker that refused a client's connection: the proxy's credentials may be the reason."""
         if not isinstance(broker, Endpoint) or self._is_stopped:
             return
         state = self.status_of(broker)

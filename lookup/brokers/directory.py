@@ -1,10 +1,10 @@
-"""Which broker of ``brokers.service_url`` is asked next: each in its turn, but those that fail are set aside.
+"""Directory of the brokers of ``brokers.service_url``: round robin over healthy ones, with outlier ejection.
 
-A broker is set aside (outlier ejection) once it failed ``ejection_failures`` times with no answer in between, or did
-not answer a look. It comes back when its time is over, or when a look shows that it answers; unless it failed in a way
-that a look (a PING before any handshake) does not see. Its first failure then sets it aside again, for twice as long,
-until it answers a lookup. Those set aside are asked last; where all are, it is as if none was: to ask a broker that may
-be down is better than to ask nobody.
+A broker is ejected once it failed ``ejection_failures`` times with no answer in between, or did not answer a probe. It
+returns when its time is over, or when a probe shows that it answers; unless it failed in a way that a probe (a PING
+before any handshake) cannot see. The first failure then ejects it again, for twice as long, until it answers a lookup.
+Ejected brokers are asked last; where all are ejected, it is as if none was: to ask a broker that may be down is better
+than to ask none.
 """
 
 import math
@@ -12,6 +12,7 @@ import random
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -31,13 +32,25 @@ from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.dialing import Dialer
 
 PROBES_MAX = 64
-"""Looks at a time."""
+"""Probes at a time."""
 
 _INVISIBLE_TO_PROBES = frozenset({"handshake", "timeout"})
 
 
+@dataclass(frozen=True, slots=True)
+class DirectoryOptions:
+    """What a directory may be given beside its collaborators."""
+
+    before: "BrokerDirectory | None" = None
+    """The directory of the configuration before: what is known of brokers carries over."""
+    log_in: LogIn | None = None
+    """Logs in at a broker with the proxy's own credentials; None: they are not checked."""
+    rng: random.Random | None = None
+    """Source of the random choices by weight; None: a new one."""
+
+
 class BrokerDirectory:
-    """See the module. What is known of brokers goes on from one configuration to the next by ``before``."""
+    """Brokers, their health, and the order in which they are asked."""
 
     def __init__(
         self,
@@ -45,16 +58,13 @@ class BrokerDirectory:
         dialer: Dialer,
         resolver: Resolver,
         metrics: BrokerMetrics,
-        before: "BrokerDirectory | None" = None,
-        *,
-        log_in: LogIn | None = None,
-        rng: random.Random | None = None,
+        options: DirectoryOptions = DirectoryOptions(),
     ) -> None:
-        """``log_in``: how to see whether a broker takes the proxy's own credentials; None: nobody asks."""
+        before, log_in = options.before, options.log_in
         self._config = config.brokers
         self._dialer = dialer
         self._metrics = metrics
-        self._rng = rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
+        self._rng = options.rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
         self._scope = trio.CancelScope()
         self._probe_limiter = trio.CapacityLimiter(PROBES_MAX)
         self._probing: set[Endpoint] = set()
@@ -80,7 +90,7 @@ class BrokerDirectory:
         self._update_choices()
 
     async def run(self) -> None:
-        """Find brokers and look at them until ``stop``."""
+        """Discover and probe brokers until ``stop``."""
         with self._scope:
             self._report_metrics()
             async with trio.open_nursery() as nursery:
@@ -98,14 +108,14 @@ class BrokerDirectory:
                     nursery.start_soon(self.credential_checks.run)
 
     def stop(self) -> None:
-        """Look no more, and report no more."""
+        """Stop discovery and probes, and take back the metrics."""
         self._scope.cancel()
         self._metrics.forget_brokers()
 
     # ---- choice
 
     def next_broker(self) -> Endpoint | None:
-        """The broker whose turn it is; None where none is known (yet)."""
+        """Return the next broker in round-robin order, or by weight; None where none is known (yet)."""
         if self._next_readmission_at != math.inf and self._next_readmission_at <= trio.current_time():
             self._update_choices()
         choices = self._choices
@@ -117,32 +127,35 @@ class BrokerDirectory:
         return choices[turn]
 
     def brokers_in_order(self, first: Endpoint | None = None) -> list[Endpoint]:
-        """All of them, in the order in which to ask: ``first`` or whose turn it is, and those set aside last."""
+        """Return all brokers in the order in which to ask them: ``first`` or the next one, and ejected ones last."""
         first = first or self.next_broker()
         others = [endpoint for endpoint in self.discovery.endpoints if endpoint is not first]
         others.sort(key=self._order_key)
         return others if first is None else [first, *others]
 
     def _order_key(self, endpoint: Endpoint) -> tuple[bool, int, float]:
-        """By priority, and at random by weight in each: the least of exponential variables is RFC 2782's choice."""
-        standing = endpoint.health
-        return standing.ejected, standing.priority, self._rng.expovariate(standing.weight)
+        """Order by priority, and at random by weight within one.
+
+        The least of exponential variables is RFC 2782's choice.
+        """
+        health = endpoint.health
+        return health.ejected, health.priority, self._rng.expovariate(health.weight)
 
     def broker_named(self, name: HostPort) -> Endpoint | None:
-        """The only broker of this name, if there is one."""
+        """Return the broker of this name, or None where there is none or more than one."""
         return self._by_name.get(name)
 
     async def wait_until_any_found(self) -> None:
-        """Wait until there is a broker, or there is none."""
+        """Wait until there is a broker, or every name was resolved without one."""
         await self.discovery.wait_until_any_found()
 
     @property
     def configured(self) -> ConfiguredBrokers:
-        """Which targets are brokers of the URL, by what is known now."""
+        """The configured brokers as relay targets, by what is known now."""
         return self.discovery.configured
 
     async def wait_until_all_resolved(self) -> None:
-        """Wait until every name was asked for."""
+        """Wait until the resolution of every name has ended, successful or not."""
         await self.discovery.wait_until_all_resolved()
 
     @property
@@ -152,7 +165,7 @@ class BrokerDirectory:
         return reasons or "no broker of brokers.service_url is known"
 
     def _update_choices(self) -> None:
-        """Who is asked from now on: anew when there are other brokers, or others set aside."""
+        """Compute which brokers are asked from now on, after a change of brokers or ejections."""
         now = trio.current_time()
         endpoints = self.discovery.endpoints
         for endpoint in endpoints:
@@ -170,63 +183,65 @@ class BrokerDirectory:
         self._by_name = {_name(endpoint): endpoint for endpoint in endpoints if names[_name(endpoint)] == 1}
         self._report_metrics()
 
-    # ---- what is thought of them
+    # ---- health
 
     def record_answer(self, broker: HostPort) -> None:
-        """A broker answered a lookup, with an error or not."""
+        """Record that a broker answered a lookup, with an error or not."""
         if not isinstance(broker, Endpoint):  # another broker named it
             return
-        standing = broker.health
-        if standing.failures or standing.ejections:
-            standing.failures = standing.ejections = 0
-            standing.visible_to_probes = True
-            if standing.ejected and standing.reachable is not False:
+        health = broker.health
+        if health.failures or health.ejections:
+            health.failures = health.ejections = 0
+            health.visible_to_probes = True
+            if health.ejected and health.reachable is not False:
                 self._readmit(broker, "it answered")
                 self._update_choices()
 
     def record_failure(self, broker: HostPort, reason: str, cause: object) -> None:
-        """A broker could not be asked, or did not answer. ``reason`` is a short stable name for metrics; ``cause`` is
-        the connection or the exception: many lookups may report one, which counts once.
+        """Record that a broker could not be asked, or did not answer.
+
+        ``reason``: a short stable name for metrics. ``cause``: the connection or the exception; many lookups may report
+        one, which counts once.
         """
         if not isinstance(broker, Endpoint) or cause in self._counted_causes:
             return
         self._counted_causes.add(cause)
-        standing = broker.health
-        standing.failures += 1
-        standing.visible_to_probes = standing.visible_to_probes and reason not in _INVISIBLE_TO_PROBES
-        if standing.failures >= self._config.ejection_failures and not standing.ejected:
+        health = broker.health
+        health.failures += 1
+        health.visible_to_probes = health.visible_to_probes and reason not in _INVISIBLE_TO_PROBES
+        if health.failures >= self._config.ejection_failures and not health.ejected:
             self._eject(broker, reason)
             self._update_choices()
 
     def count_fatal_request(self, kind: str) -> None:
-        """A broker closed a connection upon a request, by its kind: which says nothing of the broker."""
+        """Count a request, by kind, upon which a broker closed a connection: it says nothing of the broker."""
         self._metrics.count_fatal_request(kind)
 
     def _eject(self, endpoint: Endpoint, reason: str) -> None:
-        standing = endpoint.health
+        health = endpoint.health
         longest_s = seconds(self._config.ejection_time_max_ms)
-        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(standing.ejections, 32), longest_s)
-        standing.ejected = True
-        standing.ejected_until = trio.current_time() + pause_s
-        standing.ejections += 1
+        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(health.ejections, 32), longest_s)
+        health.ejected = True
+        health.ejected_until = trio.current_time() + pause_s
+        health.ejections += 1
         self._metrics.count_ejection(reason)
         get_logger().warning(
-            "a broker is set aside",
+            "a broker is ejected",
             broker=self._label(endpoint),
             reason=reason,
-            failures=standing.failures,
+            failures=health.failures,
             pause_s=pause_s,
         )
 
     def _readmit(self, endpoint: Endpoint, reason: str) -> None:
         endpoint.health.ejected = False
         endpoint.health.ejected_until = -math.inf
-        get_logger().info("a broker is no longer set aside", broker=self._label(endpoint), reason=reason)
+        get_logger().info("a broker is no longer ejected", broker=self._label(endpoint), reason=reason)
 
-    # ---- looks
+    # ---- probes
 
     async def probe_all(self) -> None:
-        """Look at all brokers once, at the same time."""
+        """Probe all brokers once, at the same time."""
         async with trio.open_nursery() as nursery:
             for endpoint in self.discovery.endpoints:
                 nursery.start_soon(self._probe, endpoint)
@@ -240,42 +255,44 @@ class BrokerDirectory:
                 reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
         finally:
             self._probing.remove(endpoint)
-        standing = endpoint.health
-        before, standing.reachable, standing.detail = standing.reachable, reachable, detail
+        health = endpoint.health
+        before, health.reachable, health.detail = health.reachable, reachable, detail
         if reachable and before is not True:
-            standing.reachable_since = trio.current_time()
+            health.reachable_since = trio.current_time()
             get_logger().info("a broker is reachable", broker=self._label(endpoint))
         elif not reachable and before is not False:
             get_logger().error("a broker is not reachable", broker=self._label(endpoint), reason=detail)
-        was_set_aside = standing.ejected
+        was_ejected = health.ejected
         if not reachable:
-            if not was_set_aside:
+            if not was_ejected:
                 self._eject(endpoint, "probe")
             next_look_s = 2 * seconds(self._config.probe_interval_ms) + seconds(self._config.handshake_timeout_ms)
-            standing.ejected_until = max(standing.ejected_until, trio.current_time() + next_look_s)
-        elif was_set_aside and standing.visible_to_probes:
+            health.ejected_until = max(health.ejected_until, trio.current_time() + next_look_s)
+        elif was_ejected and health.visible_to_probes:
             self._readmit(endpoint, "it answers")
-        if (standing.reachable, standing.ejected) != (before, was_set_aside):
+        if (health.reachable, health.ejected) != (before, was_ejected):
             self._update_choices()
 
     # ---- for operators
 
     @property
     def any_reachable(self) -> bool:
-        """Whether there is a broker to be asked, of those that count."""
+        """Return True if a broker can be asked, of those that count for readiness."""
         return any(True for _ in self._ready_endpoints())
 
     @property
     def credentials_refused(self) -> bool:
-        """Whether every broker that can be reached, of those that count, refuses the proxy's own credentials."""
+        """Return True if every broker that counts for readiness refuses the proxy's own credentials."""
         logins = self.credential_checks
         return logins is not None and {logins.verdict_of(endpoint) for endpoint in self._ready_endpoints()} == {
             CredentialVerdict.REFUSED
         }
 
     def _ready_endpoints(self) -> Iterator[Endpoint]:
-        """Those that can be reached. A new one does not count until it has judged the proxy's credentials, or has taken
-        too long for that: or clients would be sent here before it is known that all brokers refuse them.
+        """Yield the reachable brokers that count for readiness.
+
+        A new one counts once it has accepted or refused the proxy's credentials, or has taken too long for that:
+        otherwise clients would be sent here before it is known that all brokers refuse them.
         """
         for endpoint in self.discovery.endpoints:
             if endpoint.health.reachable and not (
@@ -284,7 +301,7 @@ class BrokerDirectory:
                 yield endpoint
 
     def status(self) -> list[dict[str, object]]:
-        """One entry a broker that was looked at or set aside, and one a name without brokers."""
+        """Return one entry for each broker that was probed or ejected, and one for each name without brokers."""
         now = trio.current_time()
         known = [
             {
@@ -313,7 +330,7 @@ class BrokerDirectory:
         return {"credentials": state.verdict.value, "detail": detail}
 
     def _unresolved(self) -> list[tuple[str, str]]:
-        """Names without a broker, not even one that was there before; and why."""
+        """Return the names without a broker, not even one from before, and why."""
         found = self.discovery
         return [(name, reason) for name, reason in found.failures.items() if not found.has_brokers(name)]
 
@@ -321,18 +338,18 @@ class BrokerDirectory:
         if self._scope.cancel_called:
             return
         endpoints = {self._label(endpoint): endpoint for endpoint in self.discovery.endpoints}
-        standings = {name: endpoint.health for name, endpoint in endpoints.items()}
-        up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
+        healths = {name: endpoint.health for name, endpoint in endpoints.items()}
+        up = {name: health.reachable for name, health in healths.items() if health.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
         accepted: dict[str, bool] = {}
         if self.credential_checks is not None:
             verdicts = {name: self.credential_checks.verdict_of(endpoint) for name, endpoint in endpoints.items()}
             known = {name: verdict for name, verdict in verdicts.items() if verdict is not CredentialVerdict.UNKNOWN}
             accepted = {name: verdict is CredentialVerdict.ACCEPTED for name, verdict in known.items()}
-        self._metrics.show_brokers(up, {name: standing.ejected for name, standing in standings.items()}, accepted)
+        self._metrics.show_brokers(up, {name: health.ejected for name, health in healths.items()}, accepted)
 
     def _label(self, endpoint: Endpoint) -> str:
-        """Its name; and its address, where others have the same name."""
+        """Return a broker's name, with its addresses where others have the same name."""
         name = _name(endpoint)
         return str(name) if name in self._by_name else f"{name} at {' and '.join(endpoint.addresses)}"
 

@@ -1,8 +1,8 @@
-"""EndpointKey the brokers of ``brokers.service_url`` are: asked for again and again, in the background.
+"""DNS discovery of the brokers of ``brokers.service_url``, repeated in the background.
 
 Each address of a name is a broker of its own, as behind a headless service of Kubernetes; but one IPv4 and one IPv6
-address are the two of one broker. What was found last goes on counting while DNS fails: a name server that is down
-must not take brokers away that are up.
+address belong to one broker. The last result counts while DNS fails: a name server that is down must not remove brokers
+that are up.
 """
 
 import enum
@@ -30,7 +30,7 @@ EndpointKey = tuple[HostPort, tuple[str, ...]]
 
 
 class CredentialVerdict(enum.Enum):
-    """What a broker thinks of the proxy's own credentials."""
+    """A broker's verdict on the proxy's own credentials."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -39,7 +39,7 @@ class CredentialVerdict(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class BrokerHealth:
-    """What is thought of a broker; see lookup.brokers.directory."""
+    """Health of one broker, kept by lookup.brokers.directory; times are Trio's."""
 
     priority: int = 0
     weight: float = 1.0
@@ -76,7 +76,7 @@ class _FoundBroker:
 
 
 class BrokerDiscovery:
-    """See the module. ``on_change`` is called whenever a name was asked for."""
+    """Discovery of the brokers of one URL. ``on_change`` is called after each resolution of a name."""
 
     def __init__(self, url: BrokerUrl, resolver: Resolver, before: "BrokerDiscovery | None" = None) -> None:
         self.endpoints: tuple[Endpoint, ...] = ()
@@ -106,7 +106,7 @@ class BrokerDiscovery:
         self._rebuild_endpoints()
 
     async def run(self) -> None:
-        """Look for brokers until cancelled; what was not asked for by then will not be, and nobody waits for it."""
+        """Resolve names until cancelled; names that were not resolved by then count as resolved for those that wait."""
         try:
             async with trio.open_nursery() as nursery:
                 for name in self._sources:
@@ -116,17 +116,17 @@ class BrokerDiscovery:
             self._changed.set()
 
     async def wait_until_any_found(self) -> None:
-        """Wait until there is a broker, or every name was asked for."""
+        """Wait until there is a broker, or every name was resolved without one."""
         while not self.endpoints and self._unresolved:
             await self._changed.wait()
 
     async def wait_until_all_resolved(self) -> None:
-        """Wait until every name was asked for."""
+        """Wait until the resolution of every name has ended, successful or not."""
         while self._unresolved:
             await self._changed.wait()
 
     def has_brokers(self, name: str) -> bool:
-        """Whether a name of the URL has brokers."""
+        """Return True if a name of the URL has brokers."""
         return bool(self.found.get(name))
 
     async def _refresh_name(self, name: str) -> None:
@@ -135,7 +135,7 @@ class BrokerDiscovery:
             await trio.sleep_until(max(expires_at, trio.current_time() + REFRESH_INTERVAL_MIN_S))
 
     async def _resolve_name(self, name: str) -> float:
-        """Ask for one name, and take over what is there now; gives when to ask again."""
+        """Resolve one name, apply the result, and return when to resolve it again."""
         host = self._hosts.get(name)
         try:
             if host is None:
@@ -173,7 +173,7 @@ class BrokerDiscovery:
     # ---- SRV
 
     async def _resolve_services(self, name: str) -> tuple[tuple[_FoundBroker, ...], float]:
-        """The brokers behind the SRV records. Raises ResolutionFailed."""
+        """Resolve the brokers behind the SRV records. Raises ResolutionFailed."""
         services = await self._query_services()
         answers: dict[Service, Addresses | ResolutionFailed] = {}
 
@@ -203,7 +203,7 @@ class BrokerDiscovery:
         return tuple(places), expires_at
 
     async def _query_services(self) -> Services:
-        """The records of the first of the names that has any. Raises ResolutionFailed."""
+        """Return the records of the first of the names that has any. Raises ResolutionFailed."""
         failures = []
         for name in self._url.srv_names:
             try:
@@ -237,8 +237,9 @@ class BrokerDiscovery:
 def _found_brokers(
     host: HostPort, addresses: tuple[str, ...], priority: int = 0, weight: int | None = None
 ) -> tuple[_FoundBroker, ...]:
-    """The brokers at a name's addresses. A record's weight is shared by them; without one, each counts as much as any
-    other.
+    """Group a name's addresses into brokers.
+
+    A record's weight is shared by them; without one, each counts as much as any other.
     """
     groups = _group_addresses(addresses)
     share = 1.0 if weight is None else (weight or WEIGHT_ZERO) / len(groups)

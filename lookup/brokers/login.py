@@ -1,10 +1,10 @@
-"""What a broker says to the proxy's own credentials: a handshake in no client's name, after which nothing is asked.
+"""Logins at a broker with the proxy's own credentials: a handshake for no client, after which nothing is asked.
 
 Brokers with authorization refuse a proxy role that names no original principal, and any other role that names one
 ("Invalid roles."); any other role that names none, but a ``proxy_version``, is refused in other words (tried on 4.0.8,
-tests/e2e/test_check_connect.py). So the CONNECT names a principal of our own where clients' connections name
-theirs. It is not named where clients' credentials are forwarded: brokers with ``authenticateOriginalAuthData`` would
-want that principal's credentials, too, and their absence would look like a fault of the proxy's.
+tests/e2e/test_check_connect.py). So the CONNECT names a principal of our own where clients' connections name theirs. It
+is not named where clients' credentials are forwarded: brokers with ``authenticateOriginalAuthData`` would want that
+principal's credentials, too, and their absence would look like a fault of the proxy's.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ DETAIL_CHARACTERS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class LoginResult:
-    """What came of one login. ``code``: Pulsar's, where the broker refused."""
+    """Result of one login. ``code``: Pulsar's, where the broker refused."""
 
     verdict: CredentialVerdict
     detail: str = ""
@@ -37,12 +37,12 @@ class LoginResult:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker said CONNECTED."""
+        """Return True if the broker said CONNECTED."""
         return self.verdict is CredentialVerdict.ACCEPTED and self.code is None
 
 
 def login_principal(config: Config) -> str:
-    """The original principal that a login names, so that the broker judges it as it judges clients' connections."""
+    """Return the original principal of a login, so that the broker treats it as it treats clients' connections."""
     named = config.authentication.enabled and not config.brokers.forward_authorization_credentials
     return CHECK_PRINCIPAL if named else ""
 
@@ -57,7 +57,7 @@ async def log_in(
 async def log_in_as(
     link_factory: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
 ) -> LoginResult:
-    """Shake hands in the name of an original principal (empty: of none), and close the connection."""
+    """Shake hands with an original principal (empty: without one), and close the connection."""
 
     def make_connect(method: str, data: bytes) -> CommandConnect:
         return proxy_connect(BrokerIdentity(method, data, principal), __version__)
@@ -72,8 +72,10 @@ async def log_in_as(
 
 
 def _failure_result(failed: BrokerLinkFailed, *, principal_left_out: bool) -> LoginResult:
-    """Judge a failure. Only what a broker says of the credentials or the role is a refusal: that it is leaving, has too
-    many connections (NotAllowedError, too, of one address, which clients can bring about), or is not there is none.
+    """Classify a failed login.
+
+    Only what a broker says of the credentials or the role is a refusal: that it is shutting down, has too many
+    connections (NotAllowedError, too, of one address, which clients can bring about), or is not there is none.
     """
     refusal = failed.refusal
     if refusal is None:

@@ -13,7 +13,7 @@ LEARNED_MAX = 1024
 
 
 class BrokerNames:
-    """What brokers are called. What was learned goes on from one configuration to the next by ``before``."""
+    """Brokers' names. ``before``: the names of the configuration before; those that brokers have said carry over."""
 
     def __init__(self, url: BrokerUrl, before: "BrokerNames | None" = None) -> None:
         hosts = {_normalized(host.host) for host in url.hosts if not is_address(host.host)}
@@ -35,7 +35,7 @@ class BrokerNames:
             self._learned.popitem(last=False)
 
     def learn_url(self, url: str) -> None:
-        """Remember the names in a broker's own URL; one that is no URL says nothing."""
+        """Remember the names in a broker's own URL; a text that is no URL is ignored."""
         try:
             for broker in parse_service_url(url):
                 self.learn_name(broker.host)
@@ -43,11 +43,11 @@ class BrokerNames:
             return
 
     def is_configured(self, host: str) -> bool:
-        """Whether it is a name of ``brokers.service_url``."""
+        """Return True for a name of ``brokers.service_url``."""
         return _normalized(host) in self._configured
 
     def is_known(self, host: str) -> bool:
-        """Whether it is below one of these, or was said by a broker."""
+        """Return True for a name below one of these, or one that a broker has said."""
         plain = _normalized(host)
         return plain in self._learned or plain.endswith(self._suffixes)
 

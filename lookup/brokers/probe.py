@@ -1,4 +1,4 @@
-"""Whether a broker answers: a PING before any CONNECT.
+"""Probe of a broker: a PING before any CONNECT.
 
 A broker answers it in every state: it shows that a broker (not just an open port) is there, needs no credentials, and
 leaves no authentication failure in the broker's log.
@@ -18,7 +18,7 @@ from proxy.runtime.network.dialing import Dialer, DialFailed
 
 
 async def probe(dialer: Dialer, broker: HostPort, addresses: Sequence[str]) -> tuple[bool, str]:
-    """Look at a broker once: whether it answers, and in words for an operator."""
+    """Probe a broker once; return whether it answered, and a text for an operator."""
     timeout_s = seconds(dialer.config.handshake_timeout_ms)
     with trio.move_on_after(timeout_s):
         try:

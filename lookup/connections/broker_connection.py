@@ -1,6 +1,7 @@
 """One connection to a broker, shared by all lookups of one principal: requests multiplexed by request id."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -32,7 +33,7 @@ AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
 
 
 class AnswerReceiver(Protocol):
-    """Who waits for an answer."""
+    """Receiver of a broker's answer to one request."""
 
     kind: LookupKind
     """What kind of request it is."""
@@ -40,7 +41,7 @@ class AnswerReceiver(Protocol):
     """The id of our own under which it was asked."""
 
     def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
-        """Take the answer, or None where the connection was lost; called once, in the task that reads."""
+        """Handle the answer, or None where the connection was lost; called once, in the task that reads."""
         ...
 
 
@@ -55,26 +56,35 @@ class BrokerConnectionLost(Exception):
         self.loss = loss
 
 
-class BrokerConnection:
-    """Ask with ``ask`` or ``request``; ``run`` reads the answers until the connection ends.
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Settings of one connection to a broker."""
 
-    ``keep_alive_s``: how long it may be silent before it is asked whether it is there; ``patience_s``: the same while
-    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time. ``shapes``:
-    answers that came before, also over other connections.
+    max_frame_bytes: int
+    keep_alive_s: float
+    """Longest silence of the broker before it is pinged."""
+    silence_s: float
+    """The same while a request waits for an answer."""
+    renew_at: float
+    """When another connection should replace this one, in Trio's time."""
+    answer_challenge: AnswerChallenge | None
+    """Makes the answer to a challenge; None where the credentials are a client's, which no worker holds."""
+
+
+class BrokerConnection:
+    """Connection to a broker that multiplexes the lookups of one principal.
+
+    ``send_request`` and ``request_answer`` send; ``run`` reads the answers until the connection ends.
     """
 
     def __init__(
         self,
         broker: HostPort,
         link: BrokerLink,
-        *,
-        max_frame_bytes: int,
-        keep_alive_s: float,
-        silence_s: float,
-        renew_at: float,
-        answer_challenge: AnswerChallenge | None,
+        settings: ConnectionSettings,
         answer_templates: AnswerTemplates,
     ) -> None:
+        """``answer_templates``: answers that came before, also over other connections."""
         self.broker = broker
         self.last_used_at = trio.current_time()
         self.last_received_at = self.last_used_at
@@ -83,14 +93,14 @@ class BrokerConnection:
         """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
         self._tick = current_tick()
-        self._keep_alive_s = keep_alive_s
-        self._silence_s = silence_s
+        self._keep_alive_s = settings.keep_alive_s
+        self._silence_s = settings.silence_s
         self._waiting_since = 0.0
         self._pinged_at = float("-inf")
         self._request_sent = trio.Event()
-        self.renew_at = renew_at
-        self._make_challenge_answer = answer_challenge
-        self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
+        self.renew_at = settings.renew_at
+        self._make_challenge_answer = settings.answer_challenge
+        self._decoder = FrameDecoder(max_frame_bytes=settings.max_frame_bytes)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
         self._answer_templates = answer_templates
         self._pending: dict[bytes, AnswerReceiver] = {}
@@ -103,11 +113,14 @@ class BrokerConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Return True if no request waits for an answer."""
         return not self._pending
 
     def send_request(self, request: LookupRequest, receiver: AnswerReceiver, now: float) -> None:
-        """Send a request at the end of the turn, under an id of our own. Raises BrokerConnectionLost."""
+        """Send a request at the end of the event loop's tick, under one of the proxy's own ids.
+
+        Raises BrokerConnectionLost where the connection is closed; later losses are reported to ``receiver``.
+        """
         if self.closed:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
         receiver.proxy_id = number = next(self._proxy_ids)
@@ -123,7 +136,7 @@ class BrokerConnection:
             self._tick.schedule_flush(self)
 
     def flush(self) -> None:
-        """Send what was asked in this turn."""
+        """Write the requests of this tick in one piece."""
         requests, self._unsent = self._unsent, []
         try:
             self._writer.write(b"".join(requests))
@@ -131,7 +144,7 @@ class BrokerConnection:
             self._fail_requests(list(self._pending)[-len(requests) :])
 
     def forget_request(self, receiver: AnswerReceiver) -> None:
-        """Nobody waits any more; an answer that still comes is dropped."""
+        """Drop a request whose answer is no longer wanted; an answer that still comes is ignored."""
         self._pending.pop(receiver.proxy_id, None)
         if self._retires_after_use and self._retired and not self._pending:
             self.close()
@@ -172,22 +185,22 @@ class BrokerConnection:
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
     def retire_when_idle(self) -> None:
-        """Another one has taken its place: end once nobody waits for an answer."""
+        """Take no part in new lookups; close once no request waits for an answer."""
         self._retired = True
         if not self._pending:
             self.close()
 
     def retire_after_use(self) -> None:
-        """It is there for a few requests only: end once these are answered."""
+        """Close once the requests that are about to be sent are answered: it serves one suspect group only."""
         self._retires_after_use = True
 
     def close(self) -> None:
-        """End the connection; who still waits gets BrokerConnectionLost."""
+        """Close the connection; requests that still wait end with BrokerConnectionLost."""
         self.closed = self._no_request_is_to_blame = True
         self._scope.cancel()
 
     def _fail_requests(self, numbers: list[bytes]) -> None:
-        """Tell those who wait that no answer will come."""
+        """Report to the receivers of these requests that no answer will come."""
         with self._tick:
             for number in numbers:
                 asked = self._pending.pop(number, None)
@@ -219,7 +232,7 @@ class BrokerConnection:
             data = self._decoder.take_unread_data()
 
     def _deliver_known_answers(self, data: bytes) -> int:
-        """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""
+        """Deliver the leading answers that match a template without parsing them; return how many bytes they took."""
         find, pending, at = self._answer_templates.find_answer, self._pending, 0
         while (found := find(data, at)) is not None:
             answer, number, at = found
@@ -255,7 +268,10 @@ class BrokerConnection:
             raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
     async def _answer_challenge(self, challenge: bytes) -> None:
-        """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
+        """Send the fresh credentials that the broker wants (PIP-55).
+
+        Where they would be a client's, which no worker holds, RemoteProtocolError ends the connection.
+        """
         if self._make_challenge_answer is None:
             raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
         method, data = await self._make_challenge_answer(challenge)
@@ -263,10 +279,10 @@ class BrokerConnection:
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 
     async def _keep_alive(self) -> None:
-        """Ping a broker that says nothing; one that then says nothing either is given up.
+        """Ping a silent broker, and give it up if it stays silent.
 
-        Where somebody waits for an answer the patience is short: a broker that has frozen would otherwise take all of a
-        lookup's time, and another one none.
+        While a request waits, the limit is shorter: a broker that has frozen would otherwise use up all of the lookup's
+        time, and leave none for another broker.
         """
         while True:
             now = trio.current_time()
@@ -283,7 +299,7 @@ class BrokerConnection:
             await self._wait_for_next_check(limit_s)
 
     async def _wait_for_next_check(self, limit_s: float) -> None:
-        """An idle connection sleeps for long, since there may be many; but not once somebody waits for an answer."""
+        """Sleep until the next check: long on an idle connection, since there may be many, but woken by a request."""
         if self._pending:
             await trio.sleep(limit_s / CHECKS_PER_SILENCE)
             return
@@ -293,7 +309,7 @@ class BrokerConnection:
 
 
 class _WaitingTask:
-    """A task that waits for an answer."""
+    """Receiver that wakes a task with the answer."""
 
     def __init__(self, kind: LookupKind) -> None:
         self.kind = kind

@@ -1,11 +1,11 @@
-"""Which request a broker closed a connection upon: those that were under way are asked again, apart from all others.
+"""Connections for suspect requests, to find the request upon which a broker closed a connection.
 
-A request that no rule of proto.request_rules knows, and that a broker cannot bear, costs all that share its connection
-their answers. So when a connection is lost, each request that was under way on it is a suspect, and is not asked over
-a shared connection again: one half of them is asked over a connection of its own, and so is the other. Where one of
-these is lost too, its requests are halved again. A request that was alone on such a connection when that was lost is
-to blame: it is answered with an error, and none of the losses on the way there is held against a broker. Where no
-request is to blame in the end, the broker is (lookup.connections.losses).
+A request that no rule of proto.request_rules knows, and that a broker cannot bear, costs all requests on its connection
+their answers. So when a connection is lost, each request that was under way on it is a suspect, and is not sent over a
+shared connection again: one half of the suspects is sent over a connection of its own, and so is the other half. Where
+one of these is lost too, its requests are halved again. A request that was alone on such a connection when that was
+lost is to blame: it is answered with an error, and no loss on the way there counts against a broker. Where no request
+is to blame in the end, the broker is (lookup.connections.losses).
 
 That takes twice as many connections for each request to blame as a bisection has steps; and where a broker just went
 away with thousands of requests under way, it takes two for each principal.
@@ -28,7 +28,7 @@ OpenConnection = Callable[[HostPort, Target], Awaitable[BrokerConnection]]
 
 
 class IsolatedConnections:
-    """Connections to brokers for one company each; so many at a time, in turn by principal."""
+    """Connections to brokers for one suspect group each: bounded in number, and shared fairly between principals."""
 
     def __init__(self, nursery: trio.Nursery, connections_max: int) -> None:
         self._nursery = nursery
@@ -44,10 +44,13 @@ class IsolatedConnections:
         locate: LocateBroker,
         open_connection: OpenConnection,
         principal: str,
-        company: SuspectGroup,
+        suspect_group: SuspectGroup,
     ) -> BrokerConnection:
-        """The connection to a broker for one company, opened if need be. Raises what ``open_connection`` raises."""
-        key = broker, company
+        """Return the connection to a broker for one suspect group, opened if need be.
+
+        Raises what ``open_connection`` and ``locate`` raise.
+        """
+        key = broker, suspect_group
         while True:
             attempt = self._attempts.get(key)
             if attempt is None:
@@ -72,7 +75,7 @@ class IsolatedConnections:
         open_connection: OpenConnection,
         principal: str,
     ) -> None:
-        """From the attempt to the end of the connection: that long it counts."""
+        """Open a connection and run it to its end; it counts against the bound until then."""
         try:
             reservation = await self._room.reserve(principal)
             try:
@@ -91,7 +94,7 @@ class IsolatedConnections:
 
     @staticmethod
     async def _run_until_answered(connection: BrokerConnection) -> None:
-        """Until all that were asked are answered, or the broker ends it."""
+        """Run a connection until all requests on it are answered, or the broker ends it."""
         connection.retire_after_use()
         async with trio.open_nursery() as nursery:
 
@@ -105,7 +108,7 @@ class IsolatedConnections:
 
 
 class _IsolatedAttempt:
-    """A connection, or what came instead of it; all of a company wait for it."""
+    """One attempt to open an isolated connection, shared by all requests of a suspect group."""
 
     __slots__ = ("connection", "done", "ended", "failure", "waiting")
 

@@ -1,6 +1,6 @@
-"""A connection that was lost under requests: who goes on with whom, and whether the broker is to blame.
+"""Losses of connections under requests: how suspects are split, and whether the broker or a request is to blame.
 
-See lookup.connections.isolated for what it is good for.
+lookup.connections.isolated describes the search.
 """
 
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from proto.addresses import HostPort
 
 
 class SuspectGroup:
-    """Requests that are asked over one connection, and nobody else's are."""
+    """Group of suspect requests that share one isolated connection; identified by the object itself."""
 
     __slots__ = ()
 
 
 class ConnectionLoss:
-    """A connection to a broker that was lost while it carried ``count`` requests."""
+    """Loss of a connection to a broker while it carried ``request_count`` requests."""
 
     __slots__ = ("__weakref__", "_halves", "_joined", "_open", "_request_to_blame", "broker", "request_count")
 
@@ -28,14 +28,15 @@ class ConnectionLoss:
         self._request_to_blame = False
 
     def assign_group(self) -> SuspectGroup:
-        """With whom one of the requests goes on: each asks once."""
+        """Return the group in which the next of the lost requests is sent again; called once for each."""
         half = self._halves[2 * self._joined >= self.request_count]
         self._joined += 1
         return half
 
     def record_outcome(self, *, to_blame: bool) -> bool:
-        """Say what became of one of the requests, in the end. Whether this was the last one, and the broker is to blame
-        as no request is.
+        """Record what became of one of the lost requests.
+
+        Returns True where it was the last one and none was to blame: then the broker is.
         """
         self._open -= 1
         self._request_to_blame = self._request_to_blame or to_blame
@@ -43,7 +44,7 @@ class ConnectionLoss:
 
 
 class LossHistory:
-    """What one request has been through: the connections that were lost under it."""
+    """History of one request: the connections that were lost under it."""
 
     __slots__ = ("is_to_blame", "last_lost_at", "losses", "suspect_group")
 
@@ -56,8 +57,10 @@ class LossHistory:
         self.is_to_blame = False
 
     def record_loss(self, broker: HostPort, loss: ConnectionLoss | None) -> bool:
-        """A connection was lost under it; ``loss`` is None where that says nothing of the request. Whether it is to
-        blame: nothing else was on a connection that was its company's alone.
+        """Record that a connection was lost under the request; return True if the request is to blame.
+
+        It is to blame if it was alone on an isolated connection. ``loss``: None where the loss says nothing of the
+        request.
         """
         self.last_lost_at = broker
         if loss is not None:
@@ -67,6 +70,6 @@ class LossHistory:
         return self.is_to_blame
 
     def settle_losses(self) -> Iterable[ConnectionLoss]:
-        """The request has its answer. Gives the losses that are to be blamed on their brokers."""
+        """End the history, as the request has its answer; return the losses that count against their brokers."""
         losses, self.losses = self.losses, []
         return [loss for loss in losses if loss.record_outcome(to_blame=self.is_to_blame)]

@@ -1,8 +1,8 @@
-"""The lookup worker's connections to brokers: one for each broker and principal, shared by all of its clients.
+"""Pool of the lookup worker's connections to brokers: one for each broker and principal, shared by its clients.
 
 Per principal, because the broker decides by the *connection's* original principal what a lookup may see (4.0.8; the
-lookup's own original_principal field is not used); and per forwarded credentials, where there are any. Bounded; idle
-connections end.
+lookup's own original_principal field is not used); and per forwarded credentials, where there are any. The pool is
+bounded, and closes idle connections.
 """
 
 import random
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from lookup.brokers.credential_checks import CredentialChecks
-from lookup.connections.broker_connection import BrokerConnection
+from lookup.connections.broker_connection import BrokerConnection, ConnectionSettings
 from lookup.connections.isolated import IsolatedConnections
 from lookup.connections.losses import SuspectGroup
 from lookup.connections.principals import LookupPrincipal
@@ -47,14 +47,14 @@ PoolKey = tuple[HostPort, LookupPrincipal]
 
 @dataclass(slots=True)
 class _ConnectAttempt:
-    """One attempt to open a connection; all who wait for it share what comes of it."""
+    """One attempt to open a connection; all tasks that wait for it share the outcome."""
 
     done: trio.Event = field(default_factory=trio.Event)
     connection: BrokerConnection | None = None
     failure: Exception | None = None
 
     def connection_or_raise(self) -> BrokerConnection:
-        """The connection, or what came instead of it."""
+        """Return the connection; raise the attempt's failure where there is none."""
         if self.connection is None:
             raise self.failure or RuntimeError("an attempt without an outcome")
         return self.connection
@@ -62,7 +62,7 @@ class _ConnectAttempt:
 
 @dataclass(slots=True)
 class _PoolSlot:
-    """One broker and principal: the connection, and the attempt to open one that is under way."""
+    """Slot of one broker and principal: the connection, and the attempt under way to open one."""
 
     locate: LocateBroker
     connection: BrokerConnection | None = None
@@ -70,7 +70,7 @@ class _PoolSlot:
 
 
 class BrokerPool:
-    """See the module. ``profile`` is what a broker last said in its CONNECTED, or None."""
+    """Bounded pool of connections by broker and principal."""
 
     def __init__(
         self,
@@ -78,11 +78,9 @@ class BrokerPool:
         dialer: Dialer,
         auth: RpcPool,
         nursery: trio.Nursery,
-        *,
-        profile: CommandConnected | None = None,
         credential_checks: CredentialChecks | None = None,
     ) -> None:
-        """``logins``: is told what brokers say to the proxy's credentials."""
+        """``credential_checks``: where brokers' answers to the proxy's credentials are reported; None: nowhere."""
         self._config = config
         self._credential_checks = credential_checks
         self._auth = auth
@@ -96,76 +94,87 @@ class BrokerPool:
         self._link_factory = BrokerLinkFactory(
             dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
-        self.profile = profile
+        self.profile: CommandConnected | None = None
+        """What a broker last said in its CONNECTED."""
 
     def __len__(self) -> int:
         return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)
 
     async def run(self) -> None:
-        """Close what is idle, until ``retire``."""
+        """Close idle connections, until ``retire_after`` is called."""
         with self._scope:
             await run_every(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle_connections)
 
-    def get_open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
-        """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
-        slot = self._slots.get((broker, asker))
+    def get_open_connection(self, broker: HostPort, principal: LookupPrincipal, now: float) -> BrokerConnection | None:
+        """Return the open connection to a broker for a principal, or None; ``now`` in Trio's time.
+
+        Where the connection is due for renewal, a new one is opened in the background.
+        """
+        slot = self._slots.get((broker, principal))
         connection = None if slot is None else slot.connection
         if slot is None or connection is None or connection.closed:
             return None
         if connection.renew_at <= now and slot.attempt is None:
-            self._start_attempt(slot, broker, slot.locate, asker)  # meanwhile this one serves
+            self._start_attempt(slot, broker, slot.locate, principal)  # meanwhile this one serves
         return connection
 
-    async def get_connection(self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal) -> BrokerConnection:
-        """The connection to a broker on somebody's behalf, opened if need be.
+    async def get_connection(
+        self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal
+    ) -> BrokerConnection:
+        """Return the connection to a broker for a principal, opened if need be.
 
-        ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
-        as BrokerLinkFailed is raised where it cannot be opened.
+        ``locate`` is called for the broker's (checked) name and addresses only where a connection must be opened, and
+        may raise. Raises BrokerLinkFailed where the connection cannot be opened.
         """
         self._check_not_retired()
-        slot = self._slots.get((broker, asker))
+        slot = self._slots.get((broker, principal))
         if slot is None:
             self._evict_if_full()
-            slot = self._slots[broker, asker] = _PoolSlot(locate)
-        connection = self.get_open_connection(broker, asker, trio.current_time())
+            slot = self._slots[broker, principal] = _PoolSlot(locate)
+        connection = self.get_open_connection(broker, principal, trio.current_time())
         if connection is not None:
             return connection
-        attempt = slot.attempt or self._start_attempt(slot, broker, locate, asker)
+        attempt = slot.attempt or self._start_attempt(slot, broker, locate, principal)
         await attempt.done.wait()
         return attempt.connection_or_raise()
 
     async def get_isolated_connection(
-        self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
+        self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal, suspect_group: SuspectGroup
     ) -> BrokerConnection:
-        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection``
-        does.
-        """
+        """Return a suspect group's own connection (lookup.connections.isolated); raises like ``get_connection``."""
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
-            return await self._open_connection(broker, target, asker)
+            return await self._open_connection(broker, target, principal)
 
-        return await self._isolated.get_connection(broker, locate, open_connection, asker.name, company)
+        return await self._isolated.get_connection(broker, locate, open_connection, principal.name, suspect_group)
 
     def _check_not_retired(self) -> None:
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
     def _start_attempt(
-        self, slot: _PoolSlot, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal
+        self, slot: _PoolSlot, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal
     ) -> _ConnectAttempt:
-        """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
-        must not begin again then.
+        """Start a task that opens a connection.
+
+        It is a task of its own: the first caller may give up before the connection is there, and the others must not
+        start again then.
         """
         slot.attempt, slot.locate = _ConnectAttempt(), locate
-        self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, asker)
+        self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, principal)
         return slot.attempt
 
     async def _run_attempt(
-        self, slot: _PoolSlot, attempt: _ConnectAttempt, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal
+        self,
+        slot: _PoolSlot,
+        attempt: _ConnectAttempt,
+        broker: HostPort,
+        locate: LocateBroker,
+        principal: LookupPrincipal,
     ) -> None:
         try:
-            attempt.connection = await self._open_connection(broker, await locate(), asker)
+            attempt.connection = await self._open_connection(broker, await locate(), principal)
             self._nursery.start_soon(attempt.connection.run)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
@@ -180,13 +189,13 @@ class BrokerPool:
         if self._retired and slot.connection is not None:
             slot.connection.close()
 
-    async def _open_connection(self, broker: HostPort, target: Target, asker: LookupPrincipal) -> BrokerConnection:
-        """A connection that shook hands; it is yet to be run."""
+    async def _open_connection(self, broker: HostPort, target: Target, principal: LookupPrincipal) -> BrokerConnection:
+        """Open a connection and shake hands; the caller must run it."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
         def make_connect(method: str, data: bytes) -> CommandConnect:
-            return proxy_connect(BrokerIdentity(method, data, asker.name, asker.credentials), __version__)
+            return proxy_connect(BrokerIdentity(method, data, principal.name, principal.credentials), __version__)
 
         async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
             nonlocal credentials
@@ -202,24 +211,27 @@ class BrokerPool:
                 self._credential_checks.request_recheck(broker)
             raise
         if (
-            self._credential_checks is not None and asker.credentials is None
+            self._credential_checks is not None and principal.credentials is None
         ):  # else they may be what it was taken in for
             self._credential_checks.record_acceptance(broker)
         self.profile = link.connected.message
         return BrokerConnection(
             broker,
             link,
-            max_frame_bytes=self._config.limits.max_broker_frame_bytes,
-            keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
-            silence_s=seconds(self._config.limits.lookup_timeout_ms) / SILENCE_SHARE,
-            renew_at=_renew_at(credentials.expires_at_unix_ms),
-            answer_challenge=answer_challenge if asker.credentials is None else None,
-            answer_templates=self._answer_templates,
+            ConnectionSettings(
+                max_frame_bytes=self._config.limits.max_broker_frame_bytes,
+                keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
+                silence_s=seconds(self._config.limits.lookup_timeout_ms) / SILENCE_SHARE,
+                renew_at=_renew_at(credentials.expires_at_unix_ms),
+                answer_challenge=answer_challenge if principal.credentials is None else None,
+            ),
+            self._answer_templates,
         )
 
     def _evict_if_full(self) -> None:
-        """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest
-        goes. Raises BrokerLinkFailed.
+        """Evict an unused slot where the pool is full; raise BrokerLinkFailed where all are in use.
+
+        The victim is the least recently used slot of the principal with the most unused ones.
         """
         if len(self._slots) < self._config.brokers.pooled_connections_max:
             return
@@ -232,7 +244,7 @@ class BrokerPool:
                 code=ServerError.TooManyRequests,
                 message=message,
             )
-        held = Counter(asker.name for _broker, asker in free)
+        held = Counter(principal.name for _broker, principal in free)
         self._close_slot(min(free, key=lambda key: (-held[key[1].name], _last_used_at(self._slots[key]))))
 
     async def _close_idle_connections(self) -> None:
@@ -247,7 +259,7 @@ class BrokerPool:
             slot.connection.close()
 
     async def retire_after(self, grace_s: float) -> None:
-        """Give the lookups under way their time, then close everything."""
+        """Let the lookups under way finish within ``grace_s``, then close all connections."""
         self._scope.cancel()
         await trio.sleep(grace_s)
         self._retired = True
@@ -264,8 +276,9 @@ def _last_used_at(slot: _PoolSlot) -> float:
 
 
 def _renew_at(expires_at_unix_ms: int) -> float:
-    """When a connection should be replaced whose credentials end then (0: never), in Trio's time (KIP-368: at a random
-    point within 85 to 95 % of the lifetime, so that not all are replaced at once).
+    """Return when to replace a connection whose credentials end at a time (0: never), in Trio's time.
+
+    KIP-368: at a random point within 85 to 95 % of the lifetime, so that not all are replaced at once.
     """
     if not expires_at_unix_ms:
         return float("inf")

@@ -1,4 +1,4 @@
-"""The principals on whose behalf brokers are asked: each has connections of its own."""
+"""Principals on whose behalf brokers are asked: each has its own connections."""
 
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -8,9 +8,9 @@ from proto.connect_rules import OriginalCredentials
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LookupPrincipal:
-    """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says.
+    """Principal of a connection to a broker, as its handshake names it, with forwarded credentials if there are any.
 
-    There is one object for each (see Askers), so that it is found by what it is rather than by what it holds.
+    LookupPrincipals keeps one object for each, so that dictionaries compare identities instead of contents.
     """
 
     name: str
@@ -18,16 +18,16 @@ class LookupPrincipal:
 
 
 class LookupPrincipals:
-    """All askers that somebody holds."""
+    """Registry of all principals in use: one object for each name and credentials."""
 
     def __init__(self) -> None:
         self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
             WeakValueDictionary()
         )
 
-    def get_principal(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
-        """The one asker with this principal and these credentials."""
-        asker = self._principals.get((principal, credentials))
-        if asker is None:
-            asker = self._principals[principal, credentials] = LookupPrincipal(principal, credentials)
-        return asker
+    def get_principal(self, name: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
+        """Return the one object for this name and these credentials."""
+        principal = self._principals.get((name, credentials))
+        if principal is None:
+            principal = self._principals[name, credentials] = LookupPrincipal(name, credentials)
+        return principal

@@ -1,4 +1,4 @@
-"""The answers to one Envelope's requests, handed back in parts as they come."""
+"""The reply to one Envelope: answers to its requests, sent back in parts as they come."""
 
 import trio
 
@@ -11,7 +11,7 @@ PART_BYTES_MAX = 256 * 1024
 
 
 class EnvelopeReply:
-    """``put`` and ``refuse`` for each of ``count`` requests once, in any order."""
+    """Reply to one Envelope: takes one answer or refusal for each of ``count`` requests, in any order."""
 
     def __init__(self, count: int, answer: ReplyStream) -> None:
         self._missing_count = count
@@ -25,7 +25,7 @@ class EnvelopeReply:
         self._refused: list[RefusedRequest] = []
 
     def add_answer(self, index: int, frame: bytes) -> None:
-        """The answer to a request: a frame, ready for the client."""
+        """Add the answer to a request: a frame, ready for the client. It is sent at the end of the tick."""
         if self._frames and len(self._frames) + len(frame) > PART_BYTES_MAX:
             self._send_part()
         self._frames += frame
@@ -34,7 +34,7 @@ class EnvelopeReply:
             self._tick.schedule_flush(self)
 
     def add_refusal(self, index: int, error: str, message: str) -> None:
-        """A request that is not accepted: the name of an EnvelopeResponse.Error, and why."""
+        """Add a request that is not accepted: the name of an EnvelopeResponse.Error, and why."""
         self._refused.append(RefusedRequest(index=index, error=error, error_message=message))
         self._tick.schedule_flush(self)
 
@@ -43,8 +43,9 @@ class EnvelopeReply:
         self._send_part()
 
     async def wait_until_sent(self, timeout_s: float) -> None:
-        """Wait until the forwarder has got what was sent so far. One that does not take it in time loses its
-        connection, and with it what is kept for it.
+        """Wait until the forwarder has taken all that was sent so far.
+
+        A forwarder that does not take it in time loses its connection, and with it what is kept for it.
         """
         with trio.move_on_after(timeout_s) as waiting:
             await self._answer.wait_until_sent()

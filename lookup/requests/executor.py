@@ -1,4 +1,4 @@
-"""Answer a client's lookup on behalf of the brokers: ask one, follow its redirects, give only the final answer.
+"""Execution of a client's lookup: ask a broker, follow its redirects, return only the final answer.
 
 PIP-1: "If the downstream broker replies with a redirection, the proxy will have to handle that internally and only
 reply to client once it has the final response."
@@ -37,7 +37,9 @@ TRIES_MAX = 20
 
 
 class LookupFailed(Exception):
-    """The answer is an error of the proxy's own: Pulsar's code and a text for the client; ``detail`` for the log."""
+    """A lookup that ends with an error of the proxy's own: Pulsar's code, a text for the client, ``detail`` for the
+    log.
+    """
 
     def __init__(self, code: int, message: str, detail: str) -> None:
         super().__init__(detail)
@@ -46,7 +48,7 @@ class LookupFailed(Exception):
 
 
 class LookupExecutor:
-    """Runs the lookups of one lookup worker, under one configuration."""
+    """Executor of the lookups of one lookup worker, under one configuration."""
 
     def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules, brokers: BrokerDirectory) -> None:
         self._config = config
@@ -56,14 +58,15 @@ class LookupExecutor:
         self._tls = speaks_tls(config.brokers.service_url)
         self._unconnected: dict[LookupPrincipal, Endpoint] = {}
 
-    # ---- the short way
+    # ---- the fast path
 
     def send_on_open_connection(
         self, request: LookupRequest, principal: LookupPrincipal, receiver: AnswerReceiver, now: float
     ) -> BrokerConnection | None:
-        """Ask over a connection that is open already, and give it; None where there is none.
+        """Send a request over an open connection, and return that connection; return None where there is none.
 
-        ``asked`` gets the broker's answer, or None where the connection was lost, and tells ``heard`` so.
+        ``receiver`` gets the broker's answer, or None where the connection was lost; its owner reports that to
+        ``record_fast_path_outcome``.
         """
         broker = self._brokers.next_broker()
         if broker is None:
@@ -79,21 +82,24 @@ class LookupExecutor:
         return connection
 
     def record_fast_path_outcome(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
-        """What came of a request the short way says something of the broker; but see lookup.connections.isolated."""
+        """Record what a fast-path request says of its broker's health: an answer, or a loss without suspects."""
         if answer is not None:
             self._brokers.record_answer(connection.broker)
         elif connection.loss is None:
             self._brokers.record_failure(connection.broker, "lost", connection)
 
     def abandon_request(self, connection: BrokerConnection, receiver: AnswerReceiver) -> None:
-        """An answer that did not come in time is not wanted any more."""
+        """Give up a request whose answer did not come in time; it counts against the broker."""
         self._brokers.record_failure(connection.broker, "timeout", connection)
         connection.forget_request(receiver)
 
     def prepare_answer(
         self, answer: BrokerAnswer, kind: LookupKind, principal: LookupPrincipal, client: str
     ) -> ClientAnswer | None:
-        """An answer as its client must see it; None where it is not final. A success is made ready only once."""
+        """Return a broker's answer as its client must see it, or None where it is not final.
+
+        A success is prepared once and kept in ``answer`` for the next client.
+        """
         if not self.is_final_answer(answer.command, kind):
             return None
         command = BaseCommand()
@@ -105,13 +111,13 @@ class LookupExecutor:
 
     @staticmethod
     def is_final_answer(answer: BaseCommand, kind: LookupKind) -> bool:
-        """Whether nothing has to be asked any more."""
+        """Return True if no other broker has to be asked."""
         return kind.response_type != BaseCommand.LOOKUP_RESPONSE or not _is_redirect(answer)
 
     def finish_answer(
         self, answer: BaseCommand, kind: LookupKind, principal: LookupPrincipal, client: str
     ) -> BaseCommand:
-        """A final answer, as its client must see it."""
+        """Return a final answer as its client must see it; it may become an error."""
         try:
             self._rewrite_for_proxy(answer)
         except LookupFailed as failed:
@@ -126,7 +132,7 @@ class LookupExecutor:
     def timeout_answer(
         self, command: BaseCommand, kind: LookupKind, principal: LookupPrincipal, client: str
     ) -> BaseCommand:
-        """The answer where no broker gave one in time."""
+        """Return the answer for a lookup that no broker answered in time."""
         timeout_ms = self._config.limits.lookup_timeout_ms
         failed = LookupFailed(ServerError.ServiceNotReady, TIMEOUT_TEXT, f"no answer within {timeout_ms} ms")
         return self._failure_answer(failed, kind, principal, client, subject_of(command, kind))
@@ -138,7 +144,7 @@ class LookupExecutor:
         _bound_logger(kind, principal, client).warning("a lookup failed", resource=resource, reason=str(failed))
         return failure_answer(kind, 0, failed.code, failed.message)
 
-    # ---- the long way
+    # ---- the slow path
 
     async def execute_lookup(
         self,
@@ -151,9 +157,10 @@ class LookupExecutor:
         deadline: float,
         losses: LossHistory | None = None,
     ) -> BaseCommand:
-        """The final answer for the client; an error is an answer too.
+        """Return the final answer for the client; an error is an answer too.
 
-        ``answer``: what a broker has said already. ``trial``: connections that were lost under the request already.
+        ``answer``: a broker's answer so far, None where no broker has been asked. ``losses``: the connections that were
+        lost under the request before.
         """
         losses = losses or LossHistory()
         try:
@@ -203,8 +210,10 @@ class LookupExecutor:
     async def _ask_configured_brokers(
         self, command: BaseCommand, kind: LookupKind, principal: LookupPrincipal, losses: LossHistory
     ) -> BaseCommand:
-        """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
-        so that there will be one; last those whose connection broke under the request, since they may hang.
+        """Ask the configured brokers in order, until one can be asked. Raises LookupFailed.
+
+        First comes the one to which no connection was open, so that there will be one; last those whose connection
+        broke under the request, since they may hang.
         """
         lost = losses.last_lost_at
         await self._brokers.wait_until_any_found()
@@ -237,7 +246,7 @@ class LookupExecutor:
         principal: LookupPrincipal,
         losses: LossHistory,
     ) -> BaseCommand:
-        """Ask the one broker that can answer. A lookup may be asked again, so a connection that broke is replaced."""
+        """Ask the one broker that can answer. A lookup may be sent twice, so a connection that broke is replaced."""
         for _ in range(TRIES_MAX - 1):
             try:
                 return await self._ask_broker(broker, locate, command, kind, principal, losses)
@@ -254,7 +263,10 @@ class LookupExecutor:
         principal: LookupPrincipal,
         losses: LossHistory,
     ) -> BaseCommand:
-        """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
+        """Ask one broker.
+
+        Raises LookupFailed; _ConnectionLost where it helps to ask again; _NextBroker where another broker may help.
+        """
         try:
             if losses.suspect_group is None:
                 connection = await self._pool.get_connection(broker, locate, principal)
@@ -283,7 +295,7 @@ class LookupExecutor:
         return answer
 
     async def _locate_redirect(self, broker: HostPort) -> Target:
-        """Where a broker is that another one named: only where the rules let us go."""
+        """Return where a broker is that another broker named, if the rules allow it. Raises LookupFailed."""
         try:
             return await self._rules.check_target(str(broker))
         except TargetDenied as error:
@@ -301,14 +313,14 @@ class LookupExecutor:
         return broker
 
     def _broker_url(self, response: CommandLookupTopicResponse) -> str:
-        """Of the two addresses of a broker the one that the proxy dials."""
+        """Return the one of a broker's two URLs that the proxy dials."""
         return str(response.broker_service_url_tls if self._tls else response.broker_service_url)
 
     def _rewrite_for_proxy(self, answer: BaseCommand) -> None:
-        """The final answer is the broker's own, but its client comes through the proxy (PIP-1). Raises LookupFailed.
+        """Rewrite a final answer so that the client comes through the proxy (PIP-1). Raises LookupFailed.
 
-        Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
-        the way from the proxy to the broker.
+        Both URLs become the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing
+        about the way from the proxy to the broker.
         """
         response = answer.lookup_topic_response
         if answer.type != BaseCommand.LOOKUP_RESPONSE or response.response != CommandLookupTopicResponse.Connect:
@@ -338,16 +350,16 @@ def _request_from(command: BaseCommand, kind: LookupKind) -> LookupRequest:
 
 
 async def _locate_configured(broker: Endpoint) -> Target:
-    """Where a broker of the operator's own is."""
+    """Return where a configured broker is."""
     return Target(broker, broker.addresses)
 
 
 class _NextBroker(LookupFailed):
-    """This broker cannot be asked; another one perhaps."""
+    """Failure of this broker; another one may answer."""
 
 
 class _ConnectionLost(_NextBroker):
-    """The connection broke under the request; asked once more, the same broker may answer."""
+    """Loss of the connection under the request; the same broker may answer a second attempt."""
 
 
 def _invalid_redirect(error: Exception) -> LookupFailed:
@@ -355,5 +367,5 @@ def _invalid_redirect(error: Exception) -> LookupFailed:
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
 
 
-def _bound_logger(kind: LookupKind, asker: LookupPrincipal, client: str) -> Logger:
-    return get_logger().bind(client=client, principal=asker.name, request=kind.name)
+def _bound_logger(kind: LookupKind, principal: LookupPrincipal, client: str) -> Logger:
+    return get_logger().bind(client=client, principal=principal.name, request=kind.name)

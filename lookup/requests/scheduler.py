@@ -1,7 +1,8 @@
-"""Where requests are taken in: bounded and shared fairly between principals; what several ask at once is asked once.
+"""Scheduler of lookups: bounded, fair between principals, and with one request to the broker for equal lookups.
 
-Most answers need no task of their own: the request goes out over a connection that is open already, and what comes
-back is the answer. Everything else (a connection to be opened, a redirect, a broker that fails) goes the long way.
+Most answers need no task of their own (the fast path): the request goes out over a connection that is open already, and
+what comes back is the answer. Everything else (a connection to be opened, a redirect, a broker that fails) takes the
+slow path, a task.
 """
 
 import trio
@@ -29,36 +30,37 @@ OVERDUE_CHECK_S = 0.25
 NO_ROOM_TEXT = "The proxy has too many large answers under way"
 
 LookupKey = tuple[LookupExecutor, LookupPrincipal, bytes, bytes]
-"""What is asked of whom, on whose behalf: with a LookupRequest's prefix and body."""
+"""What makes two lookups equal: executor, principal, and a LookupRequest's prefix and body."""
 
 
 def _budgeted_bytes(prefix: bytes, body: bytes) -> int:
-    """What a request under way counts."""
+    """Return how many bytes of the budget a request under way takes."""
     return len(prefix) + len(body) + REQUEST_OVERHEAD_BYTES
 
 
 class RequestBatch:
-    """Who sent some requests in one go, and when, in Trio's time; and where the answers go."""
+    """Requests of one Envelope: the client, when they were received (Trio's time), and where the answers go."""
 
     __slots__ = ("client_address", "owner", "principal", "received_at", "reply")
 
-    def __init__(self, asker: LookupPrincipal, client: str, answers: EnvelopeReply) -> None:
-        self.principal = asker
-        self.client_address = client
+    def __init__(self, principal: LookupPrincipal, client_address: str, reply: EnvelopeReply) -> None:
+        self.principal = principal
+        self.client_address = client_address
         self.owner = ""
-        """As whose its requests count, once the desk has said so."""
-        self.reply = answers
+        """Owner of what its requests take; empty until the scheduler has set it."""
+        self.reply = reply
         self.received_at = trio.current_time()
 
 
 Waiter = tuple[RequestBatch, int, bytes]
-"""Whose request it is, its number among those sent in one go, and the request id that the client wants to see."""
+"""A request: its batch, its index there, and the request id of the client (a varint)."""
 
 
 class PendingLookup:
-    """What is being asked of a broker, and who waits for the answer: nearly always one.
+    """A lookup under way, and the waiters for its answer: nearly always one.
 
-    There may be very many, and the garbage collector looks at each object that waits again and again: so they are few.
+    There may be very many, and the garbage collector visits each waiting object again and again: so a lookup is one
+    object with slots.
     """
 
     __slots__ = (
@@ -85,28 +87,28 @@ class PendingLookup:
         self.other_waiters: list[Waiter] | None = None
         self.deadline = self.batch.received_at + timeout_s
         self.is_shared = False
-        """Whether others find it that ask the same."""
+        """Equal lookups join it."""
         self.connection: BrokerConnection | None = None
-        """While it is on the short way."""
+        """The connection while it is on the fast path, else None."""
         self.proxy_id = b""
 
     @property
     def executor(self) -> LookupExecutor:
-        """By whom it is asked."""
+        """The executor that took the lookup: after a reload, the one of the configuration before."""
         return self.key[0]
 
     @property
     def request(self) -> LookupRequest:
-        """What it is."""
+        """What is asked."""
         return LookupRequest(self.kind, *self.key[2:])
 
     def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
-        """Take what a broker said, the short way."""
+        """Pass a broker's answer on the fast path to the scheduler."""
         self.scheduler.on_broker_answer(self, answer)
 
 
 class LookupScheduler:
-    """See the module. ``ask`` never waits."""
+    """Admission, deduplication and completion of lookups. ``submit_request`` never waits."""
 
     def __init__(self, config: Config, executor: LookupExecutor, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
         self.under_way = InFlightCounter()
@@ -120,7 +122,7 @@ class LookupScheduler:
         self.apply_config(config, executor)
 
     def apply_config(self, config: Config, executor: LookupExecutor) -> None:
-        """Settings for requests from now on; those under way go on under the old ones."""
+        """Use these settings from now on; lookups under way finish under those before."""
         self._lookups_max = config.limits.max_concurrent_lookups
         self._first_come_max = self._lookups_max // 2
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
@@ -130,29 +132,30 @@ class LookupScheduler:
         self._executor = executor
 
     async def run(self) -> None:
-        """End questions whose time is over, until cancelled."""
+        """Fail lookups whose time is over, until cancelled."""
         await run_every(OVERDUE_CHECK_S, self._fail_overdue_lookups)
 
     def submit_request(self, request: LookupRequest, request_id: bytes, index: int, batch: RequestBatch) -> None:
-        """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
-        varint). An error is one, too.
+        """Submit the ``index``-th request of a batch.
+
+        Its answer, which may be an error, goes to the batch's reply, now or later, under ``request_id`` (a varint).
         """
         kind, prefix, body = request
-        asker = batch.principal
-        principal = asker.name
+        principal = batch.principal
+        principal_name = principal.name
         self._metrics.count_request(kind.name)
-        if self.under_way.count >= self._first_come_max and not self._may_admit(principal):
+        if self.under_way.count >= self._first_come_max and not self._may_admit(principal_name):
             self._reject_request(kind, request_id, index, batch)
             return
         if not batch.owner:
-            batch.owner = owner_of(principal, batch.client_address, self._anonymous_role)
+            batch.owner = owner_of(principal_name, batch.client_address, self._anonymous_role)
         if not self._budget.reserve_bytes(batch.owner, _budgeted_bytes(prefix, body)):
             self._reject_request(kind, request_id, index, batch)
             return
         self.under_way.increment()
-        self._count_by_principal[principal] = self._count_by_principal.get(principal, 0) + 1
-        lookups = self._executor
-        key = lookups, asker, prefix, body
+        self._count_by_principal[principal_name] = self._count_by_principal.get(principal_name, 0) + 1
+        executor = self._executor
+        key = executor, principal, prefix, body
         waiter = batch, index, request_id
         if kind.may_be_large:  # each is asked by itself: the answer may be too large to keep it for several
             self._nursery.start_soon(self._run_large_lookup, PendingLookup(self, kind, key, waiter, self._timeout_s))
@@ -163,12 +166,12 @@ class LookupScheduler:
                 known.other_waiters = []
             known.other_waiters.append(waiter)
             return
-        question = PendingLookup(self, kind, key, waiter, self._timeout_s)
-        question.is_shared = True
-        self._pending[key] = question
-        connection = question.connection = lookups.send_on_open_connection(request, asker, question, batch.received_at)
+        lookup = PendingLookup(self, kind, key, waiter, self._timeout_s)
+        lookup.is_shared = True
+        self._pending[key] = lookup
+        connection = lookup.connection = executor.send_on_open_connection(request, principal, lookup, batch.received_at)
         if connection is None:
-            self._nursery.start_soon(self._run_slow_path, question)
+            self._nursery.start_soon(self._run_slow_path, lookup)
 
     def _reject_request(self, kind: LookupKind, request_id: bytes, index: int, batch: RequestBatch) -> None:
         self._metrics.count_rejected_request(kind.name)
@@ -176,80 +179,84 @@ class LookupScheduler:
         refusal = ClientAnswer(failure_answer(kind, 0, ServerError.TooManyRequests, text))
         batch.reply.add_answer(index, refusal.frame_for(request_id))
 
-    def _may_admit(self, principal: str) -> bool:
-        """Half of the room is whoever's comes; of the rest nobody gets more than an equal share, newcomers counted."""
-        # Without authentication there is nobody to share with.
-        if not principal or self.under_way.count < self._first_come_max:
+    def _may_admit(self, principal_name: str) -> bool:
+        """Return True if a principal may have one more lookup.
+
+        Half of the capacity is first come, first served; of the rest no principal has more than an equal share, with
+        one share kept for a newcomer.
+        """
+        # Without authentication there are no principals to share between.
+        if not principal_name or self.under_way.count < self._first_come_max:
             return self.under_way.count < self._lookups_max
-        mine = self._count_by_principal.get(principal, 0)
+        mine = self._count_by_principal.get(principal_name, 0)
         others = len(self._count_by_principal) - (1 if mine else 0)
         newcomer = 1
         return self.under_way.count < self._lookups_max and mine < max(1, self._lookups_max // (1 + others + newcomer))
 
-    # ---- the short way
+    # ---- the fast path
 
     def on_broker_answer(self, lookup: PendingLookup, answer: BrokerAnswer | None) -> None:
-        """What a broker said to a question, or None where the connection was lost."""
+        """Handle a broker's answer on the fast path, or None where the connection was lost."""
         connection = lookup.connection
         if connection is None:
             return  # it has ended already
-        lookups, asker, _, _ = lookup.key
-        lookups.record_fast_path_outcome(connection, answer)
+        executor, principal, _, _ = lookup.key
+        executor.record_fast_path_outcome(connection, answer)
         ready = None
         if answer is not None:
-            ready = answer.client_answer or lookups.prepare_answer(
-                answer, lookup.kind, asker, lookup.batch.client_address
+            ready = answer.client_answer or executor.prepare_answer(
+                answer, lookup.kind, principal, lookup.batch.client_address
             )
-        lookup.connection = None  # not before: where an answer meets a defect, time ends the question
+        lookup.connection = None  # not before: where an answer meets a defect, time ends the lookup
         if ready is not None:
             self._complete_lookup(lookup, ready, connection.last_received_at)
         elif answer is None:
-            trial = LossHistory()
-            trial.record_loss(connection.broker, connection.loss)
-            self._nursery.start_soon(self._run_slow_path, lookup, None, trial)
+            losses = LossHistory()
+            losses.record_loss(connection.broker, connection.loss)
+            self._nursery.start_soon(self._run_slow_path, lookup, None, losses)
         else:
             self._nursery.start_soon(self._run_slow_path, lookup, answer.command)
 
-    # ---- the long way
+    # ---- the slow path
 
     async def _run_slow_path(
         self, lookup: PendingLookup, answer: BaseCommand | None = None, losses: LossHistory | None = None
     ) -> int:
-        """Answer it; how many bytes the answer has."""
-        lookups, asker, _, _ = lookup.key
-        kind, client, deadline = lookup.kind, lookup.batch.client_address, lookup.deadline
+        """Execute a lookup in this task; return how many bytes its answer has."""
+        executor, principal, _, _ = lookup.key
+        kind, client_address, deadline = lookup.kind, lookup.batch.client_address, lookup.deadline
         try:
             command = lookup.request.to_command()
-            answer = await lookups.execute_lookup(
-                command, kind, asker, client, answer, deadline=deadline, losses=losses
+            answer = await executor.execute_lookup(
+                command, kind, principal, client_address, answer, deadline=deadline, losses=losses
             )
         except Exception as error:  # noqa: BLE001 -- a defect that one request meets must not end all the others
-            get_logger().error("a lookup met a defect", client=client, exc_info=error)
+            get_logger().error("a lookup met a defect", client=client_address, exc_info=error)
             answer = failure_answer(kind, 0, ServerError.UnknownError, "The proxy met a defect")
         with self._tick:
             return self._complete_lookup(lookup, ClientAnswer(answer), trio.current_time())
 
     async def _run_large_lookup(self, lookup: PendingLookup) -> None:
-        """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
-        sender, timeout_s = lookup.batch, self._timeout_s
+        """Execute a lookup whose answer may be large: it waits for capacity, and holds it until the answer has left."""
+        batch, timeout_s = lookup.batch, self._timeout_s
         reservation: Reservation | None = None
         with trio.move_on_at(lookup.deadline):
-            reservation = await self._large_answer_room.reserve(sender.owner)
+            reservation = await self._large_answer_room.reserve(batch.owner)
         if reservation is None:
             self._fail_without_room(lookup)
             return
         try:
             reservation.shrink_to(await self._run_slow_path(lookup))
-            await sender.reply.wait_until_sent(timeout_s)
+            await batch.reply.wait_until_sent(timeout_s)
         finally:
             reservation.release()
 
     def _fail_without_room(self, lookup: PendingLookup) -> None:
-        sender, kind = lookup.batch, lookup.kind
+        batch, kind = lookup.batch, lookup.kind
         get_logger().warning(
             "a lookup waited in vain for room for its answer",
-            client=sender.client_address,
-            principal=sender.principal.name,
+            client=batch.client_address,
+            principal=batch.principal.name,
             request=kind.name,
             limit="limits.max_topic_lists_bytes",
         )
@@ -262,47 +269,49 @@ class LookupScheduler:
     async def _fail_overdue_lookups(self) -> None:
         now = trio.current_time()
         overdue = []
-        for question in self._pending.values():
-            if question.deadline > now:
-                if question.executor is self._executor:  # the oldest come first, but a reload may have cut their time
+        for lookup in self._pending.values():
+            if lookup.deadline > now:
+                if lookup.executor is self._executor:  # the oldest come first, but a reload may have cut their time
                     break
-            elif question.connection is not None:  # on the long way it keeps its time itself
-                overdue.append((question, question.connection))
+            elif lookup.connection is not None:  # on the slow path it keeps its time itself
+                overdue.append((lookup, lookup.connection))
         with self._tick:
-            for question, connection in overdue:
-                question.connection = None
-                question.executor.abandon_request(connection, question)
-                self._fail_with_timeout(question)
+            for lookup, connection in overdue:
+                lookup.connection = None
+                lookup.executor.abandon_request(connection, lookup)
+                self._fail_with_timeout(lookup)
 
     def _fail_with_timeout(self, lookup: PendingLookup) -> None:
-        lookups, asker, _, _ = lookup.key
-        answer = lookups.timeout_answer(lookup.request.to_command(), lookup.kind, asker, lookup.batch.client_address)
+        executor, principal, _, _ = lookup.key
+        answer = executor.timeout_answer(
+            lookup.request.to_command(), lookup.kind, principal, lookup.batch.client_address
+        )
         with self._tick:
             self._complete_lookup(lookup, ClientAnswer(answer), trio.current_time())
 
     def _complete_lookup(self, lookup: PendingLookup, answer: ClientAnswer, now: float) -> int:
-        """Hand the answer out; how many bytes it has."""
+        """Give the answer to all waiters; return how many bytes it has."""
         if lookup.is_shared:
             del self._pending[lookup.key]
-        sender, kind, others = lookup.batch, lookup.kind.name, lookup.other_waiters
+        batch, kind, other_waiters = lookup.batch, lookup.kind.name, lookup.other_waiters
         frame = answer.frame_for(lookup.request_id)
-        sender.reply.add_answer(lookup.index, frame)
-        self._metrics.observe_answer(kind, answer.error, now - sender.received_at)
+        batch.reply.add_answer(lookup.index, frame)
+        self._metrics.observe_answer(kind, answer.error, now - batch.received_at)
         _, _, prefix, body = lookup.key
         size = _budgeted_bytes(prefix, body)
-        self._budget.release_bytes(sender.owner, size)
+        self._budget.release_bytes(batch.owner, size)
         count = 1
-        if others is not None:
-            count += len(others)
-            for other, index, request_id in others:
+        if other_waiters is not None:
+            count += len(other_waiters)
+            for other, index, request_id in other_waiters:
                 self._budget.release_bytes(other.owner, size)
                 other.reply.add_answer(index, answer.frame_for(request_id))
                 self._metrics.observe_answer(kind, answer.error, now - other.received_at)
         self.under_way.decrement(count)
-        principal = sender.principal.name
-        left = self._count_by_principal[principal] - count
+        principal_name = batch.principal.name
+        left = self._count_by_principal[principal_name] - count
         if left:
-            self._count_by_principal[principal] = left
+            self._count_by_principal[principal_name] = left
         else:
-            del self._count_by_principal[principal]
+            del self._count_by_principal[principal_name]
         return len(frame)

@@ -13,15 +13,15 @@ from proxy.runtime.dns.resolver import Addresses, Resolver
 
 
 class TargetAddresses(Protocol):
-    """Where the addresses of targets come from."""
+    """Source of the addresses of relay targets."""
 
     async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:
-        """A host's addresses; ``owner``: for whom. Raises ResolutionFailed."""
+        """Return a host's addresses; ``owner``: see TargetResolver. Raises ResolutionFailed."""
         ...
 
 
 class TargetResolver:
-    """Resolves targets: the configured brokers' names, known ones, and the others with a group of queries each.
+    """Resolver of relay targets, with a group of queries each for configured, known and other names.
 
     A target's addresses may have just expired: they are checked each time, and a relay need not wait for DNS.
     """
@@ -33,7 +33,10 @@ class TargetResolver:
         self._others = others
 
     async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:
-        """A host's addresses; ``owner``: for whom, whose names have turns of their own. Raises ResolutionFailed."""
+        """Return a host's addresses. Raises ResolutionFailed.
+
+        ``owner``: the owner of the query (proxy.runtime.fairness.owners); queries are sent for owners in turn.
+        """
         if self._names.is_configured(host):  # the operator's: as many as there are in the configuration
             return await self._configured.resolve_addresses(host, may_be_stale=True)
         resolver = self._known if self._names.is_known(host) else self._others

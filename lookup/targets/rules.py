@@ -1,20 +1,19 @@
-"""Where a client may be relayed to: the rules for ``proxy_to_broker_url`` (PIP-1, step 1).
+"""Rules for relay targets, the ``proxy_to_broker_url`` of a CONNECT (PIP-1, step 1).
 
-A client names the broker it wants, and the broker is shown the proxy's own credentials: so this is the guard against
-giving them to anybody else, and against using the proxy to reach anything else. A target is allowed if it is a broker
-of ``brokers.service_url`` (see lookup.brokers.configured), or if the operator's further rules have it. Each time it
-is looked
-at afresh (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly an address
-that was checked, so no second answer of a name server can lead elsewhere. What a name resolves to is kept for its TTL,
-and may be used for as long again (10 s at most) while it is asked for in the background.
+A client names the broker it wants, and the broker is shown the proxy's own credentials: so these rules guard against
+giving them to any other machine, and against using the proxy to reach anything else. A target is allowed if it is a
+broker of ``brokers.service_url`` (lookup.brokers.configured), or if the operator's further rules have it. Each target
+is checked each time (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly
+an address that was checked, so no second answer of a name server can lead elsewhere. A name's addresses are kept for
+their TTL, and may be used for as long again (10 s at most) while they are resolved in the background.
 
 A target that is a broker only by its address is dialled under the name by which the operator knows that broker: behind
-an address that many share, the name (TLS's server_name) decides who answers, and a certificate for a client's own name
-proves nothing.
+an address that many share, the name (TLS's server_name) decides which machine answers, and a certificate for a client's
+own name proves nothing.
 
-Whatever the operator allows, no broker is at an address that is only of this link, or where clouds tell machines their
-secrets, or that is nobody's. The machine's own addresses (loopback) are where other things listen, which trust whoever
-reaches them: they are allowed only where brokers are there, or the operator names them.
+Whatever the operator allows, no broker is at a link-local, reserved or unspecified address, or where clouds tell
+machines their secrets. At the machine's own addresses (loopback) other services listen, which trust any local client:
+they are allowed only where brokers are there, or the operator names them.
 """
 
 import fnmatch
@@ -51,7 +50,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class TargetDenied(Exception):
-    """No. ``reason`` is a short stable name for metrics; the text is for the log, never for the client."""
+    """A denial. ``reason``: a short stable name for metrics. The text is for the log, never for the client."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -74,7 +73,7 @@ LocateBroker = Callable[[], Awaitable[Target]]
 
 
 class TargetRules:
-    """The operator's rules, ready for use."""
+    """The operator's rules for targets, compiled from the configuration."""
 
     def __init__(self, config: types.Brokers, resolver: TargetAddresses, brokers: BrokerDirectory) -> None:
         self._ports = frozenset(config.allowed_ports)
@@ -90,11 +89,10 @@ class TargetRules:
         self._through_proxy = config.through_proxy
 
     async def check_target(self, text: str, owner: str = "") -> Target:
-        """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
+        """Return where to dial for the target that a client or a redirecting broker names. Raises TargetDenied.
 
-        ``owner``: for whom, where it is a client; names are resolved for owners in turn.
-
-        With ``brokers.through_proxy`` that is a proxy of the operator's, which checks the target's addresses itself.
+        ``owner``: the owner of the DNS query; empty for a redirect. With ``brokers.through_proxy`` the result is a
+        proxy of the operator's, which checks the target's addresses itself.
         """
         try:
             broker = parse_host_port(text)
@@ -127,10 +125,11 @@ class TargetRules:
         return Target(name, tuple(chosen))
 
     async def targets_for_any_broker(self) -> list[Target]:
-        """The brokers of brokers.service_url for a client that takes any of them (Pulsar 5), at most ANY_BROKER_MAX, in
-        the order in which to try them: they take turns, and those that are set aside come last.
+        """Return brokers for a client that takes any of them (Pulsar 5), at most ANY_BROKER_MAX, in the order to try
+        them.
 
-        Their addresses are held against the same rules as those of a target. Raises TargetDenied where none is left.
+        They take turns, and ejected ones come last. Their addresses are checked by the same rules as those of a target.
+        Raises TargetDenied where none is left.
         """
         await self._brokers.wait_until_any_found()
         denied: TargetDenied | None = None
@@ -145,7 +144,7 @@ class TargetRules:
         return targets[:ANY_BROKER_MAX]
 
     def _configured_target(self, endpoint: Endpoint) -> Target:
-        """A broker of brokers.service_url, at its allowed addresses; raises TargetDenied where it has none."""
+        """Return a configured broker at its allowed addresses; raise TargetDenied where it has none."""
         broker = HostPort(endpoint.host, endpoint.port)
         if self._through_proxy:
             return Target(broker, endpoint.addresses)
@@ -164,7 +163,7 @@ class TargetRules:
         return Target(broker, tuple(addresses))
 
     async def _next_proxy(self, broker: HostPort) -> Target:
-        """Another proxy of the operator's: no byte goes anywhere else, whatever the client named."""
+        """Return the next proxy of the operator's: no byte goes anywhere else, whatever the client named."""
         if self._hosts and not self._has_host(broker.host):
             raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
         await self._brokers.wait_until_any_found()
@@ -174,18 +173,18 @@ class TargetRules:
         return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
 
     def check_port(self, broker: HostPort) -> None:
-        """The rule that needs no name server; raises TargetDenied. The ports of another proxy are not brokers'."""
+        """Apply the rule that needs no name server; raise TargetDenied. The ports of another proxy are not brokers'."""
         may_be_own = not self._through_proxy and self._is_broker_port(broker.port, self._brokers.configured)
         may_be_further = (self._further or self._through_proxy) and broker.port in self._further_ports
         if not (may_be_own or may_be_further):
             raise TargetDenied("port", _port_denied(broker))
 
     def _is_broker_port(self, port: int, own: ConfiguredBrokers) -> bool:
-        """Whether brokers of the URL are at a port. At any other one of their machines anybody may listen."""
+        """Return True if brokers of the URL are at a port; at any other port of their machines anything may listen."""
         return port in own.ports or port in self._ports
 
     def _check_address(self, asked: "_TargetQuery", text: str) -> HostPort:
-        """Under which name to dial one address of a target; raises TargetDenied."""
+        """Return the name under which to dial one address of a target; raise TargetDenied."""
         reached = effective_address(text)
         reason = forbidden_reason(reached)
         if reason is not None:
@@ -198,7 +197,7 @@ class TargetRules:
         return name
 
     def _apply_operator_rules(self, asked: "_TargetQuery", text: str) -> HostPort:
-        """The same, by the rules that the operator has a say in; raises TargetDenied."""
+        """Return the name under which to dial an address by the operator's rules; raise TargetDenied."""
         broker = asked.broker
         is_own_port = self._is_broker_port(broker.port, asked.configured)
         is_own = asked.configured.has_host(broker.host) or asked.configured.has_name(asked.name)
@@ -217,13 +216,15 @@ class TargetRules:
         return broker
 
     def _has_host(self, *names: str) -> bool:
-        """Whether brokers.allowed_hosts, where it is set, has a host by one of its names."""
+        """Return True if brokers.allowed_hosts is empty, or has a host by one of its names."""
         plain = [name.lower().removesuffix(".") for name in names if name]
         return not self._hosts or any(pattern.match(name) for pattern in self._hosts for name in plain)
 
     def _has_address(self, text: str) -> bool:
-        """Whether brokers.allowed_addresses, where it is set, has an address; and where that is a tunnel's, both of
-        its ends: by public routes for 2002::/16 and 2001::/32 anybody may answer.
+        """Return True if brokers.allowed_addresses is empty, or has an address.
+
+        Of a tunnel's address both ends must be allowed: by public routes for 2002::/16 and 2001::/32 any machine may
+        answer.
         """
         if self._any_address:
             return True
@@ -232,7 +233,7 @@ class TargetRules:
         return all(any(address in network for network in self._networks) for address in both)
 
     def _denial_with_advice(self, asked: "_TargetQuery", text: str) -> TargetDenied:
-        """Why not, and what to set if the target is a broker of the operator's all the same."""
+        """Make the denial, with the settings to change if the target is a broker of the operator's all the same."""
         broker, literal = asked.broker, is_address(asked.broker.host)
         host_good = self._has_host(broker.host, asked.name)
         keys = []
@@ -250,7 +251,7 @@ class TargetRules:
         return TargetDenied("address" if self._further and host_good else "host", f"{where}; {advice}")
 
     def _loopback_allowed(self, address: Address, own: ConfiguredBrokers) -> bool:
-        """Whether the operator names it, by a network of nothing else; or a configured broker is on this machine."""
+        """Return True if a network of only loopback addresses is allowed, or a configured broker is here."""
         return own.any_at_loopback or any(address in network and network.is_loopback for network in self._networks)
 
 
@@ -264,7 +265,7 @@ class _TargetQuery:
 
 
 def _config_line(key: str, value: str, *, further: bool) -> str:
-    """A key with one more value, as an operator would write it."""
+    """Write a key with one more value as an operator would."""
     return f'brokers.{key} = [{"…, " if further else ""}"{value}"]'
 
 
@@ -273,8 +274,10 @@ def _port_denied(broker: HostPort) -> str:
 
 
 def host_pattern_for(host: str) -> str:
-    """What to write into brokers.allowed_hosts for a broker of this host: for all below the same name, where that is
-    so long that others have no names there; or else for the host alone.
+    """Return what to write into brokers.allowed_hosts for a broker of this host.
+
+    It covers all names below the same parent, where that is so long that others have no names there; otherwise the host
+    alone.
     """
     parent = host.lower().removesuffix(".").partition(".")[2]
     return f"*.{parent}" if parent.count(".") + 1 >= LABELS_MIN and not is_address(host) else host
@@ -285,8 +288,10 @@ def _is_tunnel(address: Address) -> bool:
 
 
 def effective_address(text: str) -> Address:
-    """The address that is reached by dialling one: IPv4 may stand within IPv6 (mapped: RFC 4291, 2.5.5.2; NAT64: RFC
-    6052, 2.1; 6to4: RFC 3056; Teredo: RFC 4380), and what holds for the one must hold for the other.
+    """Return the address that is reached by dialling one: IPv4 may be embedded in IPv6.
+
+    Forms: mapped (RFC 4291, 2.5.5.2), NAT64 (RFC 6052, 2.1), 6to4 (RFC 3056), Teredo (RFC 4380). What holds for the one
+    must hold for the other.
     """
     address = ipaddress.ip_address(text.partition("%")[0])  # a scope names an interface
     if isinstance(address, ipaddress.IPv4Address):
@@ -298,7 +303,7 @@ def effective_address(text: str) -> Address:
 
 
 def forbidden_reason(address: Address) -> str | None:
-    """Why no broker is at an address, a short stable name; None where one may be."""
+    """Return why no broker can be at an address, as a short stable name; None where one can."""
     if address in _METADATA_SERVICES:
         return "metadata"
     if address.is_loopback:

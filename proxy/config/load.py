@@ -10,15 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from proxy.common.errors import ConfigError
-from proxy.config.binds import keys_of_overlapping_binds
 from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import validate_config
-from proxy.config.memory import MemoryPlan, fit_to_container, usable_forwarders
+from proxy.config.memory import MemoryPlan, fit_to_container
 from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
-from proxy.config.types import Authentication, BrokerCredentials, Config, Listener
+from proxy.config.types import Config
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
 
@@ -173,92 +170,6 @@ def _parse_value(value: str, kind: Any, name: str) -> Any:
     return parsed["value"]
 
 
-def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
-    """Find the keys that differ and that only a restart changes."""
-    changed = []
-    if old.cluster.runtime_dir != new.cluster.runtime_dir:
-        changed.append("cluster.runtime_dir")
-    if old.cluster.forwarders > new.cluster.forwarders > 0:  # somebody has to go on with their relays
-        changed.append("cluster.forwarders (fewer)")
-    if old.relay.crash_safe != new.relay.crash_safe:
-        changed.append("relay.crash_safe")
-    return changed + keys_of_overlapping_binds(old, new)
-
-
-def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
-    """Find the keys that differ and that a running cluster takes over by an upgrade, but not by a reload."""
-    keys = ("name", "forwarders", "lookup_workers", "auth_workers")
-    changed = [f"cluster.{key}" for key in keys if getattr(old.cluster, key) != getattr(new.cluster, key)]
-    if old.cluster.forwarders > new.cluster.forwarders > 0:
-        changed.remove("cluster.forwarders")
-    overlaps = keys_of_overlapping_binds(old, new)
-    if old.admin.bind != new.admin.bind and "admin.bind" not in overlaps:
-        changed.append("admin.bind")
-    before, after = (
-        [_fixed_properties(listener) for listener in old.listener],
-        [_fixed_properties(listener) for listener in new.listener],
-    )
-    if before != after and not any(key.startswith("listener") for key in overlaps):
-        changed.append("listener")
-    return changed
-
-
-def _fixed_properties(listener: Listener) -> tuple[str, bool]:
-    """What of a listener stands as long as it is open; which certificate it shows may change."""
-    return listener.bind, listener.tls is not None
-
-
-def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
-    """Addresses that only the new configuration binds, with their keys."""
-    listeners = {listener.bind for listener in old.listener}
-    added = [
-        (f"listener[{index}].bind", listener.bind)
-        for index, listener in enumerate(new.listener)
-        if listener.bind not in listeners
-    ]
-    if new.admin.bind != old.admin.bind:
-        added.append(("admin.bind", new.admin.bind))
-    return added
-
-
-def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
-    """The keys that differ and that a running process cannot take over, but one that follows it can."""
-    frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them
-    changed = [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
-    if old.log != new.log:
-        changed.append("log")
-    return changed
-
-
-def without_secrets(config: Config) -> Config:
-    """What a worker is told that judges nobody and speaks for nobody: the rest is auth workers' business alone."""
-    told = Authentication(
-        enabled=config.authentication.enabled,
-        failure_delay_ms=config.authentication.failure_delay_ms,
-        proxy_roles=config.authentication.proxy_roles,
-    )
-    brokers = config.brokers
-    if brokers.credentials is not None:
-        credentials = BrokerCredentials(method=brokers.credentials.method)
-        brokers = msgspec.structs.replace(brokers, credentials=credentials)
-    return msgspec.structs.replace(config, authentication=told, brokers=brokers)
-
-
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a worker: without what overrides the configuration, which may hold secrets."""
     return {name: value for name, value in environment.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-
-
-def encode_config(config: Config) -> bytes:
-    """The configuration as it travels to a worker."""
-    return msgspec.json.encode(config)
-
-
-def decode_config(data: bytes) -> Config:
-    """The inverse of encode_config."""
-    return msgspec.json.decode(data, type=Config)
-
-
-def forwarder_count(config: Config) -> int:
-    """How many forwarders to run; of a configuration that was not fitted to a container, one for each CPU."""
-    return config.cluster.forwarders or usable_forwarders(container_limits())

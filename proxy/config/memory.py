@@ -12,7 +12,7 @@ import msgspec
 
 from proto.addresses import speaks_tls
 from proxy.common.errors import ConfigError
-from proxy.config.cgroups import ContainerLimits, usable_cpus
+from proxy.config.cgroups import ContainerLimits, container_limits, usable_cpus
 from proxy.config.types import MIB, Config, Limits
 
 SUPERVISION_BYTES = 88 * MIB
@@ -242,3 +242,8 @@ def _shortage(plan: MemoryPlan, memory: int) -> str:
 def _with_reserve(used: int) -> int:
     """The smallest limit that leaves the reserve beside what is used."""
     return -(-used * RESERVE_SHARE // (RESERVE_SHARE - 1))
+
+
+def forwarder_count(config: Config) -> int:
+    """How many forwarders to run; of a configuration that was not fitted to a container, one for each CPU."""
+    return config.cluster.forwarders or usable_forwarders(container_limits())

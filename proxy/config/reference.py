@@ -16,7 +16,7 @@ from proxy.config.types import Config, Strict
 
 _PREFACE = """# Configuration
 
-<!-- Made from proxy/config/types.py by `make generate`; do not edit. -->
+<!-- Made from proxy/config/types by `make generate`; do not edit. -->
 
 One TOML file, given as `--config`. `pulsar-trio-proxy check --config FILE` says whether it is in order and, if not,
 which key is wrong. Every key has a default; an unknown key is an error.

@@ -1,10 +1,13 @@
-"""Why a client's connection ended: one list for the log and for the metric's label."""
+"""Causes of the end of a client's connection: one list for the log and for the metric's label."""
 
 import enum
 
 
 class DisconnectCause(enum.StrEnum):
-    """A cause; its value is the label of pulsar_proxy_ended_connections_total."""
+    """Why a client's connection ended. The values are the labels of pulsar_proxy_ended_connections_total.
+
+    ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``DEFECT``: an internal error of the proxy.
+    """
 
     CLIENT_CLOSED = "client_closed"
     CLIENT_BROKE_OFF = "client_broke_off"

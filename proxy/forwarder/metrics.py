@@ -4,12 +4,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 
 class ForwarderMetrics:
-    """Everything that a forwarder counts. Labels take values from fixed lists only."""
+    """The metrics of a forwarder. Labels take values from fixed lists only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.active_connections = Gauge(
@@ -17,7 +17,7 @@ class ForwarderMetrics:
         )
         self.connections_by_state = Gauge(
             "pulsar_proxy_connections_by_state",
-            "Clients' connections open now, by where they stand.",
+            "Clients' connections open now, by state.",
             ["state"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""The forwarding worker's service: takes clients in from the inherited listeners and gives each a session."""
+"""The forwarding worker's service: accepts clients from the inherited listeners and starts a session for each."""
 
 import socket
 from collections import Counter
@@ -17,21 +17,24 @@ from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.config.load import forwarder_count
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
 from proxy.forwarder.relay.sockets import ip_of
+from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.lifetime import reauthenticator_factory
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
@@ -47,16 +50,16 @@ from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
 TURNED_AWAY_AT_ONCE_MAX = 100
-"""Clients that are being told at a time that there is no room; the rest are closed without a word."""
+"""Clients that are sent an error at a time because there is no room; the others are closed without one."""
 
 HANDSHAKES_GRACE_S = 1.0
-"""How long a hand-over waits for handshakes under way."""
+"""How long a hand-over waits for handshakes in progress."""
 
 _CAUSES = {CloseReason.MAX_AGE: DisconnectCause.MAX_AGE, CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN}
 
 
 class ForwarderService:
-    """See the module."""
+    """The service of one forwarder process: its clients' sessions, and its relays."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -75,6 +78,7 @@ class ForwarderService:
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
+        self._session_services: SessionServices | None = None
         self._relays: RelayManager
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
@@ -86,7 +90,7 @@ class ForwarderService:
 
     @property
     def _connections(self) -> int:
-        """Clients' connections in this process. For the limits, those that its predecessors still have count, too."""
+        """Return the number of clients' connections in this process, without those that its predecessors still have."""
         return self._admission.connections - self._relays.left_behind.count
 
     def _count_in(self, state: State) -> int:
@@ -101,11 +105,11 @@ class ForwarderService:
         return states
 
     def handlers(self) -> dict[int, Handler]:
-        """A forwarder serves no other worker."""
+        """Return no handlers: a forwarder serves no other worker."""
         return {}
 
     async def start(self) -> None:
-        """Take over what a predecessor left, then begin to accept."""
+        """Take over the listeners and relays of a predecessor, then start to accept."""
         nursery = self._context.nursery
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
@@ -115,94 +119,97 @@ class ForwarderService:
 
     async def _start_relays(self) -> None:
         context, config = self._context, self._context.config.relay
-        keeper = FdStoreClient(adopt_socket(context.descriptors.store), crash_safe=config.crash_safe)
-        left = await keeper.receive_handover()
-        self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
+        fd_store = FdStoreClient(adopt_socket(context.descriptors.store), crash_safe=config.crash_safe)
+        handover = await fd_store.receive_handover()
+        self._listeners = [adopt_socket(descriptor) for descriptor in handover.listeners]
         self._tune_listeners()
-        self._relays = RelayManager(
-            keeper,
-            left,
-            self._relay_ended,
-            context.nursery,
-            forwarders=forwarder_count(context.config),
-            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
-            on_moved=lambda about: self._admission.release_client(ip_of(about)),
+        callbacks = RelayCallbacks(
+            on_end=self._on_relay_end,
+            on_handed_over=lambda record: self._admission.release_client(ip_of(record)),
             on_left_behind_gone=self._admission.release_client,
-            recall=reauthenticator_factory(lambda: self._workers),
+        )
+        sessions = SessionOptions(
+            reauthenticator_factory=reauthenticator_factory(lambda: self._workers),
             enforcement=Enforcement(context.config),
-            reauthentication_metrics=self._metrics.reauthentication,
-            brokers=BrokerReauthenticationFactory(
+            broker_factory=BrokerReauthenticationFactory(
                 context.nursery,
                 self._metrics.broker_reauthentication,
                 lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
             ),
-            principals_max=context.config.metrics.principals_max,
+            metrics=self._metrics.reauthentication,
         )
-        for kept in left.relays:
-            self._admission.adopt_client(ip_of(kept.record))
+        options = RelayOptions(
+            forwarders=forwarder_count(context.config),
+            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
+            principals_max=context.config.metrics.principals_max,
+            sessions=sessions,
+        )
+        self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
+        for relay in handover.relays:
+            self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
-        self._relays.adopt_relays(left, config)
+        self._relays.adopt_relays(handover, config)
         for client_ip in self._relays.left_behind.client_ips:
             self._admission.adopt_client(client_ip)
-        context.nursery.start_soon(keeper.run_sender)
+        context.nursery.start_soon(fd_store.run_sender)
         context.nursery.start_soon(
-            keeper.run_receiver, self._address_tables.read_table, self._relays.left_behind.on_process_ended
+            fd_store.run_receiver, self._address_tables.read_table, self._relays.left_behind.on_process_ended
         )
         self._address_tables.start_publishing(
-            lambda table: context.nursery.start_soon(keeper.publish_address_table, table)
+            lambda table: context.nursery.start_soon(fd_store.publish_address_table, table)
         )
         context.nursery.start_soon(self._relays.run)
         context.registry.register(self._relays)
-        if left.relays:
-            get_logger().info("took over the relays of a predecessor", relays=len(left.relays))
-        for pid, relays in left.left_behind.items():
+        if handover.relays:
+            get_logger().info("took over the relays of a predecessor", relays=len(handover.relays))
+        for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
-    def _relay_ended(self, about: StoredRelay) -> None:
+    def _on_relay_end(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
         cause = _CAUSES.get(self._relays.close_reason_of(about), DisconnectCause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
-    def _connection_ended(self, place: AdmittedConnection, cause: DisconnectCause) -> None:
-        place.release()
+    def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
+        admitted.release()
         self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
-        """Take over new settings for connections that come from now on, and `session.enforcement` for those that are
-        there, too. A forwarder that was replaced accepts none, and takes over what counts for the relays that it has.
+        """Use new settings for connections that come from now on, and `session.enforcement` for all connections.
+
+        A forwarder that was replaced accepts none, and uses the settings of the relays that it has. Raises ConfigError.
         """
-        if self._accepting.cancel_called:  # that it could not use the rest would keep nobody from his end
+        if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
-        backends = WorkerClients(config, self._auth, self._lookup)  # may raise
+        workers = WorkerClients(config, self._auth, self._lookup)  # may raise
         if not self._accepting.cancel_called:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners()
-        backends.inherit_budgets(self._workers.room, self._workers.budget)
-        self._workers = backends
+        workers.inherit_budgets(self._workers.room, self._workers.budget)
+        self._workers = workers
 
     def _tune_listeners(self) -> None:
-        """What is set for a listener, the connections that it accepts have from their beginning."""
-        for listener, door in zip(self._listeners, self._transports, strict=False):  # a drain has closed them
+        """Set options of the listeners' sockets, which the connections that they accept inherit."""
+        for listener, transport in zip(self._listeners, self._transports, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
                 tune_socket(listener)
-                set_congestion_control_of_accepted(listener, door.congestion_control)
+                set_congestion_control_of_accepted(listener, transport.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
-        """Accept no more; let clients leave in their own time, then close what is left.
+        """Accept no more; let connections end for up to ``timeout_s``, then close those that are left.
 
-        ``hand_over``: a successor waits for the relays; what cannot be handed over has as much time as everybody else.
-        A second drain may follow for these, when the cluster drains.
-        Otherwise relays are ended one after the other, spread over the time, so that their clients do not all come to
-        other instances in the same second.
+        ``hand_over``: a successor waits for the relays; those that cannot be handed over have the same time as lookups.
+        A second drain may follow for these, when the cluster drains. Otherwise relays are ended one after the other,
+        spread over the time, so that their clients do not all come to other instances in the same second.
         """
         started = trio.current_time()
         self._accepting.cancel()
         if hand_over:
-            # One that becomes a relay before the hand-over moves; one that would later, has to come again.
+            # A connection that becomes a relay before the hand-over moves; one that would later has to come again.
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
-            self._admission.retire_counters()  # the successor counts in the same place
+            self._admission.retire_counters()  # the successor counts in the same cells
             await self._relays.hand_over_relays()
         for session in list(self._sessions):
             session.drain()
@@ -219,7 +226,7 @@ class ForwarderService:
         self._relays.abort_relays()
 
     def status(self) -> dict[str, object]:
-        """Connections by state, and sessions that end soon."""
+        """Return the connections by state, and the sessions that end soon, for operators."""
         states = {state.value: count for state, count in self._by_state().items()}
         return {
             "connections": self._connections,
@@ -228,13 +235,13 @@ class ForwarderService:
         }
 
     def _session_ends(self) -> Iterator[SessionEnd]:
-        """Of all sessions that can expire: relays', and those in lookup mode."""
+        """Yield the ends of all sessions that can expire: those of relays, and those in lookup mode."""
         now = self._relays.now()
         in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
-        for followed in chain(self._relays.expiring_sessions(), in_lookup_mode):
-            if followed is not None and followed.clock is not None and not followed.close_reason:
-                about = followed.relay_record
-                yield SessionEnd(followed.clock.expires_at_s - now, about.client_address, about.principal)
+        for session in chain(self._relays.expiring_sessions(), in_lookup_mode):
+            if session is not None and session.clock is not None and not session.close_reason:
+                record = session.relay_record
+                yield SessionEnd(session.clock.expires_at_s - now, record.client_address, record.principal)
 
     # ---- clients
 
@@ -246,98 +253,99 @@ class ForwarderService:
                         async with trio.open_nursery() as nursery:
                             for index, listener in enumerate(self._listeners):
                                 nursery.start_soon(
-                                    accept_clients, listener, self._admission, partial(self._take_in, index)
+                                    accept_clients, listener, self._admission, partial(self._admit_client, index)
                                 )
                     await trio.sleep_forever()
                 finally:
                     for session in list(self._sessions):
                         session.shut_down()
 
-    def _take_in(self, index: int, stream: trio.SocketStream, peer: tuple[str, int]) -> None:
-        """A client that came in at a listener."""
-        if self._accepting.cancel_called:  # in the very instant of a drain, which would not wait for it
+    def _current_services(self) -> SessionServices:
+        """Return what a session that starts now shares with the others that have the same settings."""
+        services = self._session_services
+        if services is None or services.workers is not self._workers:
+            self._session_services = services = SessionServices(
+                self._workers, self._relays, self._metrics, self._handshakes, self._clients, self._deadlines
+            )
+        return services
+
+    def _admit_client(self, index: int, stream: trio.SocketStream, peer: tuple[str, int]) -> None:
+        """Start the session of a client that a listener has accepted, or turn it away."""
+        if self._accepting.cancel_called:  # in the instant of a drain, which would not wait for it
             stream.socket.close()
             return
         ip, port = peer
-        door, address = self._transports[index], str(HostPort(ip, port))
+        listener, address = self._transports[index], str(HostPort(ip, port))
         refusal = self._admission.check_admission(ip)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.uses_tls))
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=listener.uses_tls))
             return
         self._metrics.new_connections.inc()
-        place = self._admission.admit_client(ip)
+        admitted = self._admission.admit_client(ip)
         self._in_flight.increment()
         client = ClientEndpoint(address, trio.current_time(), b"", index)
-        if door.uses_tls:
+        if listener.uses_tls:
             handshake = trio.CancelScope()
-            place.evict = handshake.cancel
-            self._clients.start_soon(self._enter_by_tls, door, stream, client, place, handshake)
+            admitted.evict = handshake.cancel
+            self._clients.start_soon(self._accept_tls_client, listener, stream, client, admitted, handshake)
         else:
-            self._begin(stream, client, place)
+            self._start_session(stream, client, admitted)
 
-    async def _enter_by_tls(
+    async def _accept_tls_client(
         self,
-        door: ListenerTransport,
+        listener: ListenerTransport,
         transport: trio.SocketStream,
         client: ClientEndpoint,
-        place: AdmittedConnection,
+        admitted: AdmittedConnection,
         handshake: trio.CancelScope,
     ) -> None:
-        """Begin a client's session behind its TLS handshake, which ``handshake`` cancels."""
+        """Start a client's session behind its TLS handshake, which ``handshake`` cancels."""
         timeout_s = seconds(self._workers.config.limits.handshake_timeout_ms)
         cause = DisconnectCause.SHUT_DOWN
         entered = False
         try:
             with handshake:
-                stream, certificate = await door.accept_client(transport, timeout_s=timeout_s)
-                # A drain that began in the meantime has not seen it.
+                stream, certificate = await listener.accept_client(transport, timeout_s=timeout_s)
+                # A drain that began in the meantime does not know of it.
                 entered = not (self._accepting.cancel_called or handshake.cancel_called)
                 if not entered:
                     await close_forcefully(stream)
             if handshake.cancel_called:
                 cause = DisconnectCause.GAVE_WAY
-                self._log_gave_way(client.address)
+                self._log_eviction(client.address)
         except TlsFailed as error:
             get_logger().warning("no TLS with a client", client=client.address, reason=str(error))
             cause = DisconnectCause.TLS_FAILED
-        except Exception as error:  # noqa: BLE001 -- a defect that one client meets must not end all the others
+        except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
             get_logger().error("a client's connection met a defect", client=client.address, exc_info=error)
             cause = DisconnectCause.DEFECT
         finally:
             if not entered:
-                self._connection_ended(place, cause)
+                self._release_connection(admitted, cause)
                 self._in_flight.decrement()
         if entered:
-            self._begin(stream, replace(client, certificate=certificate), place)
+            self._start_session(stream, replace(client, certificate=certificate), admitted)
 
-    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, place: AdmittedConnection) -> None:
-        session = ClientSession(
-            stream,
-            client,
-            self._workers,
-            self._relays,
-            self._metrics,
-            handshakes=self._handshakes,
-            nursery=self._clients,
-            deadlines=self._deadlines,
-            on_end=partial(self._ended, place),
-            stranger=place,
-        )
+    def _start_session(
+        self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, admitted: AdmittedConnection
+    ) -> None:
+        on_end = partial(self._on_session_end, admitted)
+        session = ClientSession(stream, client, self._current_services(), on_end, admitted)
         self._sessions.add(session)
         session.start_session()
 
-    def _ended(self, place: AdmittedConnection, session: ClientSession) -> None:
+    def _on_session_end(self, admitted: AdmittedConnection, session: ClientConnection) -> None:
         self._sessions.discard(session)
-        if session.became_relay:  # which ends in its own time: see _relay_ended
-            place.on_relay_started()
+        if session.became_relay:  # which ends in its own time: see _on_relay_end
+            admitted.on_relay_started()
         else:
-            self._connection_ended(place, session.cause)
+            self._release_connection(admitted, session.cause)
             if session.cause is DisconnectCause.GAVE_WAY:
-                self._log_gave_way(session.address)
+                self._log_eviction(session.address)
         self._in_flight.decrement()
 
     @staticmethod
-    def _log_gave_way(client: str) -> None:
+    def _log_eviction(client: str) -> None:
         get_logger().warning(
             "a client that had not authenticated was silent for longest and gave way to another; if it was no "
             "attack, raise limits.max_unauthenticated_connections",
@@ -345,7 +353,7 @@ class ForwarderService:
         )
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: Refusal, *, mute: bool) -> None:
-        """``mute``: a word to this client would cost a TLS handshake."""
+        """Close a client's connection because of a limit; ``mute``: an error would cost a TLS handshake."""
         self._metrics.rejected_connections.labels(reason=reason.value).inc()
         get_logger().warning("a client was turned away", client=client, reason=reason.value, key=f"limits.{reason}")
         if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
@@ -354,7 +362,7 @@ class ForwarderService:
         self._turning_away += 1
         try:
             text = f"The proxy has reached its limit ({reason})"
-            # Those who come again soon will find room among the handshakes.
+            # Clients that come again soon will find room among the handshakes.
             again = reason is Refusal.UNAUTHENTICATED
             code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):

@@ -1,4 +1,4 @@
-"""The supervisor's life: bind, start, watch, drain, end."""
+"""The supervisor process: start, signals, reload, upgrade, shutdown."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ from proto.roles import Role
 from proxy import __version__
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
-from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
+from proxy.config.changes import changes_that_need_new_processes, new_binds
+from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
@@ -41,37 +42,37 @@ from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, S
 PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01
 DRAIN_END_S_MAX = 10.0
-"""How much longer than its time limit a drain may take, whatever hangs."""
+"""How much longer than its time limit a drain may take, even where a worker hangs."""
 REPLY_GRACE_S = 0.1
-"""How long the operator's connection has to take its answer before an upgrade ends it."""
+"""Time for the operator's connection to receive its reply before an upgrade ends it."""
 
 
 NOT_RELOADED = "the configuration was not reloaded; the old one stays"
 
 
 class Supervisor:
-    """One running cluster."""
+    """One running cluster, its operators' interfaces and its configuration file."""
 
-    def __init__(self, config: Config, config_file: Path, legacy: HandoverState) -> None:
+    def __init__(self, config: Config, config_file: Path, handover: HandoverState) -> None:
         self._config_file = config_file
-        self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock_fd)
-        self._admin = _bind_admin(config, legacy)
-        self._control = legacy.control_socket
-        self._cluster = Cluster(config, self._runtime_dir, legacy, self._serve_admin)
+        self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, handover.runtime_lock_fd)
+        self._admin_listener = _bind_admin(config, handover)
+        self._control_socket = handover.control_socket
+        self._cluster = Cluster(config, self._runtime_dir, handover, self._serve_admin)
         self._report = ClusterReport(self._cluster)
-        self._admin_channel = AdminChannel(self._report, self._admin.fileno)
+        self._admin_channel = AdminChannel(self._report, self._admin_listener.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
-        self._watch = ConfigFileWatcher(
+        self._config_watcher = ConfigFileWatcher(
             config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._reload_changed_file
         )
         self._drain_wanted = trio.Event()
         self._upgrade_wanted = trio.Event()
         self._reload_lock = trio.Lock()
         self._reload_shields: set[trio.CancelScope] = set()
-        self._ends = False
+        self._is_ending = False
         self._change_refused_because = ""
         self._exec_lock = trio.Lock()
-        if legacy.drain_requested:
+        if handover.drain_requested:
             self._drain_wanted.set()
 
     async def run(self) -> None:
@@ -81,38 +82,38 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals, nursery)
-                if self._control is None:
-                    self._control = self._runtime_dir.bind(CONTROL_SOCKET)
+                if self._control_socket is None:
+                    self._control_socket = self._runtime_dir.bind_socket(CONTROL_SOCKET)
                 nursery.start_soon(child_reaper.reap_adopted)
-                nursery.start_soon(control.serve, self._control)
-                self._admin.listen(ADMIN_BACKLOG)
+                nursery.start_soon(control.serve, self._control_socket)
+                self._admin_listener.listen(ADMIN_BACKLOG)
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
                 nursery.start_soon(self._watch_config, ready)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
-                async with self._exec_lock:  # too late for this program: the next one will drain
+                async with self._exec_lock:  # during an exec, the next program drains
                     await self._drain()
                 self._unshield_reloads()
                 nursery.cancel_scope.cancel()
         finally:
             self._cluster.kill_workers()
             self._cluster.close_sockets()
-            self._admin.close()
-            self._runtime_dir.clear()
+            self._admin_listener.close()
+            self._runtime_dir.remove_sockets()
         get_logger().info("ended")
 
     async def _announce_shutdown(self) -> None:
-        """Say that no more clients should come, and go on for as long as it takes until everybody knows that."""
+        """Report not ready, and serve on for shutdown.delay_ms, until load balancers have noticed."""
         cluster = self._cluster
         cluster.leaving = True
-        has_clients = cluster.started or cluster.generation > 1  # else nobody sends clients here yet
+        has_clients = cluster.started or cluster.generation > 1  # else no load balancer sends clients yet
         delay_ms = cluster.config.shutdown.delay_ms if has_clients else 0
         over_at = trio.current_time() + seconds(delay_ms)
         if delay_ms:
             get_logger().info("leaving; clients are accepted for a while yet", delay_ms=delay_ms)
-        if cluster.generation > 1:  # there are workers from before: somebody has to talk to them
+        if cluster.generation > 1:  # workers from before the exec need their channels served
             await cluster.all_started.wait()
         await trio.sleep_until(over_at)
 
@@ -164,7 +165,7 @@ class Supervisor:
 
     async def _watch_config(self, ready: trio.Event) -> None:
         await ready.wait()
-        await self._watch.run()
+        await self._config_watcher.run()
 
     async def _reload_changed_file(self) -> bool:
         """The file has changed: as a reload, unless the change makes no difference. Whether there is no need to try
@@ -191,7 +192,7 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused."""
-        self._watch.note_reload()
+        self._config_watcher.note_reload()
         await self._reload_if(is_due=lambda _config: True)
 
     async def _reload_if(self, *, is_due: Callable[[Config], bool]) -> None:
@@ -199,22 +200,22 @@ class Supervisor:
 
         Shielded: an operator who leaves in the middle must not leave half of the workers with another configuration.
         """
-        with trio.CancelScope(shield=not self._ends) as shield:
+        with trio.CancelScope(shield=not self._is_ending) as shield:
             self._reload_shields.add(shield)
             try:
                 async with self._reload_lock:
                     try:
                         await self._apply_config(is_due)
                     except Exception:
-                        self._reload_metrics.failed()
+                        self._reload_metrics.record_failure()
                         raise
-                    self._reload_metrics.succeeded()
+                    self._reload_metrics.record_success()
             finally:
                 self._reload_shields.discard(shield)
 
     def _unshield_reloads(self) -> None:
         """The cluster ends: no reload may hold that up."""
-        self._ends = True
+        self._is_ending = True
         for shield in self._reload_shields:
             shield.shield = False
 
@@ -265,7 +266,7 @@ class Supervisor:
     async def _check_installed_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
         """A program that cannot use the configuration, or the files it names, would take the whole cluster with it."""
         command = check_command_line(self._config_file)
-        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
+        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as preflight_limit:
             try:
                 with child_reaper.pause_while_spawning():  # its number is never told
                     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
@@ -273,7 +274,7 @@ class Supervisor:
                 raise refusal(f"the program that is installed now cannot be run: {error}") from None
             if done.returncode:
                 raise refusal(f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}")
-        if patience.cancelled_caught:
+        if preflight_limit.cancelled_caught:
             raise refusal("the program that is installed now does not answer")
 
     async def _upgrade(self) -> None:
@@ -295,16 +296,16 @@ class Supervisor:
 
     async def _exec_next_program(self) -> None:
         async with self._cluster.quiesced() as workers:
-            if self._control is None:
+            if self._control_socket is None:
                 raise RuntimeError("an upgrade was asked for without a way to ask")
             # From here on signals wait for the next program; those that came before are heard first.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             await trio.sleep(SIGNALS_GRACE_S)
             state = SerializedHandover(
                 **self._cluster.handover_fields(workers),
-                runtime_lock=self._runtime_dir.lock,
-                control=self._control.fileno(),
-                admin={self._cluster.config.admin.bind: self._admin.fileno()},
+                runtime_lock=self._runtime_dir.lock_fd,
+                control=self._control_socket.fileno(),
+                admin={self._cluster.config.admin.bind: self._admin_listener.fileno()},
                 drain=self._drain_wanted.is_set(),
             )
             get_logger().info("becoming the program that is installed now", relays=state.relay_count)
@@ -326,23 +327,23 @@ class StoppedBySecondSignal(Exception):
     """An operator's second signal."""
 
 
-def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fail: Callable[[str], None]) -> None:
+def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None, fail: Callable[[str], None]) -> None:
     """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop.
 
-    ``legacy_descriptor``: where the program that this one replaces left what is to go on.
+    ``handover_fd``: where the program that this one replaces left what is to go on.
     """
     config = plan.config
     harden_process()
     become_subreaper()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     _log_plan(plan)
-    if plan.shortage and legacy_descriptor is None:  # what another program left must not end by this
+    if plan.shortage and handover_fd is None:  # what another program left must not end by this
         fail(plan.shortage)
         return
     raise_open_file_limit(config)
     try:
-        legacy = HandoverState() if legacy_descriptor is None else HandoverState.from_memfd(legacy_descriptor)
-        supervisor = Supervisor(_with_runtime_dir(config, legacy), config_file, legacy)
+        handover = HandoverState() if handover_fd is None else HandoverState.from_memfd(handover_fd)
+        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover)
     except StartFailed as error:
         fail(str(error))
         return
@@ -354,26 +355,26 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
         fail("ended at once, as asked")
 
 
-def _bind_admin(config: Config, legacy: HandoverState) -> socket.socket:
+def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
     """The operators' port; after an upgrade the old one, where the new one cannot be had. Raises StartFailed."""
-    inherited = legacy.take_admin_listener(config.admin.bind)
+    inherited = handover.take_admin_listener(config.admin.bind)
     if inherited is not None:
         return inherited
     try:
         return bind_tcp("admin.bind", config.admin.bind)
     except StartFailed as error:
-        if not legacy.admin_listeners:
+        if not handover.admin_listeners:
             raise
         get_logger().error("the old admin port stays", reason=str(error))
-        return legacy.admin_listeners.popitem()[1]
+        return handover.admin_listeners.popitem()[1]
 
 
-def _with_runtime_dir(config: Config, legacy: HandoverState) -> Config:
+def _with_runtime_dir(config: Config, handover: HandoverState) -> Config:
     """The folder stays: the sockets in it are in use."""
-    if legacy.runtime_dir in {"", config.cluster.runtime_dir}:
+    if handover.runtime_dir in {"", config.cluster.runtime_dir}:
         return config
     get_logger().error("a restart is needed to change cluster.runtime_dir; the old one stays")
-    cluster = msgspec.structs.replace(config.cluster, runtime_dir=legacy.runtime_dir)
+    cluster = msgspec.structs.replace(config.cluster, runtime_dir=handover.runtime_dir)
     return msgspec.structs.replace(config, cluster=cluster)
 
 

@@ -38,7 +38,7 @@ class ReceiverProcess:
         for line in self.process.stderr:
             self.log.append(json.loads(line))
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
         code = self.process.wait(30)

@@ -82,11 +82,11 @@ def make_tables(spark: SparkSession, root: Path) -> Tables:
             rows[f"rollup_{suffix}"] += [_row(number, window, with_hour=suffix == "1m") for window in found]
     tables = Tables.open(spark, str(root))
     with tables.transaction("test") as change:
-        change.append("series", spark.createDataFrame([*series, *NATIVE_SERIES], SERIES))
+        change.append_rows("series", spark.createDataFrame([*series, *NATIVE_SERIES], SERIES))
         for name, own in rows.items():
-            change.append(name, spark.createDataFrame(own, SCHEMAS[name]).coalesce(1))
-        change.append("usage_hourly", spark.createDataFrame(_usage("east"), USAGE_HOURLY))
-        change.append("histograms_1m", spark.createDataFrame(_native_rows(), HISTOGRAMS_1M))
+            change.append_rows(name, spark.createDataFrame(own, SCHEMAS[name]).coalesce(1))
+        change.append_rows("usage_hourly", spark.createDataFrame(_usage("east"), USAGE_HOURLY))
+        change.append_rows("histograms_1m", spark.createDataFrame(_native_rows(), HISTOGRAMS_1M))
     return tables
 
 

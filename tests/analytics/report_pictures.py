@@ -1,9 +1,9 @@
 """What `make report-pictures` runs in the environment: the sample page, and its pictures."""
 
 from local.environment import ROOT
-from local.report_pictures import take
+from local.report_pictures import take_screenshots
 
-from analytics.report.page import page
+from analytics.report.page import render_page
 from tests.analytics.report_sample import sample_report
 
 PAGES = {
@@ -18,8 +18,8 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, report in PAGES.items():
         file = directory / f"{name}.html"
-        file.write_text(page(report()), encoding="utf-8")
-        for picture in take(file, directory):
+        file.write_text(render_page(report()), encoding="utf-8")
+        for picture in take_screenshots(file, directory):
             print(picture)
 
 

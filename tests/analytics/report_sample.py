@@ -4,8 +4,8 @@ import math
 import random
 from datetime import timedelta
 
-from analytics.report import wanted
-from analytics.report.collect import Brokers
+from analytics.report import metrics
+from analytics.report.collect import BrokerAvailability
 from analytics.report.page import Report
 from analytics.report.panels import Cluster
 from analytics.report.points import Key, Line, Points
@@ -45,35 +45,35 @@ def _busy(span: Span, windows: list[int]) -> Cluster:
     def add(metric: str, *key: str, line: Line) -> None:
         increase[metric, key] = {at: float(round(value)) for at, value in line.items()}
 
-    add(wanted.BYTES, "to_broker", line=_wave(windows, 3e9, 1))
-    add(wanted.BYTES, "to_client", line=_wave(windows, 5e9, 2))
-    add(wanted.MESSAGES, "to_broker", line=_wave(windows, 3e6, 1))
-    add(wanted.MESSAGES, "to_client", line=_wave(windows, 4e6, 2))
-    add(wanted.OPENED, line=_wave(windows, 40, 3, 0.3))
+    add(metrics.BYTES, "to_broker", line=_wave(windows, 3e9, 1))
+    add(metrics.BYTES, "to_client", line=_wave(windows, 5e9, 2))
+    add(metrics.MESSAGES, "to_broker", line=_wave(windows, 3e6, 1))
+    add(metrics.MESSAGES, "to_client", line=_wave(windows, 4e6, 2))
+    add(metrics.OPENED, line=_wave(windows, 40, 3, 0.3))
     for place, cause in enumerate(("client_closed", "broker_closed", "timeout", "session_expired", "idle", "max_age")):
-        add(wanted.ENDED, cause, line=_rare(windows, 0.5 / (place + 1), 10 + place))
-    add(wanted.ENDED, "defect", line=dict.fromkeys(windows, 0.0))
-    for place, kind in enumerate(wanted.REQUESTS.values()):
+        add(metrics.ENDED, cause, line=_rare(windows, 0.5 / (place + 1), 10 + place))
+    add(metrics.ENDED, "defect", line=dict.fromkeys(windows, 0.0))
+    for place, kind in enumerate(metrics.REQUESTS.values()):
         add(kind, line=_wave(windows, 9000 / (1 + 5 * place), 20 + place))
     for kind in ("lookup", "partitions"):
-        add(wanted.ANSWERS, kind, "none", line=_wave(windows, 9000, 30))
-        add(wanted.ANSWERS, kind, "TopicNotFound", line=_rare(windows, 0.2, 31))
-        _histogram(increase, wanted.LOOKUP, (kind,), windows, 9000)
+        add(metrics.ANSWERS, kind, "none", line=_wave(windows, 9000, 30))
+        add(metrics.ANSWERS, kind, "TopicNotFound", line=_rare(windows, 0.2, 31))
+        _histogram(increase, metrics.LOOKUP, (kind,), windows, 9000)
     for stage in ("total", "authentication", "broker"):
-        _histogram(increase, wanted.HANDSHAKE, (stage,), windows, 40)
-    add(wanted.AUTH_SUCCESS, "token", line=_wave(windows, 40, 40))
-    add(wanted.AUTH_FAILURES, "token", "expired", line=_rare(windows, 0.05, 41))
-    _histogram(increase, wanted.AUTH_ROUND, (), windows, 40)
-    add(wanted.REAUTH_SUCCESS, "token", line=_wave(windows, 20, 42))
-    _histogram(increase, wanted.REAUTH_SECONDS, (), windows, 20)
-    add(wanted.EXPIRED_KILLED, line=dict.fromkeys(windows, 0.0))
-    add(wanted.ADOPTED, line=dict.fromkeys(windows, 0.0))
-    add(wanted.RESTARTS, "lookup", line=_rare(windows, 0.002, 43))
-    level: dict[tuple[str, Key], Line] = {(wanted.ACTIVE, ()): _wave(windows, 4200, 50, 0.02)}
+        _histogram(increase, metrics.HANDSHAKE, (stage,), windows, 40)
+    add(metrics.AUTH_SUCCESS, "token", line=_wave(windows, 40, 40))
+    add(metrics.AUTH_FAILURES, "token", "expired", line=_rare(windows, 0.05, 41))
+    _histogram(increase, metrics.AUTH_ROUND, (), windows, 40)
+    add(metrics.REAUTH_SUCCESS, "token", line=_wave(windows, 20, 42))
+    _histogram(increase, metrics.REAUTH_SECONDS, (), windows, 20)
+    add(metrics.EXPIRED_KILLED, line=dict.fromkeys(windows, 0.0))
+    add(metrics.ADOPTED, line=dict.fromkeys(windows, 0.0))
+    add(metrics.RESTARTS, "lookup", line=_rare(windows, 0.002, 43))
+    level: dict[tuple[str, Key], Line] = {(metrics.ACTIVE, ()): _wave(windows, 4200, 50, 0.02)}
     for place, state in enumerate(("relay", "lookup", "handshake", "new")):
-        level[wanted.STATES, (state,)] = _wave(windows, 4000 / 10**place, 50 + place, 0.05)
+        level[metrics.STATES, (state,)] = _wave(windows, 4000 / 10**place, 50 + place, 0.05)
     configured, up = dict.fromkeys(windows, 3.0), dict.fromkeys(windows, 3.0) | dict.fromkeys(windows[200:260], 2.0)
-    brokers = Brokers(configured, up, {}, [("broker-1.example:6651", 0.958), (HOSTILE_NAMES[0], 0.999)])
+    brokers = BrokerAvailability(configured, up, {}, [("broker-1.example:6651", 0.958), (HOSTILE_NAMES[0], 0.999)])
     return Cluster("east", Points(increase, level), brokers, _principals(span, windows, increase))
 
 
@@ -89,7 +89,7 @@ def _histogram(increase: dict[tuple[str, Key], Line], metric: str, key: Key, win
 
 
 def _principals(span: Span, windows: list[int], increase: dict[tuple[str, Key], Line]) -> Principals:
-    moved = [sum(increase[wanted.BYTES, (way,)].values()) for way in ("to_broker", "to_client")]
+    moved = [sum(increase[metrics.BYTES, (way,)].values()) for way in ("to_broker", "to_client")]
     names = ["telemetry", "billing", *HOSTILE_NAMES, "orders", "audit"]
     shares = [0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.04]
     top = [
@@ -109,6 +109,6 @@ def _principals(span: Span, windows: list[int], increase: dict[tuple[str, Key], 
 
 
 def _idle(windows: list[int]) -> Cluster:
-    increase = {(wanted.BYTES, ("to_client",)): dict.fromkeys(windows, 60.0)}
+    increase = {(metrics.BYTES, ("to_client",)): dict.fromkeys(windows, 60.0)}
     nobody = Principals([], None, None, (0, 0, 0, 0, 0), {}, None)
-    return Cluster("west", Points(increase), Brokers({}, {}, {}, []), nobody)
+    return Cluster("west", Points(increase), BrokerAvailability({}, {}, {}, []), nobody)

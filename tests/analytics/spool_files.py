@@ -74,7 +74,7 @@ class SpoolFiles:
         self._writer = SpoolWriter(directory, SpoolLimits(segment_bytes_max, 1 << 40, 0))
 
     def add(self, body: bytes, version: int) -> None:
-        self._writer.append([pack_record(version, T0_MS, body)])
+        self._writer.append_records([pack_record(version, T0_MS, body)])
 
     def v1(self, *points: Point) -> None:
         self.add(body_v1(points), 1)

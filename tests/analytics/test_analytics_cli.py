@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from analytics.cli import COMMANDS, main
-from analytics.jobs.command_line import errors_in_words, spark_reason
+from analytics.jobs.command_line import errors_as_messages, spark_reason
 from analytics.jobs.progress import Progress
 from analytics.tables.store import Tables
 
@@ -93,16 +93,16 @@ def test_of_sparks_words_those_that_name_the_cause() -> None:
 
 
 def test_what_is_not_known_is_not_swallowed() -> None:
-    with pytest.raises(Py4JError), errors_in_words():
+    with pytest.raises(Py4JError), errors_as_messages():
         raise Py4JError("a bug")
-    with pytest.raises(ZeroDivisionError), errors_in_words():
+    with pytest.raises(ZeroDivisionError), errors_as_messages():
         raise ZeroDivisionError
 
 
 def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress()
-    progress.tell("batch 1", samples=1000)
-    progress.end("done")
+    progress.print_line("batch 1", samples=1000)
+    progress.print_summary("done")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "batch 1 in 0.0 s (" in captured.err

@@ -21,7 +21,7 @@ def small_files(spark: SparkSession, root: Path) -> Tables:
     tables = Tables.open(spark, str(root))
     for row in ROWS:
         with tables.transaction("batch") as change:
-            change.append("samples", samples(spark, row))
+            change.append_rows("samples", samples(spark, row))
     return tables
 
 
@@ -61,7 +61,7 @@ def test_killed_at_every_step_and_run_again(
         if files(tables, 8) == 1:  # that kill came after the commit: small files again for the next
             with tables.transaction("again") as change:
                 rows = tables.read("samples", [HOUR_8])
-                change.overwrite("samples", rows.repartition(3, "value"), hours=[HOUR_8])
+                change.overwrite_partitions("samples", rows.repartition(3, "value"), hours=[HOUR_8])
         killed_after += 1
     assert killed_after > 6
 
@@ -73,7 +73,7 @@ def test_files_that_come_meanwhile_stay(spark: SparkSession, tmp_path: Path, mon
     def slow(self: Tables, *arguments: Any) -> Any:
         rows = read_files(self, *arguments)
         with self.transaction("late") as change:
-            change.append("samples", samples(spark, (9, 8, 9.0)))
+            change.append_rows("samples", samples(spark, (9, 8, 9.0)))
         return rows
 
     monkeypatch.setattr(Tables, "read_files", slow)
@@ -89,7 +89,7 @@ def test_a_rewrite_meanwhile_wins(spark: SparkSession, tmp_path: Path, monkeypat
         rows = read_files(self, *arguments).cache()
         rows.count()
         with self.transaction("rollup") as change:
-            change.overwrite("samples", samples(spark, (7, 8, 7.0)), hours=[HOUR_8])
+            change.overwrite_partitions("samples", samples(spark, (7, 8, 7.0)), hours=[HOUR_8])
         return rows
 
     monkeypatch.setattr(Tables, "read_files", slow)

@@ -13,14 +13,14 @@ from analytics.transforms.counter_state import (
     CounterState,
     Sample,
     coarser,
-    fixed,
+    deduplicate,
     growth,
     growth_at_first,
     merge,
     merge_all,
-    of_sample,
-    of_samples,
-    unique,
+    state_of_sample,
+    state_of_samples,
+    to_fixed_point,
     windows,
 )
 from tests.analytics.transforms_data import patient
@@ -41,13 +41,13 @@ def sample_lists(draw: st.DrawFn, max_size: int = 30) -> list[Sample]:
 
 @st.composite
 def consecutive(draw: st.DrawFn, parts: int) -> list[CounterState]:
-    ordered = unique(draw(sample_lists()))
+    ordered = deduplicate(draw(sample_lists()))
     cuts = sorted(draw(st.lists(st.integers(0, len(ordered)), min_size=parts - 1, max_size=parts - 1)))
     edges = [0, *cuts, len(ordered)]
-    return [of_samples(ordered[a:b]) for a, b in itertools.pairwise(edges)]
+    return [state_of_samples(ordered[a:b]) for a, b in itertools.pairwise(edges)]
 
 
-any_state = sample_lists(6).map(of_samples)
+any_state = sample_lists(6).map(state_of_samples)
 
 
 @patient
@@ -76,13 +76,13 @@ def test_any_split_in_any_order_equals_the_samples(states: list[CounterState], r
 @patient
 @given(sample_lists())
 def test_states_of_single_samples_equal_the_raw_computation(samples: list[Sample]) -> None:
-    state, kept = of_samples(samples), unique(samples)
+    state, kept = state_of_samples(samples), deduplicate(samples)
     steps = [growth(a, b) for a, b in itertools.pairwise(kept)]
     assert state.n == len(kept)
-    assert state.increase == sum((fixed(step[0]) for step in steps), Fraction(0))
+    assert state.increase == sum((to_fixed_point(step[0]) for step in steps), Fraction(0))
     assert state.resets == sum(step[1] for step in steps)
     assert state.overlaps == sum(step[2] for step in steps)
-    assert state.sum == sum((fixed(sample.value) for sample in kept), Fraction(0))
+    assert state.sum == sum((to_fixed_point(sample.value) for sample in kept), Fraction(0))
 
 
 @patient
@@ -105,17 +105,17 @@ def test_hours_from_minutes_equal_hours_from_samples_and_days_too(samples: list[
 def test_the_windows_sum_is_the_total_increase(samples: list[Sample]) -> None:
     """Each growth between two samples is in one window, exactly once."""
     rows = windows(samples, MINUTE_MS, 7)
-    first = unique(samples)[:1]
-    before = fixed(growth_at_first(first[0], -7 * DAY_MS)) if first else 0
-    assert sum((row.increase for row in rows), Fraction(0)) == before + of_samples(samples).increase
+    first = deduplicate(samples)[:1]
+    before = to_fixed_point(growth_at_first(first[0], -7 * DAY_MS)) if first else 0
+    assert sum((row.increase for row in rows), Fraction(0)) == before + state_of_samples(samples).increase
 
 
 def test_overlapping_states_are_mixed_and_stay_so() -> None:
-    a, b = of_samples([Sample(1, 1.0), Sample(5, 2.0)]), of_samples([Sample(5, 3.0), Sample(6, 4.0)])
+    a, b = state_of_samples([Sample(1, 1.0), Sample(5, 2.0)]), state_of_samples([Sample(5, 3.0), Sample(6, 4.0)])
     mixed = merge(a, b)
     assert mixed.mixed
     assert (mixed.first, mixed.last, mixed.n) == (Sample(1, 1.0), Sample(6, 4.0), 0)
-    assert merge(mixed, of_sample(Sample(9, 9.0))).mixed
+    assert merge(mixed, state_of_sample(Sample(9, 9.0))).mixed
 
 
 def test_a_fall_is_a_reset_and_the_new_value_is_the_growth() -> None:
@@ -159,10 +159,10 @@ def test_infinite_values_do_not_spoil_increases() -> None:
 @patient
 @given(st.floats(-1e300, 1e300))
 def test_fixed_is_within_2_to_the_minus_54(value: float) -> None:
-    assert abs(fixed(value) - Fraction(value)) <= Fraction(1, 2**54)
+    assert abs(to_fixed_point(value) - Fraction(value)) <= Fraction(1, 2**54)
 
 
 @patient
 @given(st.integers(-(2**53), 2**53))
 def test_fixed_keeps_whole_numbers(value: int) -> None:
-    assert fixed(float(value)) == value
+    assert to_fixed_point(float(value)) == value

@@ -19,7 +19,7 @@ ROW = (1, 8, 1.0)
 def test_days_go_when_their_last_instant_is_too_old(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     with tables.transaction("batch") as change:
-        change.append("samples", samples(spark, ROW))
+        change.append_rows("samples", samples(spark, ROW))
     last_day = datetime(2026, 11, 28, 23, 59, tzinfo=UTC)
     assert expire.run(spark, str(tmp_path), {"samples": 0}, now=last_day + timedelta(days=900)) != ["samples"]
     assert expire.run(spark, str(tmp_path), {"samples": 7}, now=last_day) == []
@@ -44,7 +44,7 @@ def test_rubbish_of_killed_jobs_goes_and_the_last_batch_is_remembered(spark: Spa
 
 
 def test_the_option_is_checked() -> None:
-    assert expire._parsed(("samples=7",)) == expire.DEFAULT_DAYS | {"samples": 7}
+    assert expire._parse_retention(("samples=7",)) == expire.DEFAULT_DAYS | {"samples": 7}
     for text, said in (("sample=7", "no table that can expire"), ("series=7", "no table"), ("samples=x", "TABLE=DAYS")):
         with pytest.raises(click.BadParameter, match=said):
-            expire._parsed((text,))
+            expire._parse_retention((text,))

@@ -19,11 +19,11 @@ from analytics.transforms.histograms import (
     HistogramSample,
     Incompatible,
     add,
-    common,
     from_row,
     growth,
     growth_at_first,
     quantile,
+    to_common_bounds,
     to_row,
 )
 from tests.analytics.transforms_data import DAY_MS, HOUR_MS, MINUTE_MS, moment, patient, table_rows
@@ -61,13 +61,13 @@ def test_the_sum_over_common_bounds_is_the_histogram_of_all_observations(
 
 def test_a_bucket_boundary_stays_in_its_bucket_when_the_schema_is_reduced() -> None:
     fine = Histogram(1, 3.0, positive={0: 1.0, 1: 1.0, 2: 1.0})
-    assert common(fine, Histogram(0))[0].positive == {0: 1.0, 1: 2.0}
+    assert to_common_bounds(fine, Histogram(0))[0].positive == {0: 1.0, 1: 2.0}
 
 
 def test_the_wider_zero_bucket_takes_in_whole_buckets_and_widens_to_the_end_of_one_it_cuts() -> None:
     plain = Histogram(0, 6.0, zero_count=1.0, positive={-1: 1.0, 0: 2.0, 1: 1.0}, negative={-1: 1.0})
     wide = Histogram(0, 1.0, zero_threshold=0.75, zero_count=1.0)
-    first, second = common(plain, wide)
+    first, second = to_common_bounds(plain, wide)
     assert first.zero_threshold == second.zero_threshold == 1.0
     assert (first.zero_count, first.positive, first.negative) == (5.0, {1: 1.0}, {})
 
@@ -144,7 +144,7 @@ def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]], schem
     ]
     tables = Tables.open(spark, str(root))
     with tables.transaction("test") as change:
-        change.append("histograms", spark.createDataFrame(rows, HISTOGRAMS))
+        change.append_rows("histograms", spark.createDataFrame(rows, HISTOGRAMS))
         change.mark_dirty("rollup", {moment(DAY_MS + minute // 60 * HOUR_MS) for minute, _ in samples})
     return tables
 

@@ -68,7 +68,7 @@ def contents(tables: Tables) -> tuple[Any, Any, Any, Any]:
     samples = [(series[row["series_id"]][0], since_8_ms(row), row["value"]) for row in rows_of(tables, "samples")]
     histograms = [(since_8_ms(row), row["count"]) for row in rows_of(tables, "histograms")]
     assert len(series) == len(rows_of(tables, "series"))
-    return sorted(samples), sorted(histograms), sorted(series.values()), tables.dirty("rollup").hours
+    return sorted(samples), sorted(histograms), sorted(series.values()), tables.dirty_hours("rollup").hours
 
 
 def rows_of(tables: Tables, table: str) -> list[dict[str, Any]]:
@@ -106,11 +106,11 @@ def test_everything_comes_once_in_several_batches_and_again_nothing(
     assert (again.batches, again.total_samples) == (1, 0)
     assert contents(tables) == EXPECTED
     # What comes later goes on where it ended; consumed segments go when they are told to.
-    before = len(reader.segments(spool.directory))
+    before = len(reader.list_segments(spool.directory))
     spool.v1((UP, 11, 11.0))
     late = ingest.run(spark, root, options(spool, removeConsumedAfterSeconds="0"))
     assert (late.batches, late.total_samples) == (1, 1)
-    assert len(reader.segments(spool.directory)) < before
+    assert len(reader.list_segments(spool.directory)) < before
 
 
 def test_killed_at_every_step_of_a_batch_and_run_again(
@@ -149,7 +149,7 @@ def test_killed_between_the_tables_and_sparks_own_note(
         raise Killed("after the tables' commit")
 
     with monkeypatch.context() as patched:
-        patched.setattr(commits, "forget_before", killed)
+        patched.setattr(commits, "delete_earlier_batches", killed)
         with pytest.raises(Killed):
             ingest.run(spark, root, options(spool))
     again = ingest.run(spark, root, options(spool))

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from analytics.jobs import progress, quiet
-from analytics.jobs.progress import Console, Progress, duration, heartbeats, step_of
-from analytics.spool.reader import BEGIN, Position, bytes_after, segments
+from analytics.jobs.progress import Console, Progress, current_step, duration, heartbeats
+from analytics.spool.reader import BEGIN, Position, count_bytes_after, list_segments
 from tests.analytics.spool_files import SpoolFiles, labels
 
 
@@ -33,11 +33,11 @@ def test_what_is_left_and_about_how_long_it_takes(clock: list[float]) -> None:
     stream = io.StringIO()
     told = Progress(Console(stream))
     clock[0] += 30
-    told.tell("3 hours", left=told.left(3, 12, "9 hours left"))
-    told.tell("none yet", left=told.left(0, 12, "12 hours left"))
-    told.tell("all", left=told.left(12, 12, "0 hours left"))
+    told.print_line("3 hours", left=told.remaining_text(3, 12, "9 hours left"))
+    told.print_line("none yet", left=told.remaining_text(0, 12, "12 hours left"))
+    told.print_line("all", left=told.remaining_text(12, 12, "0 hours left"))
     clock[0] += 10
-    told.tell("more", samples=100)
+    told.print_line("more", samples=100)
     assert stream.getvalue().splitlines() == [
         "3 hours; 9 hours left, about 2 min",
         "none yet; 12 hours left",
@@ -50,12 +50,12 @@ def test_what_is_left_and_about_how_long_it_takes(clock: list[float]) -> None:
 def test_on_a_terminal_the_status_gives_way_to_lines() -> None:
     stream = Terminal()
     console = Console(stream)
-    console.status("one")
-    console.status("two")
-    console.line("a line")
-    console.line("another")
-    console.status("three")
-    console.status("")
+    console.show_status("one")
+    console.show_status("two")
+    console.print_line("a line")
+    console.print_line("another")
+    console.show_status("three")
+    console.show_status("")
     clear = "\r\x1b[K"
     assert stream.getvalue() == f"one{clear}two{clear}a line\nanother\nthree{clear}"
 
@@ -71,7 +71,7 @@ def test_signs_of_life_while_spark_works(
                 told.set()
             return super().write(text)
 
-    monkeypatch.setattr(progress, "step_of", lambda session: "5 of 16 tasks of this step are left")
+    monkeypatch.setattr(progress, "current_step", lambda session: "5 of 16 tasks of this step are left")
     stream = Stream()
     with heartbeats(spark, Console(stream), every_s=0.01):
         assert told.wait(60)
@@ -90,7 +90,7 @@ def test_without_a_terminal_signs_of_life_are_lines(
             told.set()
         return "1 of 2 tasks of this step are left"
 
-    monkeypatch.setattr(progress, "step_of", step)
+    monkeypatch.setattr(progress, "current_step", step)
     with heartbeats(spark, Console(stream), every_s=0.01):
         assert told.wait(60)
     assert set(stream.getvalue().splitlines()) == {"at work for 1 s: 1 of 2 tasks of this step are left"}
@@ -98,14 +98,14 @@ def test_without_a_terminal_signs_of_life_are_lines(
 
 def test_the_step_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
     """The tasks wait for a file, which is made as soon as the step was seen."""
-    assert step_of(spark) == ""
+    assert current_step(spark) == ""
     seen: list[str] = []
     gate = tmp_path / "gate"
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.01):
-            if step := step_of(spark):
+            if step := current_step(spark):
                 seen.append(step)
                 break
         gate.touch()
@@ -132,10 +132,10 @@ def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
     spool = SpoolFiles(tmp_path)
     spool.v2((labels("a"), 1, 1.0))
     spool.close()
-    (segment,) = segments(tmp_path)
-    assert bytes_after(tmp_path, BEGIN) == segment.size_bytes
-    assert bytes_after(tmp_path, Position(segment.number, segment.size_bytes - 7)) == 7
-    assert bytes_after(tmp_path, Position(segment.number + 1, 0)) == 0
+    (segment,) = list_segments(tmp_path)
+    assert count_bytes_after(tmp_path, BEGIN) == segment.size_bytes
+    assert count_bytes_after(tmp_path, Position(segment.number, segment.size_bytes - 7)) == 7
+    assert count_bytes_after(tmp_path, Position(segment.number + 1, 0)) == 0
 
 
 # ---- Spark's own noise
@@ -144,7 +144,7 @@ def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
 def test_what_the_jvm_says_goes_on_but_for_noise() -> None:
     target = io.StringIO()
     noise = "WARNING: Using incubator modules: jdk.incubator.vector\n"
-    quiet.pass_on(io.StringIO(f"{noise}seg-1: bytes 5 to 9: damaged\n{noise}last, without an end"), target)
+    quiet.copy_without_noise(io.StringIO(f"{noise}seg-1: bytes 5 to 9: damaged\n{noise}last, without an end"), target)
     assert target.getvalue() == "seg-1: bytes 5 to 9: damaged\nlast, without an end"
 
 
@@ -157,7 +157,7 @@ def test_what_the_jvm_says_goes_on_but_for_noise() -> None:
         ("JDK_JAVA_OPTIONS", "-Dlog4j.debug"),
     ],
 )
-def test_who_chose_how_spark_logs_has_it(
+def test_a_users_log_configuration_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
 ) -> None:
     (tmp_path / "log4j2.properties").touch()
@@ -178,7 +178,7 @@ import sys
 import threading
 import click
 from analytics.jobs import progress
-from analytics.jobs.command_line import job
+from analytics.jobs.command_line import job_session
 from analytics.jobs.quiet import verbose_option
 
 progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow machine
@@ -186,7 +186,7 @@ progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow ma
 @click.command()
 @verbose_option
 def main():
-    with job("test") as session:
+    with job_session("test") as session:
         session.sparkContext.parallelize([1], 1).map(lambda one: print("from a worker", file=sys.stderr)).count()
         session.sparkContext._jvm.org.apache.spark.sql.SparkSession.active().sparkContext().log().warn("spark's own")
         click.echo("our own", err=True)
@@ -195,6 +195,7 @@ main()
 """
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
     arguments = ["--verbose"] if verbose else []

@@ -14,14 +14,14 @@ import trio.testing
 import trustme
 
 from analytics.receiver import tls as tls_module
-from analytics.receiver.config import Config, Log, Spool, Tls, address, load_config
-from analytics.receiver.http import Head
+from analytics.receiver.admin_endpoint import AdminEndpoint
+from analytics.receiver.config import Config, Log, Spool, Tls, load_config, parse_address
+from analytics.receiver.http_server import RequestHead
 from analytics.receiver.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from analytics.receiver.metrics import Metrics
-from analytics.receiver.probes import Probes
 from analytics.receiver.service import open_spool
-from analytics.receiver.tls import watch_tls
-from analytics.receiver.tokens import is_authorized, read_tokens, watch_tokens
+from analytics.receiver.tls import reloading_tls_context
+from analytics.receiver.tokens import is_authorized, read_tokens, reloading_token_digests
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import Disk
 from proxy.common.errors import ConfigError
@@ -34,7 +34,7 @@ from proxy.common.reloading_file import ReloadingFile
 async def test_a_changed_token_file_is_taken_over_a_second_later(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("the-first-token-there-is\n\n  and-a-second-one-too  \n")
-    watched = watch_tokens([str(file)])
+    watched = reloading_token_digests([str(file)])
     assert watched is not None
     digests = await watched.current_value()
     assert is_authorized(b"Bearer the-first-token-there-is", digests)
@@ -51,7 +51,7 @@ async def test_a_changed_token_file_is_taken_over_a_second_later(tmp_path: Path)
 async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("the-first-token-there-is")
-    watched = watch_tokens([str(file)])
+    watched = reloading_token_digests([str(file)])
     assert watched is not None
     digests = await watched.current_value()
     with structlog.testing.capture_logs() as entries:
@@ -77,9 +77,9 @@ def test_tokens_that_are_none(tmp_path: Path, content: str) -> None:
 
 
 def test_no_files_no_tokens_and_a_missing_file_is_told(tmp_path: Path) -> None:
-    assert watch_tokens([]) is None
+    assert reloading_token_digests([]) is None
     with pytest.raises(ConfigError, match="No such file"):
-        watch_tokens([str(tmp_path / "missing")])
+        reloading_token_digests([str(tmp_path / "missing")])
 
 
 async def test_while_one_looks_others_get_what_was(autojump_clock: object) -> None:
@@ -119,8 +119,8 @@ def certificate_files(authority: trustme.CA, directory: Path) -> Tls:
 
 def test_tls_contexts(authority: trustme.CA, tmp_path: Path) -> None:
     config = certificate_files(authority, tmp_path)
-    assert watch_tls(None) is None
-    watched = watch_tls(config)
+    assert reloading_tls_context(None) is None
+    watched = reloading_tls_context(config)
     assert watched is not None
     assert watched.value.verify_mode is ssl.CERT_NONE
     assert watched.value.minimum_version is ssl.TLSVersion.TLSv1_2
@@ -128,14 +128,14 @@ def test_tls_contexts(authority: trustme.CA, tmp_path: Path) -> None:
     both = Tls(
         certificate=config.certificate, key=config.key, client_ca=str(tmp_path / "ca.pem"), minimum_version="1.3"
     )
-    watched = watch_tls(both)
+    watched = reloading_tls_context(both)
     assert watched is not None
     assert watched.value.verify_mode is ssl.CERT_REQUIRED
     assert watched.value.minimum_version is ssl.TLSVersion.TLSv1_3
 
 
 async def test_a_new_certificate_is_taken_over(authority: trustme.CA, tmp_path: Path) -> None:
-    watched = watch_tls(certificate_files(authority, tmp_path))
+    watched = reloading_tls_context(certificate_files(authority, tmp_path))
     assert watched is not None
     before = await watched.current_value()
     watched._checked_at = float("-inf")
@@ -149,15 +149,15 @@ def test_certificates_that_cannot_be_used(authority: trustme.CA, tmp_path: Path)
     config = certificate_files(authority, tmp_path)
     authority.issue_cert("other").private_key_pem.write_to_path(tmp_path / "key.pem")
     with pytest.raises(ConfigError, match=r"listen\.tls: .*fit"):
-        watch_tls(config)
+        reloading_tls_context(config)
     (tmp_path / "key.pem").write_text(
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n"
     )
     with pytest.raises(ConfigError, match=r"listen\.tls"):
-        watch_tls(config)
+        reloading_tls_context(config)
     (tmp_path / "key.pem").unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        watch_tls(config)
+        reloading_tls_context(config)
     with pytest.raises(ConfigError, match="passphrase"):
         tls_module._no_passphrase()
 
@@ -207,11 +207,11 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_addresses() -> None:
-    assert address("k", "[::1]:80") == ("::1", 80)
-    assert address("k", "0.0.0.0:0") == ("0.0.0.0", 0)
+    assert parse_address("k", "[::1]:80") == ("::1", 80)
+    assert parse_address("k", "0.0.0.0:0") == ("0.0.0.0", 0)
     for bad in ("x", "x:", "x:y", "x:65536", ":1", "x:-1", "x:\N{SUPERSCRIPT TWO}"):
         with pytest.raises(ConfigError):
-            address("k", bad)
+            parse_address("k", bad)
 
 
 # ---- probes
@@ -228,33 +228,33 @@ async def test_ready_only_while_the_spool_takes_writes(tmp_path: Path) -> None:
     disk = FullDisk()
     writer = open_spool(Config(spool=Spool(directory=str(tmp_path / "spool"))), disk)
     metrics = Metrics()
-    probes = Probes(writer, metrics)
+    probes = AdminEndpoint(writer, metrics)
 
     async def ask(path: str) -> tuple[int, str]:
-        head = Head("GET", path, {})
-        assert await probes.admit(head) is None
-        response = await probes.answer(head, b"")
-        return response.status, response.text if isinstance(response.text, str) else response.text.decode()
+        head = RequestHead("GET", path, {})
+        assert await probes.check_head(head) is None
+        response = await probes.respond(head, b"")
+        return response.status, response.body if isinstance(response.body, str) else response.body.decode()
 
     assert await ask("/readyz") == (200, "ready\n")
     disk.free = 10
     assert await ask("/readyz") == (200, "ready\n")  # looked at a moment ago
-    probes._looked_at -= 1
+    probes._inspected_at -= 1
     status, text = await ask("/readyz")
     assert status == 503
     assert "only 10 bytes are free" in text
     assert await ask("/healthz") == (200, "ok\n")  # a restart would not help
     disk.free = 10**12
-    probes._looked_at -= 1
+    probes._inspected_at -= 1
     assert (await ask("/readyz"))[0] == 200
     assert "pulsar_proxy_analytics_receiver_ready 1.0" in (await ask("/metrics"))[1]
     assert metrics.registry.get_sample_value("pulsar_proxy_analytics_receiver_spool_disk_free_bytes") == 10**12
     probes.draining = True
     assert (await ask("/readyz"))[0] == 503
-    for head, status in ((Head("GET", "/", {}), 404), (Head("POST", "/metrics", {}), 405)):
-        response = await probes.admit(head)
+    for head, status in ((RequestHead("GET", "/", {}), 404), (RequestHead("POST", "/metrics", {}), 405)):
+        response = await probes.check_head(head)
         assert response is not None
-        assert probes.refuse(head, response).status == status
+        assert probes.on_refusal(head, response).status == status
     writer.close()
 
 

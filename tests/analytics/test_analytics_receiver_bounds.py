@@ -8,22 +8,22 @@ import pytest
 import trio
 from receiver_requests import CONTENT_TYPES, OneSeries, compressed, named, raw
 
-from analytics.receiver import parsing
-from analytics.receiver.bodies import Bodies
+from analytics.receiver import request_parser
+from analytics.receiver.body_budget import BodyBudget
 from analytics.receiver.config import Limits
-from analytics.receiver.http import Head, Response
+from analytics.receiver.fair_lock import FairLock, LockTimeoutError
+from analytics.receiver.http_server import RequestHead, Response
 from analytics.receiver.metrics import Metrics
-from analytics.receiver.turns import Turns, WaitedTooLongError
-from analytics.receiver.write import PATH, WriteEndpoint
+from analytics.receiver.write_endpoint import PATH, WriteEndpoint
 from analytics.remote_write import bounds as bounds_module
 from analytics.remote_write import remote_pb2 as pb
 from analytics.remote_write import splitting
 from analytics.remote_write.bounds import CEILING, Bounds
 from analytics.remote_write.decode import Decoder, decode_request
 from analytics.remote_write.errors import BoundError, BoundFault, DecodeError
-from analytics.remote_write.interning import Interner
+from analytics.remote_write.protobuf_fields import padded_buffer
 from analytics.remote_write.series import SeriesTable
-from analytics.remote_write.wire import buffer
+from analytics.remote_write.series_interner import SeriesInterner
 from proxy.common.networks import network_of
 
 TS = 1_760_000_000_000
@@ -74,9 +74,9 @@ OF_A_SERIES: list[tuple[str, Bounds, Sequence[OneSeries]]] = [
 @pytest.mark.parametrize(("bound", "most", "make"), OF_A_REQUEST)
 def test_bounds_of_a_request(version: int, bound: str, most: int, make: Callable[[int], list[OneSeries]]) -> None:
     bounds = Bounds(**{bound: most})
-    assert not decode_request(raw(version, make(most)), version, Interner(SeriesTable(), bounds)).faults
+    assert not decode_request(raw(version, make(most)), version, SeriesInterner(SeriesTable(), bounds)).faults
     with pytest.raises(BoundError, match=rf"more than {most} .*\(limits.max_{bound}\)") as raised:
-        decode_request(raw(version, make(most + 1)), version, Interner(SeriesTable(), bounds))
+        decode_request(raw(version, make(most + 1)), version, SeriesInterner(SeriesTable(), bounds))
     assert raised.value.bound == bound
 
 
@@ -84,17 +84,17 @@ def test_symbols_and_written_out_labels_are_bounded() -> None:
     request = raw(2, [OneSeries([("__name__", "m" * 50), ("l", str(one % 2))], [(TS, 1.0, 0)]) for one in range(10)])
     written_out = 10 * (len("__name__") + 50 + 2)
     for bounds in (Bounds(symbols=6), Bounds(label_bytes=written_out)):  # the empty symbol is one, too
-        assert not decode_request(request, 2, Interner(SeriesTable(), bounds)).faults
+        assert not decode_request(request, 2, SeriesInterner(SeriesTable(), bounds)).faults
     for bounds, name in ((Bounds(symbols=5), "symbols"), (Bounds(label_bytes=written_out - 1), "label_bytes")):
         with pytest.raises(BoundError, match=rf"\(limits.max_{name}\)"):
-            decode_request(request, 2, Interner(SeriesTable(), bounds))
+            decode_request(request, 2, SeriesInterner(SeriesTable(), bounds))
 
 
 def test_metadata_of_1_0_is_bounded_as_fields_are() -> None:
     request = pb.WriteRequest(metadata=[pb.MetricMetadata()] * 11).SerializeToString()
-    decode_request(request, 1, Interner(SeriesTable(), Bounds(fields=11)))
+    decode_request(request, 1, SeriesInterner(SeriesTable(), Bounds(fields=11)))
     with pytest.raises(BoundError, match="max_fields"):
-        decode_request(request, 1, Interner(SeriesTable(), Bounds(fields=10)))
+        decode_request(request, 1, SeriesInterner(SeriesTable(), Bounds(fields=10)))
 
 
 def test_references_are_bounded_before_there_is_a_number_for_each() -> None:
@@ -103,28 +103,28 @@ def test_references_are_bounded_before_there_is_a_number_for_each() -> None:
         request = pb.RequestV2(symbols=["", "__name__", "m"])
         request.timeseries.add(labels_refs=[1, 2] * (count // 2))
         with pytest.raises(BoundError, match="max_fields"):
-            decode_request(request.SerializeToString(), 2, Interner(SeriesTable(), Bounds(fields=count)))
-        found = decode_request(request.SerializeToString(), 2, Interner(SeriesTable(), Bounds(fields=count + 1)))
+            decode_request(request.SerializeToString(), 2, SeriesInterner(SeriesTable(), Bounds(fields=count)))
+        found = decode_request(request.SerializeToString(), 2, SeriesInterner(SeriesTable(), Bounds(fields=count + 1)))
         assert found.faults
 
 
 def test_far_too_many_references_are_not_even_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analytics.remote_write.interning.joined", None)
+    monkeypatch.setattr("analytics.remote_write.series_interner.join_spans", None)
     request = pb.RequestV2(symbols=["", "__name__", "m"])
     request.timeseries.add(labels_refs=[1, 2] * 100)
     with pytest.raises(BoundError, match="max_fields"):
-        decode_request(request.SerializeToString(), 2, Interner(SeriesTable(), Bounds(fields=50)))
+        decode_request(request.SerializeToString(), 2, SeriesInterner(SeriesTable(), Bounds(fields=50)))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("kind", [Interner, parsing.Checker])
+@pytest.mark.parametrize("kind", [SeriesInterner, request_parser.SeriesValidator])
 @pytest.mark.parametrize(("bound", "bounds", "bad"), OF_A_SERIES)
 def test_bounds_of_a_series_leave_out_that_series(
-    version: int, kind: type[Interner], bound: str, bounds: Bounds, bad: Sequence[OneSeries]
+    version: int, kind: type[SeriesInterner], bound: str, bounds: Bounds, bad: Sequence[OneSeries]
 ) -> None:
     series = [named("a"), *bad, named("b")]
     table = SeriesTable()
-    interner = Interner(table, bounds) if kind is Interner else parsing.Checker(bounds)
+    interner = SeriesInterner(table, bounds) if kind is SeriesInterner else request_parser.SeriesValidator(bounds)
     found = decode_request(raw(version, series), version, interner)
     assert list(found.faults) == [1]
     assert isinstance(found.faults[1], BoundFault)
@@ -132,7 +132,9 @@ def test_bounds_of_a_series_leave_out_that_series(
     assert f"(limits.max_{bound})" in found.faults[1]
     assert found.counts.samples == 2
     larger = Bounds(**{bound: getattr(bounds, bound) + 10})
-    interner = Interner(SeriesTable(), larger) if kind is Interner else parsing.Checker(larger)
+    interner = (
+        SeriesInterner(SeriesTable(), larger) if kind is SeriesInterner else request_parser.SeriesValidator(larger)
+    )
     assert not decode_request(raw(version, series), version, interner).faults
 
 
@@ -141,17 +143,19 @@ def test_a_histogram_far_too_large_is_not_even_parsed() -> None:
     bounds = Bounds(buckets_per_histogram=1)
     data = b"\xff" * 400
     request = pb.SplitRequest(timeseries=[b"\x0a\x0d\x0a\x08__name__\x12\x01m" + b"\x22\x90\x03" + data])
-    [fault] = decode_request(request.SerializeToString(), 1, Interner(SeriesTable(), bounds)).faults.values()
+    [fault] = decode_request(request.SerializeToString(), 1, SeriesInterner(SeriesTable(), bounds)).faults.values()
     assert "limits.max_buckets_per_histogram" in fault
 
 
 def test_of_a_series_that_is_a_fault_no_other_histogram_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decodings = []
-    real = parsing.decode_request.__globals__["decode_histogram"]
+    real = request_parser.decode_request.__globals__["decode_histogram"]
     monkeypatch.setitem(
-        parsing.decode_request.__globals__, "decode_histogram", lambda *given: decodings.append(1) or real(*given)
+        request_parser.decode_request.__globals__,
+        "decode_histogram",
+        lambda *given: decodings.append(1) or real(*given),
     )
-    found = decode_request(raw(1, [with_histograms(*[pb.Histogram()] * 1000)]), 1, Interner(SeriesTable()))
+    found = decode_request(raw(1, [with_histograms(*[pb.Histogram()] * 1000)]), 1, SeriesInterner(SeriesTable()))
     assert list(found.faults) == [0]
     assert len(decodings) == 1
 
@@ -176,18 +180,18 @@ def test_no_configuration_exceeds_what_ingest_reads() -> None:
     highest = Limits.__annotations__
     assert (
         set(vars(Bounds()))
-        == set(bounds_module.WHAT)
-        == {name.removeprefix("max_") for name in highest} & set(bounds_module.WHAT)
+        == set(bounds_module.COUNTED)
+        == {name.removeprefix("max_") for name in highest} & set(bounds_module.COUNTED)
     )
-    assert Bounds().at_most(CEILING) == Bounds()
+    assert Bounds().limited_by(CEILING) == Bounds()
     assert Limits().bounds() == Bounds()
     body = compressed(raw(1, many_labels(300)))
     decoder = Decoder()
-    assert decoder.add(body, 1).samples == 1
+    assert decoder.add_body(body, 1).samples == 1
 
 
 def test_a_column_is_read_a_little_beyond_its_end() -> None:
-    blob, data = buffer(b"ab", b"c")
+    blob, data = padded_buffer(b"ab", b"c")
     assert (blob[:3], data.size) == (b"abc", 13)
 
 
@@ -198,7 +202,7 @@ class Commit:
     def __init__(self) -> None:
         self.records: list[bytes] = []
 
-    async def commit(self, record: bytes) -> None:
+    async def commit_record(self, record: bytes) -> None:
         self.records.append(record)
 
 
@@ -210,9 +214,9 @@ class Case:
 
     async def post(self, series: Sequence[OneSeries], version: int = 1, address: str = "10.0.0.1") -> Response:
         headers = {b"content-type": CONTENT_TYPES[version].encode(), b"content-encoding": b"snappy"}
-        head = Head("POST", PATH, headers, address)
-        assert await self.endpoint.admit(head) is None
-        return await self.endpoint.answer(head, compressed(raw(version, series)))
+        head = RequestHead("POST", PATH, headers, address)
+        assert await self.endpoint.check_head(head) is None
+        return await self.endpoint.respond(head, compressed(raw(version, series)))
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"pulsar_proxy_analytics_receiver_{name}", labels) or 0.0
@@ -223,11 +227,11 @@ class Case:
 async def test_a_request_beyond_a_bound_is_answered_400_with_the_key_and_counted(
     version: int, inline_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsing, "INLINE_BYTES_MAX", inline_bytes)
+    monkeypatch.setattr(request_parser, "INLINE_BYTES_MAX", inline_bytes)
     case = Case(max_series=2)
     response = await case.post([named("a"), named("b"), named("c")], version)
     assert response.status == 400
-    assert response.text == "more than 2 series in a request (limits.max_series)"
+    assert response.body == "more than 2 series in a request (limits.max_series)"
     assert "Retry-After" not in dict(response.headers)
     assert case.metric("rejected_requests_total", reason="beyond_bound") == 1
     assert case.metric("beyond_bounds_total", bound="series") == 1
@@ -242,9 +246,9 @@ async def test_a_series_beyond_a_bound_is_left_out_and_counted(version: int) -> 
     series = [named("a"), with_histograms(histogram(21)), *many_labels(5), *many_labels(6), named("b")]
     response = await case.post(series, version)
     assert response.status == 400
-    assert "3 series cannot be accepted, 2 samples" in str(response.text)
-    assert "series 1: a histogram: more than 20 buckets, custom bounds or spans in a histogram" in str(response.text)
-    assert "series 2: more than 4 labels in a series (limits.max_labels_per_series)" in str(response.text)
+    assert "3 series cannot be accepted, 2 samples" in str(response.body)
+    assert "series 1: a histogram: more than 20 buckets, custom bounds or spans in a histogram" in str(response.body)
+    assert "series 2: more than 4 labels in a series (limits.max_labels_per_series)" in str(response.body)
     assert case.metric("beyond_bounds_total", bound="buckets_per_histogram") == 1
     assert case.metric("beyond_bounds_total", bound="labels_per_series") == 2
     assert case.metric("rejected_requests_total", reason="partly_faulty") == 1
@@ -255,9 +259,13 @@ async def test_a_request_too_large_for_here_goes_to_the_thread_with_the_configur
     case = Case()
     assert (await case.post([named("a")])).status == 204
     assert case.metric("large_requests_total") == 0
-    assert (await case.post([with_histograms(*[histogram(1)] * (parsing.INLINE.histograms + 1))])).status == 204
-    assert (await case.post([named("a", *[(TS, 1.0, 0)] * (parsing.INLINE.series_fields + 1))])).status == 204
-    assert (await case.post([named(f"m{one}") for one in range(parsing.INLINE.series + 1)])).status == 204
+    assert (
+        await case.post([with_histograms(*[histogram(1)] * (request_parser.INLINE_BOUNDS.histograms + 1))])
+    ).status == 204
+    assert (
+        await case.post([named("a", *[(TS, 1.0, 0)] * (request_parser.INLINE_BOUNDS.series_fields + 1))])
+    ).status == 204
+    assert (await case.post([named(f"m{one}") for one in range(request_parser.INLINE_BOUNDS.series + 1)])).status == 204
     assert case.metric("large_requests_total") == 3
 
 
@@ -272,7 +280,7 @@ async def test_while_a_large_request_is_decoded_small_ones_are_answered(
         await proceed.wait()
         return work(*given)
 
-    monkeypatch.setattr("analytics.receiver.parsing.trio.to_thread.run_sync", held)
+    monkeypatch.setattr("analytics.receiver.request_parser.trio.to_thread.run_sync", held)
     case = Case(decode_timeout_ms=5_000)
     large = [named("a", *[(TS, 1.0, 0)] * 200)]
     async with trio.open_nursery() as nursery:
@@ -289,11 +297,11 @@ async def test_while_a_large_request_is_decoded_small_ones_are_answered(
 
 async def test_senders_take_turns(autojump_clock: trio.testing.MockClock) -> None:
     """However many requests one of them has waiting before the others come."""
-    turns = Turns(1000.0)
+    turns = FairLock(1000.0)
     order: list[str] = []
 
     async def one(sender: str) -> None:
-        async with turns.turn(sender):
+        async with turns.hold_for(sender):
             order.append(sender)
             await trio.sleep(1)
 
@@ -308,11 +316,11 @@ async def test_senders_take_turns(autojump_clock: trio.testing.MockClock) -> Non
 
 
 async def test_a_turn_that_does_not_come_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
-    turns = Turns(5.0)
+    turns = FairLock(5.0)
     has_it, done = trio.Event(), trio.Event()
 
     async def hold() -> None:
-        async with turns.turn("a"):
+        async with turns.hold_for("a"):
             has_it.set()
             await done.wait()
 
@@ -321,29 +329,29 @@ async def test_a_turn_that_does_not_come_is_given_up(autojump_clock: trio.testin
         await has_it.wait()
         for sender in ("a", "b"):
             before = trio.current_time()
-            with pytest.raises(WaitedTooLongError):
-                async with turns.turn(sender):
+            with pytest.raises(LockTimeoutError):
+                async with turns.hold_for(sender):
                     pass
             assert trio.current_time() - before == 5
         done.set()
     for sender in ("a", "b"):
-        async with turns.turn(sender):
+        async with turns.hold_for(sender):
             pass
     assert not turns._queues
 
 
 def test_bytes_held_are_bounded_in_all_and_for_each_sender() -> None:
-    bodies = Bodies(100)
-    assert bodies.hold("a", 50)
-    assert not bodies.hold("a", 1)
-    assert bodies.hold("b", 30)
-    assert bodies.hold("c", 20)
-    assert not bodies.hold("d", 1)
+    bodies = BodyBudget(100)
+    assert bodies.reserve_bytes("a", 50)
+    assert not bodies.reserve_bytes("a", 1)
+    assert bodies.reserve_bytes("b", 30)
+    assert bodies.reserve_bytes("c", 20)
+    assert not bodies.reserve_bytes("d", 1)
     assert bodies.held_bytes == 100
-    bodies.release("a", 50)
-    assert bodies.hold("d", 50)
+    bodies.release_bytes("a", 50)
+    assert bodies.reserve_bytes("d", 50)
     for sender, size in (("b", 30), ("c", 20), ("d", 50)):
-        bodies.release(sender, size)
+        bodies.release_bytes(sender, size)
     assert (bodies.held_bytes, dict(bodies._by_sender)) == (0, {})
 
 
@@ -357,5 +365,5 @@ def test_bytes_held_are_bounded_in_all_and_for_each_sender() -> None:
         ("", ""),
     ],
 )
-def test_whom_an_address_belongs_to(address: str, sender: str) -> None:
+def test_an_addresses_network(address: str, sender: str) -> None:
     assert network_of(address) == sender

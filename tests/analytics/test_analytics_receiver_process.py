@@ -46,11 +46,11 @@ def write_config(directory: Path, spool: Path, more: str = "") -> Path:
 def numbers(spool: Path) -> Counter[int]:
     """How often each request is in the spool; each must be whole."""
     found: Counter[int] = Counter()
-    for segment in reader.segments(spool):
-        for record in reader.records(segment.path, 0, segment.size_bytes):
+    for segment in reader.list_segments(spool):
+        for record in reader.read_records(segment.path, 0, segment.size_bytes):
             decoder = Decoder()
-            decoder.add(record.body, record.version)
-            values = decoder.take().sample_value.tolist()
+            decoder.add_body(record.body, record.version)
+            values = decoder.take_columns().sample_value.tolist()
             assert len(set(values)) == 1
             assert record.version == 1 + int(values[0]) % 2
             found[int(values[0])] += 1
@@ -97,11 +97,11 @@ def test_killed_under_load_nothing_is_lost_that_was_answered(tmp_path: Path) -> 
         sender.start()
     for life in range(4):
         wait_until_acknowledged(senders, 40 + 13 * life)
-        assert receiver.end(signal.SIGKILL) == -signal.SIGKILL
+        assert receiver.stop(signal.SIGKILL) == -signal.SIGKILL
         receiver = ReceiverProcess(config)
         where[0] = receiver.write
     wait_until_acknowledged(senders, 30)
-    receiver.end(signal.SIGKILL)
+    receiver.stop(signal.SIGKILL)
     stop(senders)
     mend(spool)
     found = numbers(spool)
@@ -109,7 +109,7 @@ def test_killed_under_load_nothing_is_lost_that_was_answered(tmp_path: Path) -> 
     once = [number for sender in senders for number in sender.acknowledged if sender.attempts[number] == 1]
     assert len(once) > 150
     assert all(found[number] == 1 for number in once)
-    assert len(reader.segments(spool)) >= 5
+    assert len(reader.list_segments(spool)) >= 5
 
 
 def test_told_to_end_under_load_it_answers_what_is_there(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_told_to_end_under_load_it_answers_what_is_there(tmp_path: Path) -> None
         sender.start()
     wait_until_acknowledged(senders, 50)
     assert receiver.page("/readyz") == (200, "ready\n")
-    assert receiver.end() == 0
+    assert receiver.stop() == 0
     stop(senders)
     check(numbers(spool), senders)
-    assert receiver.log[-1]["event"] == "the receiver has ended; all that was answered with success is on the disk"
+    assert receiver.log[-1]["event"] == "the receiver has ended; all acknowledged requests are on the disk"
     assert all(entry["level"] != "error" for entry in receiver.log)
 
 
@@ -145,7 +145,7 @@ def test_told_to_end_within_a_request_it_takes_and_answers_it(tmp_path: Path) ->
         answer = busy.recv(1000)
         assert answer.startswith(b"HTTP/1.1 204")
         assert b"Connection: close" in answer
-    assert receiver.end(0) == 0
+    assert receiver.stop(0) == 0
     assert numbers(spool) == Counter({0: 2})
 
 
@@ -166,7 +166,7 @@ def test_metrics_of_a_running_receiver_equal_what_was_sent(tmp_path: Path) -> No
     assert "pulsar_proxy_analytics_receiver_connections 1.0" in text
     assert "process_cpu_seconds_total" in text
     connection.close()
-    assert receiver.end() == 0
+    assert receiver.stop() == 0
 
 
 # ---- requests made to hurt
@@ -202,7 +202,7 @@ ATTACKS: dict[str, tuple[int, Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_request_made_to_hurt_costs_little_and_stops_nobody(tmp_path: Path, attack: str) -> None:
+def test_a_malicious_request_costs_little_and_stops_no_other(tmp_path: Path, attack: str) -> None:
     """While it is sent again and again others are answered, between two of its answers; memory stays what it was."""
     version, make, key = ATTACKS[attack]
     receiver = ReceiverProcess(write_config(tmp_path, tmp_path / "spool"))
@@ -227,7 +227,7 @@ def test_a_request_made_to_hurt_costs_little_and_stops_nobody(tmp_path: Path, at
     _, text = receiver.page("/metrics")
     bound = key.removeprefix("limits.max_")
     assert f'pulsar_proxy_analytics_receiver_beyond_bounds_total{{bound="{bound}"}} 3.0' in text
-    assert receiver.end() == 0
+    assert receiver.stop() == 0
     check(numbers(tmp_path / "spool"), [good])
     told = [entry for entry in receiver.log if entry["event"] == "did not accept a write request"]
     assert {entry["sender"] for entry in told} == {"127.0.0.1"}
@@ -302,10 +302,10 @@ def test_a_disk_without_room(tmp_path: Path, disk: str) -> None:
         assert sorted(numbers(spool)) == written
         _, text = receiver.page("/metrics")
         assert 'rejected_requests_total{reason="full"} 1.0' in text or 'reason="failed"} 1.0' in text
-        assert retention.record_consumed(spool, reader.end_offset(spool)) or disk != "tmpfs"
+        assert retention.record_consumed(spool, reader.committed_end(spool)) or disk != "tmpfs"
         again = post_until_some(receiver, len(written) + 1)
         assert set(again) <= set(numbers(spool))
-        assert receiver.end() == 0
+        assert receiver.stop() == 0
         assert set(again) <= set(numbers(spool))
 
 
@@ -353,4 +353,4 @@ def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, case: str) -> N
     assert said in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     if other is not None:
-        assert other.end() == 0
+        assert other.stop() == 0

@@ -57,7 +57,9 @@ async def status(stream: trio.abc.Stream, data: bytes) -> int:
 
 
 def spooled(directory: Path) -> int:
-    return sum(len(list(reader.records(one.path, 0, one.size_bytes))) for one in reader.segments(directory / "spool"))
+    return sum(
+        len(list(reader.read_records(one.path, 0, one.size_bytes))) for one in reader.list_segments(directory / "spool")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ async def secured(address: str, context: ssl.SSLContext) -> trio.SSLStream[trio.
     return trio.SSLStream(await connect(address), context, server_hostname="localhost", https_compatible=True)
 
 
-async def test_tokens_are_asked_for_at_the_door_and_not_by_the_probes(tmp_path: Path) -> None:
+async def test_tokens_are_required_by_the_write_listener_and_not_by_the_admin_one(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(TOKEN)
     async with running(config_for(tmp_path, tokens=(str(tmp_path / "tokens"),))) as addresses:
         for header, expected in (
@@ -152,7 +154,7 @@ async def test_a_bug_behind_one_connection_ends_that_connection(
 
     async with running(config_for(tmp_path)) as addresses:
         with monkeypatch.context() as patch:
-            patch.setattr("analytics.receiver.parsing.decode_request", broken)
+            patch.setattr("analytics.receiver.request_parser.decode_request", broken)
             async with await connect(addresses.write[0]) as stream:
                 assert await status(stream, http_request(2, GOOD)) == 0
         async with await connect(addresses.write[0]) as stream:

@@ -14,12 +14,12 @@ from receiver_requests import STALE, OneSeries, body, compressed, message_v1, me
 
 from analytics.remote_write import remote_pb2 as pb
 from analytics.remote_write.bounds import Bounds
-from analytics.remote_write.checking import Checker
 from analytics.remote_write.decode import Decoder, decode_request
 from analytics.remote_write.errors import BoundError, DecodeError, TooLargeError
-from analytics.remote_write.interning import Interner
-from analytics.remote_write.series import NoSeriesTable, SeriesTable
-from analytics.remote_write.splitting import without_series
+from analytics.remote_write.series import NullSeriesTable, SeriesTable
+from analytics.remote_write.series_interner import SeriesInterner
+from analytics.remote_write.series_validator import SeriesValidator
+from analytics.remote_write.splitting import remove_series
 
 VERSIONS = [1, 2]
 TS = 1_760_000_000_000
@@ -36,7 +36,7 @@ def canonical(labels: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> tu
 
 
 def samples_of(decoder: Decoder) -> list[Sample]:
-    columns = decoder.take()
+    columns = decoder.take_columns()
     rows = zip(
         columns.sample_series.tolist(),
         columns.sample_ts_ms.tolist(),
@@ -65,7 +65,7 @@ def test_decode_is_the_inverse_of_encode(version: int, requests: list[list[OneSe
     decoder = Decoder()
     expected: list[Sample] = []
     for request in requests:
-        counts = decoder.add(body(version, request), version)
+        counts = decoder.add_body(body(version, request), version)
         assert counts.samples == sum(len(one.samples) for one in request)
         assert counts.exemplars == sum(one.exemplars for one in request)
         assert counts.faulty_series == 0
@@ -79,34 +79,34 @@ def test_decode_is_the_inverse_of_encode(version: int, requests: list[list[OneSe
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_series_has_one_number_over_all_requests(version: int) -> None:
     decoder = Decoder()
-    decoder.add(body(version, [named("a", x="1"), named("b", x="1")]), version)
-    first = decoder.take()
+    decoder.add_body(body(version, [named("a", x="1"), named("b", x="1")]), version)
+    first = decoder.take_columns()
     reordered = OneSeries([("x", "1"), ("empty", ""), ("__name__", "b")], [(TS, 2.0, 0)])
-    decoder.add(body(version, [named("new"), reordered, named("a", x="1")]), version)
-    second = decoder.take()
+    decoder.add_body(body(version, [named("new"), reordered, named("a", x="1")]), version)
+    second = decoder.take_columns()
     assert first.sample_series.tolist() == [0, 1]
     assert second.sample_series.tolist() == [2, 1, 0]
     assert [one.labels[0] for one in second.series] == [("__name__", "a"), ("__name__", "b"), ("__name__", "new")]
     assert decoder.series(2) == second.series[2:]
-    assert decoder.take().sample_series.size == 0
+    assert decoder.take_columns().sample_series.size == 0
 
 
 def test_both_versions_share_numbers() -> None:
     decoder = Decoder()
     for version in VERSIONS:
-        decoder.add(body(version, [named("a", x="1")]), version)
-    assert decoder.take().sample_series.tolist() == [0, 0]
+        decoder.add_body(body(version, [named("a", x="1")]), version)
+    assert decoder.take_columns().sample_series.tolist() == [0, 0]
 
 
 def test_kinds_come_from_2_0_metadata_and_the_last_word_counts() -> None:
     decoder = Decoder()
     every = [OneSeries([("__name__", f"m{kind}")], [(TS, 1.0, 0)], kind=kind) for kind in range(8)]
-    decoder.add(body(2, every), 2)
-    kinds = [one.kind for one in decoder.take().series]
+    decoder.add_body(body(2, every), 2)
+    kinds = [one.kind for one in decoder.take_columns().series]
     assert kinds == [None, "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset"]
-    decoder.add(body(2, [OneSeries([("__name__", "m1")], [(TS, 1.0, 0)], kind=2), every[0]]), 2)
-    decoder.add(body(2, [OneSeries([("__name__", "m1")], [(TS, 1.0, 0)], kind=99)]), 2)
-    assert [one.kind for one in decoder.take().series][:2] == [None, "gauge"]
+    decoder.add_body(body(2, [OneSeries([("__name__", "m1")], [(TS, 1.0, 0)], kind=2), every[0]]), 2)
+    decoder.add_body(body(2, [OneSeries([("__name__", "m1")], [(TS, 1.0, 0)], kind=99)]), 2)
+    assert [one.kind for one in decoder.take_columns().series][:2] == [None, "gauge"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -115,9 +115,9 @@ def test_stale_markers_are_dropped_and_counted_other_nans_are_not(version: int) 
     decoder = Decoder()
     histogram = pb.Histogram(count_int=0, sum=stale, timestamp=TS)
     request = [named("a", (TS, stale, 0), (TS + 1, nan, 0)), OneSeries([("__name__", "h")], histograms=[histogram])]
-    counts = decoder.add(body(version, request), version)
+    counts = decoder.add_body(body(version, request), version)
     assert (counts.samples, counts.histograms, counts.stale) == (2, 1, 2)
-    columns = decoder.take()
+    columns = decoder.take_columns()
     assert columns.sample_ts_ms.tolist() == [TS + 1]
     assert columns.histograms == []
     assert columns.counts == counts
@@ -127,7 +127,7 @@ FAULTS = {
     "no name": ([("x", "1")], "there is no __name__ label"),
     "empty name": ([("__name__", "")], "there is no __name__ label"),
     "no labels": ([], "there is no __name__ label"),
-    "twice": ([("__name__", "a"), ("x", "1"), ("x", "2")], "a label's name stands there twice"),
+    "twice": ([("__name__", "a"), ("x", "1"), ("x", "2")], "a label's name occurs twice"),
     "nameless": ([("__name__", "a"), ("", "1")], "a label has no name"),
 }
 
@@ -137,20 +137,20 @@ FAULTS = {
 def test_a_series_with_impossible_labels_is_left_out_and_told(version: int, case: str) -> None:
     pairs, why = FAULTS[case]
     request = [named("good"), OneSeries(pairs, [(TS, 1.0, 0)] * 3, exemplars=1), named("too")]
-    for interner in (Interner(SeriesTable()), Interner(NoSeriesTable()), Checker()):
+    for interner in (SeriesInterner(SeriesTable()), SeriesInterner(NullSeriesTable()), SeriesValidator()):
         for _ in range(2):  # also when it is known already
             found = decode_request(raw(version, request), version, interner)
             assert found.faults == {1: why}
             assert (found.counts.samples, found.counts.exemplars, found.counts.faulty_series) == (2, 0, 1)
             assert found.series.size == 2
-            interner.forget()
+            interner.clear_caches()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("ts", [0, -1, 253_402_300_800_000, 2**63 - 1, -(2**63)])
 def test_a_timestamp_that_no_calendar_has(version: int, ts: int) -> None:
     request = [named("a", (ts, 1.0, 0), (TS, 1.0, 0)), named("b")]
-    found = decode_request(raw(version, request), version, Interner(SeriesTable()))
+    found = decode_request(raw(version, request), version, SeriesInterner(SeriesTable()))
     assert found.faults == {0: "a sample's timestamp is not between 1970 and 9999"}
     assert found.ts_ms.tolist() == [TS]
 
@@ -158,10 +158,10 @@ def test_a_timestamp_that_no_calendar_has(version: int, ts: int) -> None:
 @pytest.mark.parametrize(("start", "fault"), [(-5, True), (253_402_300_800_000, True), (1, False), (0, False)])
 def test_start_timestamps_count_in_2_0_only(start: int, fault: bool) -> None:
     request = [named("a", (TS, 1.0, start))]
-    assert bool(decode_request(raw(2, request), 2, Interner(SeriesTable())).faults) is fault
+    assert bool(decode_request(raw(2, request), 2, SeriesInterner(SeriesTable())).faults) is fault
     first = message_v1(request)
     first.timeseries[0].samples[0].start_timestamp = start
-    found = decode_request(first.SerializeToString(), 1, Interner(SeriesTable()))
+    found = decode_request(first.SerializeToString(), 1, SeriesInterner(SeriesTable()))
     assert found.faults == {}
     assert found.start_ts_ms.tolist() == [0]
 
@@ -170,11 +170,11 @@ def test_a_reference_to_no_symbol_and_half_a_label() -> None:
     message = message_v2([named("good", x="1") for _ in range(3)])
     message.timeseries[0].labels_refs[1] = 99
     message.timeseries[2].labels_refs.append(1)
-    found = decode_request(message.SerializeToString(), 2, Interner(SeriesTable()))
+    found = decode_request(message.SerializeToString(), 2, SeriesInterner(SeriesTable()))
     assert found.faults == {0: "it refers to a symbol that is not there", 2: "it has a label name without a value"}
     message = pb.RequestV2()
     message.timeseries.add(labels_refs=[0, 0]).samples.add(value=1, timestamp=TS)
-    found = decode_request(message.SerializeToString(), 2, Interner(SeriesTable()))
+    found = decode_request(message.SerializeToString(), 2, SeriesInterner(SeriesTable()))
     assert found.faults == {0: "it refers to a symbol that is not there"}
 
 
@@ -189,7 +189,7 @@ def test_labels_that_do_not_stand_together() -> None:
     one = field(1, label[0]) + field(2, sample) + field(1, label[1]) + field(7, b"unknown") + field(1, label[2])
     for copies in (1, 40):
         request = b"".join(field(1, one) for _ in range(copies))
-        interner = Interner(SeriesTable())
+        interner = SeriesInterner(SeriesTable())
         found = decode_request(request, 1, interner)
         assert interner.table.series()[0].labels == (("__name__", "v"), ("a", "v"), ("b", "v"))
         assert found.series.tolist() == [0] * copies
@@ -204,7 +204,7 @@ def test_references_that_are_not_packed_or_only_some() -> None:
         b"\x0a\x02\x01\x02\x08\x03\x08\x04",
         b"\x08\x01\x0a\x02\x02\x03\x08\x04",
     ):
-        interner = Interner(SeriesTable())
+        interner = SeriesInterner(SeriesTable())
         decode_request(symbols + field(5, refs + sample) + field(5, field(1, b"\x01\x02") + sample), 2, interner)
         assert [one.labels for one in interner.table.series()] == [
             (("__name__", "m"), ("a", "v")),
@@ -216,7 +216,7 @@ def test_references_in_several_parts_belong_to_their_own_series() -> None:
     symbols = b"".join(field(4, text.encode()) for text in ("", "__name__", "m", "a", "v"))
     sample = field(2, pb.Sample(value=3, timestamp=TS).SerializeToString())
     two_parts = field(1, b"\x01\x02") + field(1, b"\x03\x04") + sample
-    interner = Interner(SeriesTable())
+    interner = SeriesInterner(SeriesTable())
     found = decode_request(symbols + field(5, two_parts) + field(5, sample), 2, interner)
     assert found.faults == {1: "there is no __name__ label"}
     assert interner.table.series()[0].labels == (("__name__", "m"), ("a", "v"))
@@ -228,7 +228,7 @@ def test_a_reference_must_not_go_over_the_end_of_its_part(parts: tuple[bytes, ..
     series = b"".join(field(1, part) for part in parts)
     for request in (field(5, series), b"".join(field(5, field(1, part)) for part in parts)):
         with pytest.raises(DecodeError):
-            decode_request(symbols + request, 2, Interner(SeriesTable()))
+            decode_request(symbols + request, 2, SeriesInterner(SeriesTable()))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -238,18 +238,20 @@ def test_text_that_is_not_utf_8(version: int) -> None:
     )
     if version == 2:
         with pytest.raises(DecodeError, match=r"no remote-write 2\.0 request"):
-            decode_request(data, 2, Interner(SeriesTable()))
+            decode_request(data, 2, SeriesInterner(SeriesTable()))
     else:
-        assert decode_request(data, 1, Interner(SeriesTable())).faults == {1: "its labels are no labels, or not UTF-8"}
+        assert decode_request(data, 1, SeriesInterner(SeriesTable())).faults == {
+            1: "its labels are no labels, or not UTF-8"
+        }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_request_cut_anywhere_raises_or_is_shorter_and_never_anything_else(version: int) -> None:
     data = raw(version, [named(f"m{number}", x="1") for number in range(20)])
-    whole = decode_request(data, version, Interner(SeriesTable()))
+    whole = decode_request(data, version, SeriesInterner(SeriesTable()))
     for length in range(len(data)):
         try:
-            found = decode_request(data[:length], version, Interner(SeriesTable()))
+            found = decode_request(data[:length], version, SeriesInterner(SeriesTable()))
         except DecodeError:
             continue
         assert found.series.size <= whole.series.size
@@ -261,7 +263,7 @@ def test_rubbish_raises_decode_errors_only(data: bytes, version: int, number: in
     decoder = Decoder()
     for one in (compressed(data), compressed(field(number, data[:127])), data):
         try:
-            decoder.add(one, version)
+            decoder.add_body(one, version)
         except DecodeError:
             continue
 
@@ -269,26 +271,26 @@ def test_rubbish_raises_decode_errors_only(data: bytes, version: int, number: in
 def test_the_other_versions_body_is_not_taken_for_an_empty_request() -> None:
     for version in VERSIONS:
         with pytest.raises(DecodeError, match="is the Content-Type right"):
-            decode_request(raw(3 - version, [named("a")]), version, Interner(SeriesTable()))
-    empty = decode_request(b"", 1, Interner(SeriesTable()))
+            decode_request(raw(3 - version, [named("a")]), version, SeriesInterner(SeriesTable()))
+    empty = decode_request(b"", 1, SeriesInterner(SeriesTable()))
     assert empty.counts.samples == 0
     metadata = pb.WriteRequest(metadata=[pb.MetricMetadata(metric_family_name="m")]).SerializeToString()
-    assert decode_request(metadata, 1, Interner(SeriesTable())).series.size == 0
+    assert decode_request(metadata, 1, SeriesInterner(SeriesTable())).series.size == 0
 
 
 def test_bounds() -> None:
     data = body(1, [named("a"), named("b")])
     with pytest.raises(TooLargeError, match="at most 10 are taken"):
-        Decoder(bytes_max=10).add(data, 1)
+        Decoder(bytes_max=10).add_body(data, 1)
     with pytest.raises(BoundError, match=r"more than 1 series in a request \(limits.max_series\)"):
-        Decoder(bounds=Bounds(series=1)).add(data, 1)
+        Decoder(bounds=Bounds(series=1)).add_body(data, 1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_without_series_leaves_all_else_as_it_was(version: int) -> None:
     request = [named(name) for name in "abcd"]
-    rest = without_series(raw(version, request), version, {0, 2})
-    interner = Interner(SeriesTable())
+    rest = remove_series(raw(version, request), version, {0, 2})
+    interner = SeriesInterner(SeriesTable())
     decode_request(rest, version, interner)
     assert [one.labels for one in interner.table.series()] == [(("__name__", "b"),), (("__name__", "d"),)]
 
@@ -338,9 +340,9 @@ CUSTOM = {
 def test_histograms_are_resolved(version: int) -> None:
     decoder = Decoder()
     made = [histogram(**WHOLE), histogram(**FRACTIONAL), histogram(**CUSTOM)]
-    counts = decoder.add(body(version, [named("x"), OneSeries([("__name__", "h")], histograms=made)]), version)
+    counts = decoder.add_body(body(version, [named("x"), OneSeries([("__name__", "h")], histograms=made)]), version)
     assert counts.histograms == 3
-    columns = decoder.take()
+    columns = decoder.take_columns()
     whole, fractional, custom = columns.histograms
     assert columns.series[whole.series].labels == (("__name__", "h"),)
     assert whole.ts_ms == TS
@@ -384,7 +386,7 @@ BAD = {
 def test_a_histogram_that_cannot_be_is_left_out_with_its_series(version: int, case: str) -> None:
     bad = pb.Histogram(**{"timestamp": TS, **BAD[case]})  # type: ignore[arg-type]
     request = [OneSeries([("__name__", "h")], [(TS, 1.0, 0)], histograms=[bad, histogram(**WHOLE)]), named("good")]
-    found = decode_request(raw(version, request), version, Interner(SeriesTable()))
+    found = decode_request(raw(version, request), version, SeriesInterner(SeriesTable()))
     assert list(found.faults) == [0]
     assert found.faults[0].startswith("a histogram")
     assert (found.counts.samples, found.counts.histograms, found.histograms) == (1, 0, [])
@@ -392,14 +394,16 @@ def test_a_histogram_that_cannot_be_is_left_out_with_its_series(version: int, ca
 
 def test_observations_that_are_no_numbers_are_in_no_bucket() -> None:
     made = histogram(**{**WHOLE, "sum": math.nan, "count_int": 20})
-    found = decode_request(raw(2, [OneSeries([("__name__", "h")], histograms=[made])]), 2, Interner(SeriesTable()))
+    found = decode_request(
+        raw(2, [OneSeries([("__name__", "h")], histograms=[made])]), 2, SeriesInterner(SeriesTable())
+    )
     assert found.faults == {}
     assert len(found.histograms) == 1
 
 
 def test_a_broken_histogram_message() -> None:
     one = field(1, pb.Label(name="__name__", value="h").SerializeToString()) + field(4, b"\x19\x00")
-    found = decode_request(field(1, one), 1, Interner(SeriesTable()))
+    found = decode_request(field(1, one), 1, SeriesInterner(SeriesTable()))
     assert found.faults == {0: "a histogram: it is no histogram message"}
 
 
@@ -414,7 +418,7 @@ def test_few_long_series_and_many_short_ones_together(version: int) -> None:
         OneSeries([("__name__", f"m{number}")], [(TS + at, at * 1.5, TS) for at in range(count)])
         for number, count in enumerate(counts)
     ]
-    found = decode_request(raw(version, request), version, Interner(SeriesTable()))
+    found = decode_request(raw(version, request), version, SeriesInterner(SeriesTable()))
     expected = list(itertools.chain.from_iterable([number] * count for number, count in enumerate(counts)))
     assert found.series.tolist() == expected
     assert found.ts_ms.tolist() == [TS + at for count in counts for at in range(count)]

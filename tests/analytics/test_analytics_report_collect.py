@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from analytics.cli import main
 from analytics.jobs import report
-from analytics.report import collect, wanted
-from analytics.report.collect import brokers, clusters, points
+from analytics.report import collect, metrics
+from analytics.report.collect import collect_brokers, collect_points, list_clusters
 from analytics.report.points import Points
 from analytics.report.span import candidates
 from analytics.tables.schemas import ROLLUP_1H, SERIES
@@ -29,7 +29,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 @pytest.fixture(scope="module")
 def east(tables: Tables) -> Points:
     """By minute, the first hour."""
-    return points(tables, tables.read("series"), "east", span(1))
+    return collect_points(tables, tables.read("series"), "east", span(1))
 
 
 @pytest.fixture
@@ -50,44 +50,44 @@ def page_of(spark: SparkSession, tables: Tables, *names: str, hours: float = 3) 
 
 def test_growth_is_summed_over_workers_and_principals(tables: Tables, east: Points) -> None:
     series = tables.read("series")
-    assert clusters(series) == ["east", "west"]
-    moved = east.grown(wanted.BYTES, 0)
+    assert list_clusters(series) == ["east", "west"]
+    moved = east.increase_by(metrics.BYTES, 0)
     assert set(moved) == {"to_broker", "to_client"}
     assert list(moved["to_broker"].values()) == [12000.0] * 60
-    assert sum(east.grown(wanted.MESSAGES, 0)["to_client"].values()) == 2 * 2 * 3 * 60
+    assert sum(east.increase_by(metrics.MESSAGES, 0)["to_client"].values()) == 2 * 2 * 3 * 60
     assert min(moved["to_broker"]) == DAY_MS
-    west = points(tables, series, "west", span(1))
-    assert list(west.grown(wanted.BYTES).values()) == [dict.fromkeys(moved["to_client"], 60.0)]
-    assert west.metrics() == {wanted.BYTES}
+    west = collect_points(tables, series, "west", span(1))
+    assert list(west.increase_by(metrics.BYTES).values()) == [dict.fromkeys(moved["to_client"], 60.0)]
+    assert west.metrics() == {metrics.BYTES}
 
 
 @pytest.mark.parametrize(("resolution", "hours"), [(1, 3), (2, 24)])
 def test_coarser_tables_give_the_same_totals(tables: Tables, resolution: int, hours: int) -> None:
-    found = points(tables, tables.read("series"), "east", span(hours, resolution))
-    assert sum(found.grown(wanted.BYTES)[""].values()) == 180 * 12120.0
-    assert set(found.at(wanted.ACTIVE)[""].values()) == {14.0}
+    found = collect_points(tables, tables.read("series"), "east", span(hours, resolution))
+    assert sum(found.increase_by(metrics.BYTES)[""].values()) == 180 * 12120.0
+    assert set(found.level_by(metrics.ACTIVE)[""].values()) == {14.0}
 
 
 def test_only_the_windows_asked_for(tables: Tables) -> None:
     part = span(0.5, start=DAY + timedelta(minutes=45))
-    line = points(tables, tables.read("series"), "east", part).grown(wanted.BYTES)[""]
+    line = collect_points(tables, tables.read("series"), "east", part).increase_by(metrics.BYTES)[""]
     assert sorted(line) == list(part.windows_ms)
 
 
 def test_a_gauge_is_summed_over_workers(east: Points) -> None:
-    assert set(east.at(wanted.ACTIVE)[""].values()) == {14.0}
+    assert set(east.level_by(metrics.ACTIVE)[""].values()) == {14.0}
 
 
 def test_a_process_that_was_replaced_does_not_count_twice(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     labels = {"cluster": "c", "role": "forwarder", "worker": "0"}
-    series = [(number, wanted.ACTIVE, labels | {"instance": str(number)}, None, DAY) for number in (1, 2)]
+    series = [(number, metrics.ACTIVE, labels | {"instance": str(number)}, None, DAY) for number in (1, 2)]
     halves = [(1, 0, 29), (2, 30, 59)]  # the minutes of the first and the last scrape
     rows = [_gauge_hour(number, 5.0, first, last) for number, first, last in halves]
     with tables.transaction("test") as change:
-        change.append("series", spark.createDataFrame(series, SERIES))
-        change.append("rollup_1h", spark.createDataFrame(rows, ROLLUP_1H))
-    found = points(tables, tables.read("series"), "c", span(1, 1)).at(wanted.ACTIVE)[""]
+        change.append_rows("series", spark.createDataFrame(series, SERIES))
+        change.append_rows("rollup_1h", spark.createDataFrame(rows, ROLLUP_1H))
+    found = collect_points(tables, tables.read("series"), "c", span(1, 1)).level_by(metrics.ACTIVE)[""]
     assert found == {DAY_MS: 5.0}
 
 
@@ -98,11 +98,11 @@ def _gauge_hour(series: int, value: float, first: int, last: int) -> tuple[objec
 
 
 def test_quantiles_of_classic_and_native_histograms(east: Points) -> None:
-    (lookups,) = east.distributions(wanted.LOOKUP, 0).values()
+    (lookups,) = east.distributions(metrics.LOOKUP, 0).values()
     assert lookups[DAY_MS].quantile(0.5) == pytest.approx(0.01 + 0.09 * 50 / 90)
     assert lookups[DAY_MS].quantile(0.95) == pytest.approx(0.1 + 0.9 * 0.5)
     assert lookups[DAY_MS].average == pytest.approx(0.1)
-    handshakes = east.distributions(wanted.HANDSHAKE, 0)["total"]
+    handshakes = east.distributions(metrics.HANDSHAKE, 0)["total"]
     assert sorted(handshakes) == [DAY_MS, DAY_MS + MINUTE_MS]
     assert handshakes[DAY_MS].count == 20  # both workers'
     assert handshakes[DAY_MS].buckets == {0.1: 8.0, float("inf"): 12.0}
@@ -110,19 +110,19 @@ def test_quantiles_of_classic_and_native_histograms(east: Points) -> None:
 
 
 def test_brokers_up_by_window_and_the_worst(tables: Tables) -> None:
-    found = brokers(tables, tables.read("series"), "east", span(1))
+    found = collect_brokers(tables, tables.read("series"), "east", span(1))
     assert set(found.configured.values()) == {3.0}
     assert set(found.up.values()) == {1.0}
-    assert found.set_aside == {}
+    assert found.ejected == {}
     assert found.worst == [(HOSTILE, 0.0), ("b2", 0.0)]
 
 
 def test_labels_beyond_the_limit_are_left_out_and_told(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "KEYS_MAX", 1)
-    found = points(tables, tables.read("series"), "east", span(1))
-    assert set(found.grown(wanted.BYTES, 0)) == {"to_broker"}  # which moved more
-    assert wanted.BYTES in found.cut
-    assert wanted.ACTIVE not in found.cut
+    found = collect_points(tables, tables.read("series"), "east", span(1))
+    assert set(found.increase_by(metrics.BYTES, 0)) == {"to_broker"}  # which moved more
+    assert metrics.BYTES in found.cut
+    assert metrics.ACTIVE not in found.cut
 
 
 def test_the_page_has_the_figures(whole: str) -> None:
@@ -150,8 +150,8 @@ def test_empty_tables_give_a_page_that_says_so(spark: SparkSession, empty: Table
 def test_a_coarser_table_where_the_finer_has_expired(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     other = Tables.open(spark, str(tmp_path))
     with other.transaction("test") as change:
-        change.append("series", tables.read("series"))
-        change.append("rollup_1h", tables.read("rollup_1h"))
+        change.append_rows("series", tables.read("series"))
+        change.append_rows("rollup_1h", tables.read("rollup_1h"))
     page = Parsed(page_of(spark, other, "east"))
     assert "There is nothing by minute of this time" in page.text
     assert "One point an hour;" in page.text
@@ -175,7 +175,7 @@ def test_the_command_writes_a_file(spark: SparkSession, tables: Tables, output: 
 
 def test_a_page_goes_to_any_hadoop_path(spark: SparkSession, tmp_path: Path) -> None:
     for text in ("old", "new"):
-        report.write(spark, f"file://{tmp_path}/page.html", text)
+        report.write_page(spark, f"file://{tmp_path}/page.html", text)
     assert (tmp_path / "page.html").read_text() == "new"
 
 

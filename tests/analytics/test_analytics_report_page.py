@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from analytics.report.page import page
-from analytics.report.text import NAME_CHARS_MAX, html_text, shown
+from analytics.report.page import render_page
+from analytics.report.text import NAME_CHARS_MAX, display_name, html_text
 from tests.analytics.report_sample import HOSTILE_NAMES, LONG_NAME, sample_report
 
 
@@ -44,7 +44,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def day() -> str:
-    return page(sample_report())
+    return render_page(sample_report())
 
 
 def test_names_of_strangers_are_text_bounded_and_visible(day: str) -> None:
@@ -62,14 +62,16 @@ def test_names_of_strangers_are_text_bounded_and_visible(day: str) -> None:
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "", "x" * 10**6, "\x00\x1b[31m\u2028\ud800", '"><img src=x>'])
 def test_a_name_is_short_and_cannot_become_markup(name: str) -> None:
     text = html_text(name)
-    assert len(shown(name)) <= 8 * NAME_CHARS_MAX  # escapes of what nobody sees are longer
+    assert len(display_name(name)) <= 8 * NAME_CHARS_MAX  # escapes of what nobody sees are longer
     assert not set(text) & set("<>\"'\x00\x1b\u2028\u202e")
-    assert shown("") == "(none)"
+    assert display_name("") == "(none)"
     text.encode()
 
 
 def test_two_long_names_that_differ_at_an_end_look_different() -> None:
-    assert len({shown(name) for name in ("a" + "x" * 200, "b" + "x" * 200, "x" * 200 + "a", "x" * 200 + "b")}) == 4
+    assert (
+        len({display_name(name) for name in ("a" + "x" * 200, "b" + "x" * 200, "x" * 200 + "a", "x" * 200 + "b")}) == 4
+    )
 
 
 def test_the_page_asks_the_network_for_nothing(day: str) -> None:
@@ -91,7 +93,7 @@ def test_what_happened_comes_first_then_what_differs(day: str) -> None:
     places = [text.index(one) for one in order]
     assert places == sorted(places)
     assert "17 samples came after their hours were closed" in text
-    assert "Whether anything failed, the tables do not tell." in text  # of west
+    assert "The tables do not show if anything failed." in text  # of west
 
 
 def test_units_are_the_same_in_a_plot_and_its_table(day: str) -> None:

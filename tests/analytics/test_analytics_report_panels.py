@@ -6,28 +6,30 @@ from datetime import timedelta
 
 import pytest
 
-from analytics.report import summary, wanted
-from analytics.report.collect import Brokers
-from analytics.report.headline import Headline, headline, length
+from analytics.report import metrics, summary
+from analytics.report.collect import BrokerAvailability
+from analytics.report.headline import Headline, headline, length_text
 from analytics.report.panels import LINES_MAX, REST, Cluster, Panel, sections
 from analytics.report.plots import figure, figure_json
 from analytics.report.points import Distribution, Points
 from analytics.report.principals import NOTHING, Billed, Principals, Usage
 from analytics.report.span import POINTS_MAX, BadSpan, candidates, fitted, parse_last
-from analytics.report.totals import Totals, totals
+from analytics.report.totals import Totals, compare_totals
 from analytics.report.units import amount, scale, seconds, share, short
 from tests.analytics.report_data import HOSTILE, at, line, span
 from tests.analytics.transforms_data import DAY, DAY_MS, MINUTE_MS
 
-NO_BROKERS = Brokers({}, {}, {}, [])
+NO_BROKERS = BrokerAvailability({}, {}, {}, [])
 NO_PRINCIPALS = Principals([], None, None, NOTHING, {}, None)
 
 
-def cluster(points: Points, brokers: Brokers = NO_BROKERS, principals: Principals = NO_PRINCIPALS) -> Cluster:
+def cluster(
+    points: Points, brokers: BrokerAvailability = NO_BROKERS, principals: Principals = NO_PRINCIPALS
+) -> Cluster:
     return Cluster("c", points, brokers, principals)
 
 
-def panel(points: Points, title: str, section: str = "", brokers: Brokers = NO_BROKERS) -> Panel:
+def panel(points: Points, title: str, section: str = "", brokers: BrokerAvailability = NO_BROKERS) -> Panel:
     found = [
         panel
         for one in sections(cluster(points, brokers), span(1))
@@ -38,8 +40,8 @@ def panel(points: Points, title: str, section: str = "", brokers: Brokers = NO_B
     return found[0]
 
 
-def figures(points: Points, brokers: Brokers = NO_BROKERS) -> dict[str, str]:
-    return dict(row for rows in summary.groups(cluster(points, brokers), span(1)).values() for row in rows)
+def figures(points: Points, brokers: BrokerAvailability = NO_BROKERS) -> dict[str, str]:
+    return dict(row for rows in summary.summary_groups(cluster(points, brokers), span(1)).values() for row in rows)
 
 
 # ---- which time
@@ -87,13 +89,13 @@ def test_lengths_of_time() -> None:
 
 
 def test_a_rate_is_growth_over_the_window() -> None:
-    points = Points(increase={at(wanted.BYTES, "to_broker"): line(60.0, 120.0)})
+    points = Points(increase={at(metrics.BYTES, "to_broker"): line(60.0, 120.0)})
     assert panel(points, "Bytes relayed").lines == {"to brokers": line(1.0, 2.0)}
 
 
 def test_counts_are_not_divided() -> None:
     points = Points(
-        increase={at(wanted.RESTARTS, "lookup"): line(0.0, 2.0), at(wanted.RESTARTS, "auth"): line(0.0, 0.0)}
+        increase={at(metrics.RESTARTS, "lookup"): line(0.0, 2.0), at(metrics.RESTARTS, "auth"): line(0.0, 0.0)}
     )
     found = panel(points, "Workers restarted, by role")
     assert (found.lines, found.unit, found.bars) == ({"lookup": line(0.0, 2.0)}, "in each minute", True)
@@ -101,13 +103,13 @@ def test_counts_are_not_divided() -> None:
 
 
 def test_what_is_zero_is_shown_as_zero_and_what_is_absent_is_not() -> None:
-    zero = Points(increase={at(wanted.ADOPTED): line(0.0, 0.0)})
+    zero = Points(increase={at(metrics.ADOPTED): line(0.0, 0.0)})
     assert panel(zero, "Relays adopted").lines == {"adopted": line(0.0, 0.0)}
     assert panel(Points(), "Relays adopted").lines == {}
 
 
 def test_the_smallest_lines_are_summed_as_one() -> None:
-    causes = {at(wanted.ENDED, f"cause{number:02}"): line(float(number), 1.0) for number in range(1, 20)}
+    causes = {at(metrics.ENDED, f"cause{number:02}"): line(float(number), 1.0) for number in range(1, 20)}
     found = panel(Points(increase=causes), "Connections ended, by cause").lines
     assert list(found) == [*(f"cause{number:02}" for number in range(19, 19 - LINES_MAX, -1)), REST]
     assert found[REST] == line(float(sum(range(1, 12))), 11.0)
@@ -115,9 +117,9 @@ def test_the_smallest_lines_are_summed_as_one() -> None:
 
 def test_labels_are_summed_over_the_others() -> None:
     failures = {
-        at(wanted.AUTH_FAILURES, "token", "expired"): line(1.0),
-        at(wanted.AUTH_FAILURES, "token", "bad_signature"): line(2.0),
-        at(wanted.AUTH_FAILURES, "sasl", "expired"): line(4.0),
+        at(metrics.AUTH_FAILURES, "token", "expired"): line(1.0),
+        at(metrics.AUTH_FAILURES, "token", "bad_signature"): line(2.0),
+        at(metrics.AUTH_FAILURES, "sasl", "expired"): line(4.0),
     }
     points = Points(increase=failures)
     assert panel(points, "Failures, by reason").lines == {"expired": line(5.0), "bad_signature": line(2.0)}
@@ -136,13 +138,13 @@ def histogram(metric: str, *key: str, counts: tuple[float, ...], total: float = 
 
 
 def test_quantiles_interpolate_in_buckets_of_growth() -> None:
-    found = panel(histogram(wanted.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0)), "Time of a request")
+    found = panel(histogram(metrics.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0)), "Time of a request")
     assert {name: round(one[DAY_MS], 6) for name, one in found.lines.items()} == {"p50": 0.625, "p95": 2.0, "p99": 2.0}
 
 
 def test_quantiles_of_kinds_are_of_their_buckets_together() -> None:
     lookups, schemas = (
-        histogram(wanted.LOOKUP, name, counts=counts)
+        histogram(metrics.LOOKUP, name, counts=counts)
         for name, counts in (("lookup", (98.0, 0.0, 0.0)), ("schema", (0.0, 2.0, 0.0)))
     )
     points = Points(increase=lookups.increase | schemas.increase)
@@ -153,16 +155,16 @@ def test_quantiles_of_kinds_are_of_their_buckets_together() -> None:
 
 
 def test_a_window_without_observations_has_no_quantile() -> None:
-    found = panel(histogram(wanted.LOOKUP, "lookup", counts=(0.0, 0.0, 0.0)), "Time of a request")
+    found = panel(histogram(metrics.LOOKUP, "lookup", counts=(0.0, 0.0, 0.0)), "Time of a request")
     assert found.lines == {}
     assert math.isnan(Distribution().quantile(0.5))
     assert math.isnan(Distribution({math.inf: 3.0}).quantile(0.5))
 
 
 def test_classic_and_native_do_not_count_twice() -> None:
-    points = histogram(wanted.REAUTH_SECONDS, counts=(1.0, 1.0, 0.0), total=3.0)
+    points = histogram(metrics.REAUTH_SECONDS, counts=(1.0, 1.0, 0.0), total=3.0)
     native = {DAY_MS: Distribution({8.0: 1.0}, 7.0, 1.0), DAY_MS + MINUTE_MS: Distribution({8.0: 1.0}, 7.0, 1.0)}
-    points.native[at(wanted.REAUTH_SECONDS)] = native
+    points.native[at(metrics.REAUTH_SECONDS)] = native
     found = panel(points, "Time, average and at most").lines
     assert found == {"average": line(1.5, 7.0), "at most": line(2.0, 8.0)}
 
@@ -173,7 +175,7 @@ def test_rejected_requests_by_kind() -> None:
 
 
 def test_brokers() -> None:
-    brokers = Brokers(line(3.0), line(2.5), {}, [("b", 0.5)])
+    brokers = BrokerAvailability(line(3.0), line(2.5), {}, [("b", 0.5)])
     assert panel(Points(), "Brokers", brokers=brokers).lines == {"configured": line(3.0), "up": line(2.5)}
     assert figures(Points(), brokers)["Brokers up, share of the time"] == "83.33 %"
 
@@ -189,9 +191,9 @@ def test_a_label_that_never_counted_is_zero_where_its_siblings_exist() -> None:
     """Prometheus' client shows a labelled counter from its first count on."""
     points = Points(
         increase={
-            at(wanted.AUTH_SUCCESS, "token"): line(5.0),
-            at(wanted.ENDED, "client_closed"): line(1.0),
-            at(wanted.EXPIRED_KILLED): line(0.0),
+            at(metrics.AUTH_SUCCESS, "token"): line(5.0),
+            at(metrics.ENDED, "client_closed"): line(1.0),
+            at(metrics.EXPIRED_KILLED): line(0.0),
         }
     )
     found = figures(points)
@@ -203,15 +205,15 @@ def test_a_label_that_never_counted_is_zero_where_its_siblings_exist() -> None:
 
 
 def test_figures_of_the_summary() -> None:
-    lookups = histogram(wanted.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0))
+    lookups = histogram(metrics.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0))
     more = {
-        at(wanted.BYTES, "to_broker"): line(1024.0, 512.0),
-        at(wanted.REQUESTS["lookup"]): line(90.0),
-        at(wanted.REQUESTS["schema"]): line(10.0),
-        at(wanted.ANSWERS, "lookup", "none"): line(99.0),
-        at(wanted.ANSWERS, "schema", "TopicNotFound"): line(1.0),
+        at(metrics.BYTES, "to_broker"): line(1024.0, 512.0),
+        at(metrics.REQUESTS["lookup"]): line(90.0),
+        at(metrics.REQUESTS["schema"]): line(10.0),
+        at(metrics.ANSWERS, "lookup", "none"): line(99.0),
+        at(metrics.ANSWERS, "schema", "TopicNotFound"): line(1.0),
     }
-    points = Points(increase=lookups.increase | more, level={at(wanted.ACTIVE): line(10.0, 20.0)})
+    points = Points(increase=lookups.increase | more, level={at(metrics.ACTIVE): line(10.0, 20.0)})
     found = figures(points)
     assert found["Minutes with samples"] == "2 of 60"
     assert found["Bytes to brokers"] == "1.5 KiB"
@@ -224,12 +226,12 @@ def test_figures_of_the_summary() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    points = Points(increase={at(wanted.BYTES, "to_broker"): line(1.0)}, cut={wanted.ENDED}, exponential=2)
-    told = summary.missing(cluster(points), span(1))
+    points = Points(increase={at(metrics.BYTES, "to_broker"): line(1.0)}, cut={metrics.ENDED}, exponential=2)
+    told = summary.missing_notices(cluster(points), span(1))
     assert told[0].startswith("59 of 60 minutes have no sample")
-    assert wanted.ENDED in told[1]
+    assert metrics.ENDED in told[1]
     assert told[2].startswith("2 rows of native histograms")
-    assert told[3].startswith("Nobody's use is counted by name (bytes to brokers)")
+    assert told[3].startswith("No principal's use is counted (bytes to brokers)")
     assert len(told) == 4
 
 
@@ -239,18 +241,18 @@ def test_what_is_missing_is_said() -> None:
 def test_the_first_line_says_what_happened_and_what_to_look_at() -> None:
     points = Points(
         increase={
-            at(wanted.BYTES, "to_broker"): line(1024.0),
-            at(wanted.ENDED, "client_closed"): line(3.0),
-            at(wanted.ENDED, "defect"): line(1.0),
-            at(wanted.REJECTED, "max_connections"): line(2.0),
-            at(wanted.ANSWERS, "lookup", "none"): line(90.0),
-            at(wanted.ANSWERS, "lookup", "Timeout"): line(10.0),
-            at(wanted.REQUESTS["lookup"]): line(100.0),
+            at(metrics.BYTES, "to_broker"): line(1024.0),
+            at(metrics.ENDED, "client_closed"): line(3.0),
+            at(metrics.ENDED, "defect"): line(1.0),
+            at(metrics.REJECTED, "max_connections"): line(2.0),
+            at(metrics.ANSWERS, "lookup", "none"): line(90.0),
+            at(metrics.ANSWERS, "lookup", "Timeout"): line(10.0),
+            at(metrics.REQUESTS["lookup"]): line(100.0),
         },
-        level={at(wanted.ACTIVE): line(10.0, 20.0)},
+        level={at(metrics.ACTIVE): line(10.0, 20.0)},
     )
     principals = Principals([Usage("alice", NOTHING)], None, None, NOTHING, {}, None)
-    found = headline(cluster(points, Brokers({}, {}, {}, [("b", 0.5)]), principals), span(1))
+    found = headline(cluster(points, BrokerAvailability({}, {}, {}, [("b", 0.5)]), principals), span(1))
     assert found.text == (
         "In 1 hour: 1.0 KiB to brokers and 0 B to clients for 1 principal; 20 connections open at the busiest minute; "
         "100 requests."
@@ -264,25 +266,27 @@ def test_the_first_line_says_what_happened_and_what_to_look_at() -> None:
 
 
 def test_what_is_not_in_the_tables_is_not_called_well() -> None:
-    assert headline(cluster(Points()), span(1)).watched is False
-    only_bytes = Points(increase={at(wanted.BYTES, "to_broker"): line(1.0)})
-    assert headline(cluster(only_bytes), span(1)).watched is False
-    ended = Points(increase={at(wanted.ENDED, "client_closed"): line(1.0)})
-    assert headline(cluster(ended), span(1)) == Headline("In 1 hour nothing was relayed.", [], watched=True)
-    assert [length(span(hours)) for hours in (1 / 6, 3, 24 * 30)] == ["10 minutes", "3 hours", "30 days"]
+    assert headline(cluster(Points()), span(1)).is_failure_data_present is False
+    only_bytes = Points(increase={at(metrics.BYTES, "to_broker"): line(1.0)})
+    assert headline(cluster(only_bytes), span(1)).is_failure_data_present is False
+    ended = Points(increase={at(metrics.ENDED, "client_closed"): line(1.0)})
+    assert headline(cluster(ended), span(1)) == Headline(
+        "In 1 hour nothing was relayed.", [], is_failure_data_present=True
+    )
+    assert [length_text(span(hours)) for hours in (1 / 6, 3, 24 * 30)] == ["10 minutes", "3 hours", "30 days"]
 
 
 # ---- totals
 
 
 MOVED = Points(
-    increase={at(wanted.BYTES, "to_broker"): line(600.0, 400.0), at(wanted.BYTES, "to_client"): line(50.0)},
+    increase={at(metrics.BYTES, "to_broker"): line(600.0, 400.0), at(metrics.BYTES, "to_client"): line(50.0)},
 )
 HOUR = (DAY, DAY + timedelta(hours=1), "hour")
 
 
 def compared(total: tuple[int, ...], billed: Billed | None, without_start: int = 0) -> Totals:
-    found = totals(cluster(MOVED, principals=Principals([], None, None, total, {}, billed, without_start)))
+    found = compare_totals(cluster(MOVED, principals=Principals([], None, None, total, {}, billed, without_start)))
     assert found is not None
     return found
 
@@ -292,16 +296,16 @@ def test_totals_that_agree_need_no_reason() -> None:
     found = compared(same, Billed(*HOUR, same, same, open_windows=1, missing_windows=1, late_samples=1))
     assert (found.reasons, all(row.agrees for row in found.rows)) == ([], True)
     assert compared(same, None).reasons == []
-    assert totals(cluster(Points())) is None
+    assert compare_totals(cluster(Points())) is None
 
 
 @pytest.mark.parametrize(
     ("total", "without_start", "said"),
     [
-        ((900, 50, 0, 0, 1), 3, "of 3 counters of principals nobody knows the start"),
+        ((900, 50, 0, 0, 1), 3, "of 3 counters of principals the start is unknown"),
         ((900, 50, 0, 0, 1), 0, "samples of the principals' counters are missing"),
         ((1001, 50, 0, 0, 1), 0, "before a process's first scrape is known of principals only"),
-        ((0, 0, 0, 0, 0), 0, "Nobody's use is counted by name"),
+        ((0, 0, 0, 0, 0), 0, "No principal's use is counted"),
     ],
 )
 def test_a_difference_between_connections_and_principals_has_a_reason(

@@ -7,12 +7,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.jobs import report, rollup, usage
-from analytics.report import wanted
-from analytics.report.collect import newest_ms, points, read
+from analytics.report import metrics
+from analytics.report.collect import collect_points, newest_ms, read_windows
 from analytics.report.panels import Cluster
-from analytics.report.principals import TOP, Principals, principals
+from analytics.report.principals import TOP, Principals, collect_principals
 from analytics.report.span import candidates
-from analytics.report.totals import Totals, totals
+from analytics.report.totals import Totals, compare_totals
 from analytics.tables.store import Tables
 from analytics.transforms.counter_state import Sample
 from tests.analytics.report_data import span
@@ -40,8 +40,8 @@ def is_since(series: int, like: Raw, since_ms: int) -> Raw:
 def collected(tables: Tables, hours: float = 3, start_minute: int = 0) -> tuple[Principals, Totals]:
     part = span(hours, start=DAY + timedelta(minutes=start_minute))
     series = tables.read("series")
-    found = principals(tables, series, read(tables, "rollup", part), "c", part)
-    compared = totals(Cluster("c", points(tables, series, "c", part), NO_BROKERS, found))
+    found = collect_principals(tables, series, read_windows(tables, "rollup", part), "c", part)
+    compared = compare_totals(Cluster("c", collect_points(tables, series, "c", part), NO_BROKERS, found))
     assert compared is not None
     return found, compared
 
@@ -59,7 +59,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
     add_series(
         spark,
         root,
-        (1, wanted.BYTES, TO_BROKER),
+        (1, metrics.BYTES, TO_BROKER),
         (2, BYTES, labels("c", "alice", "to_broker")),
         (3, BYTES, labels("c", "bob", "to_broker")),
         (13, CREATED, labels("c", "bob", "to_broker")),
@@ -72,7 +72,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> None:
     """As `ingest` would have it: the first sample's instant."""
-    from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
     tables = Tables.open(spark, str(root))
     when = F.col("first_seen")
@@ -81,8 +81,8 @@ def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> 
     rows = tables.read("series").withColumn("first_seen", when).localCheckpoint()
     with tables.transaction("first_seen") as change:
         for entry in tables.visible_files("series", ""):
-            change.remove("series", "", [entry.name])
-        change.append("series", rows)
+            change.remove_files("series", "", [entry.name])
+        change.append_rows("series", rows)
 
 
 def test_totals_agree_with_the_usage_tables_and_with_all_connections(spark: SparkSession, tables: Tables) -> None:
@@ -120,15 +120,15 @@ def test_late_samples_hours_to_come_and_unknown_starts_are_told(spark: SparkSess
     assert "1 hour not in the usage tables yet: run `usage`" in compared.reasons[-1]
 
 
-def test_a_counter_whose_start_nobody_knows_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    add_series(spark, tmp_path, (1, wanted.BYTES, TO_BROKER), (3, BYTES, labels("c", "bob", "to_broker")))
+def test_a_counter_with_an_unknown_start_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+    add_series(spark, tmp_path, (1, metrics.BYTES, TO_BROKER), (3, BYTES, labels("c", "bob", "to_broker")))
     rows = each_minute(1, 0, 60, by=100.0)
     tables = ingest(spark, tmp_path, [*rows, *each_minute(3, 10, 60, start=500.0, by=100.0)])
     rollup.run(spark, str(tmp_path))
     found, compared = collected(tables, hours=1)
     assert found.without_start == 1
     assert found.total[0] == 49 * 100
-    assert "of 1 counter of principals nobody knows the start" in compared.reasons[0]
+    assert "of 1 counter of principals the start is unknown" in compared.reasons[0]
 
 
 def test_the_top_principals_and_the_rest(spark: SparkSession, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Killed(BaseException):
     """As if by SIGKILL: nothing cleans up."""
 
 
-def run(spark: SparkSession, tables: Tables, **options: int) -> rollup.Report:
+def run(spark: SparkSession, tables: Tables, **options: int) -> rollup.RollupReport:
     return rollup.run(spark, tables.files.root, lookback_days=LOOKBACK, **options)
 
 
@@ -58,8 +58,8 @@ def test_the_tables_equal_the_definition_however_often_it_runs(spark: SparkSessi
     report = run(spark, tables)
     assert got(tables) == expected(rows, LOOKBACK)
     assert (report.samples, report.mixed_hours, report.expired_hours) == (len(rows), set(), set())
-    assert not tables.dirty("rollup").marks
-    assert set(tables.dirty("usage").hours) == {hour_of(moment(sample.ts)) for _, sample in rows}
+    assert not tables.dirty_hours("rollup").marks
+    assert set(tables.dirty_hours("usage").hours) == {hour_of(moment(sample.ts)) for _, sample in rows}
     before = table_rows(tables, *ROLLUPS)
     assert run(spark, tables).hours == 0
     with tables.transaction("again") as change:
@@ -95,7 +95,7 @@ def test_late_samples_change_the_first_hour_after_them_and_no_other(spark: Spark
     after = {name: tables.files.names(f"rollup_1m/date=2026-11-20/hour={name}") for name in (1, 2, 6, 7)}
     assert {name for name in before if before[name] != after[name]} == {6}
     assert report.hours == 2
-    assert set(tables.dirty("usage").hours) >= {moment(DAY_MS + 3 * HOUR_MS), moment(DAY_MS + 6 * HOUR_MS)}
+    assert set(tables.dirty_hours("usage").hours) >= {moment(DAY_MS + 3 * HOUR_MS), moment(DAY_MS + 6 * HOUR_MS)}
 
 
 def test_growth_over_midnight_and_a_gap_within_the_lookback(spark: SparkSession, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def _run_and_die(
     spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str, int]
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(Transaction, "abandon", lambda self: None)
+        patched.setattr(Transaction, "discard_staged", lambda self: None)
         _dies_at(patched, *step)
         with pytest.raises(Killed):
             run(spark, tables)
@@ -152,22 +152,22 @@ def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
     before = got(tables)
     rows += counter(1, [3], start=500.0)
     ingest(spark, tmp_path, rows[-12:])
-    dirty = tables.dirty("rollup")
+    dirty = tables.dirty_hours("rollup")
     steps: list[tuple[object, str, int]] = [
-        (Transaction, "stage", 0),
-        (Transaction, "stage", 2),
-        (commits, "commit", 0),
+        (Transaction, "stage_rows", 0),
+        (Transaction, "stage_rows", 2),
+        (commits, "commit_change", 0),
     ]
     for step in steps:
         _run_and_die(spark, tables, monkeypatch, step)
         assert got(tables) == before
-        assert tables.dirty("rollup") == dirty
+        assert tables.dirty_hours("rollup") == dirty
     for moves, minute in ((7, 0), (3, 7), (1, 11)):  # files in part; 1: the record alone is there
         _run_and_die(spark, tables, monkeypatch, (Filesystem, "move", moves))
         tables = Tables.open(spark, str(tmp_path))
         assert got(tables) == expected(rows, LOOKBACK)
-        assert not tables.dirty("rollup").marks
-        assert set(tables.dirty("usage").hours) >= {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2, 3, 4)}
+        assert not tables.dirty_hours("rollup").marks
+        assert set(tables.dirty_hours("usage").hours) >= {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2, 3, 4)}
         rows.append((2, Sample(DAY_MS + 5 * HOUR_MS + minute * 60_000, 500.0 + minute)))
         ingest(spark, tmp_path, rows[-1:])
 
@@ -184,4 +184,4 @@ def test_late_samples_for_expired_hours_change_nothing_and_are_told(
     assert got(tables) == expected(rows, LOOKBACK)
     assert report.expired_hours == {moment(DAY_MS + HOUR_MS)}
     assert "LEFT AS THEY WERE: 1 hours from 2026-11-20 01:00" in capsys.readouterr().err
-    assert not tables.dirty("rollup").marks
+    assert not tables.dirty_hours("rollup").marks

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from analytics.jobs import backfill
 from analytics.series import series_id
 from analytics.sources.http import QueryFailed as Failed
-from analytics.sources.http import Reader, Settings, Span, query
+from analytics.sources.http import Reader, Settings, Span, query_samples
 from analytics.sources.options import BadOption
 from analytics.tables.store import Tables
 
@@ -73,7 +73,7 @@ def prometheus() -> Iterator[FakePrometheus]:
 
 def settings(prometheus: FakePrometheus, **others: str) -> Settings:
     start, end = T0_MS / 1000, T0_MS / 1000 + 7200
-    return Settings.of({"url": prometheus.url, "match": "up", "start": str(start), "end": str(end)} | others)
+    return Settings.parse_options({"url": prometheus.url, "match": "up", "start": str(start), "end": str(end)} | others)
 
 
 def rows(settings: Settings) -> list[tuple[int, float]]:
@@ -103,7 +103,7 @@ def test_the_token_is_sent_and_stays_out_of_sight(prometheus: FakePrometheus, tm
     assert "s3cret" not in repr(chosen)
     prometheus.answers = [(400, b'{"error": "bad selector"}', {})]
     with pytest.raises(Failed) as caught:
-        query(chosen, Span(T0_MS, T0_MS + 1000))
+        query_samples(chosen, Span(T0_MS, T0_MS + 1000))
     assert "s3cret" not in str(caught.value)
 
 
@@ -111,19 +111,19 @@ def test_a_redirect_is_not_followed(prometheus: FakePrometheus, tmp_path: Path) 
     (tmp_path / "token").write_text("s3cret")
     prometheus.answers = [(302, b"", {"Location": f"{prometheus.url}/elsewhere"})]
     with pytest.raises(Failed, match="302"):
-        query(settings(prometheus, bearerTokenFile=str(tmp_path / "token")), Span(T0_MS, T0_MS + 1000))
+        query_samples(settings(prometheus, bearerTokenFile=str(tmp_path / "token")), Span(T0_MS, T0_MS + 1000))
     assert len(prometheus.requests) == 1
 
 
 def test_what_may_pass_is_tried_again_with_pauses(prometheus: FakePrometheus) -> None:
     prometheus.answers = [(503, b"busy", {}), (429, b"slow down", {})]
     pauses: list[float] = []
-    [series] = query(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
+    [series] = query_samples(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
     assert series["metric"] == UP
     assert pauses == [1.0, 2.0]
     prometheus.answers = [(503, b"busy", {})] * 5
     with pytest.raises(Failed, match=r"from 2025-11-21T08:00:00.* 503 Service Unavailable: busy"):
-        query(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
+        query_samples(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
     assert pauses[2:] == [1.0, 2.0, 4.0, 8.0]
 
 
@@ -136,7 +136,7 @@ def test_what_may_pass_is_tried_again_with_pauses(prometheus: FakePrometheus) ->
         ((200, b'{"data": {"resultType": "vector", "result": []}}', {}), "must be a plain selector"),
         (
             (200, b'{"data": {"resultType": "matrix", "result": [{"metric": {}, "histograms": [[1, {}]]}]}}', {}),
-            "whose schema the API does not tell",
+            "whose schema the API does not return",
         ),
         ((200, b" " * 2000, {}), "more than 1000 bytes: use a smaller stepSeconds"),
     ],

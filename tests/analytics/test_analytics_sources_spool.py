@@ -16,7 +16,7 @@ from analytics.series import series_id
 from analytics.sources.options import BadOption
 from analytics.sources.spool import LostSegments, PrometheusSpool, Split, _Settings, _StreamReader
 from analytics.spool import reader
-from analytics.spool.retention import consumed_position
+from analytics.spool.retention import read_consumed_position
 from tests.analytics.spool_files import T0_MS, SpoolFiles, body_v2, labels
 
 UP, DOWN = labels("up", job="x"), labels("down", job="x")
@@ -35,7 +35,7 @@ def load(spark: SparkSession, spool: SpoolFiles, **options: str) -> DataFrame:
 
 
 def stream(spool: SpoolFiles, **options: str) -> _StreamReader:
-    return _StreamReader(_Settings.of({"path": str(spool.directory), **options}))
+    return _StreamReader(_Settings.parse_options({"path": str(spool.directory), **options}))
 
 
 def test_samples_series_and_histograms_come_as_rows(spark: SparkSession, spool: SpoolFiles) -> None:
@@ -100,7 +100,7 @@ def test_what_an_older_receiver_took_beyond_the_bounds_is_left_out_and_the_rest_
     spool.add(compress(request.SerializeToString()), 1)
     spool.v1((UP, 2, 3.0))
     source = PrometheusSpool({"path": str(spool.directory), "table": "all"}).reader(None)  # type: ignore[arg-type]
-    splits = [Split(segment.path, 0, segment.size_bytes) for segment in reader.segments(spool.directory)]
+    splits = [Split(segment.path, 0, segment.size_bytes) for segment in reader.list_segments(spool.directory)]
     batches = [batch for split in splits for batch in source.read(split)]
     values = [value for batch in batches for value in batch.column("value").to_pylist() if value is not None]
     kept = [one for batch in batches for one in batch.column("histogram").to_pylist() if one is not None]
@@ -116,7 +116,7 @@ def test_what_an_older_receiver_took_beyond_the_bounds_is_left_out_and_the_rest_
 def test_not_every_place_is_told_alone(spool: SpoolFiles, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(25):
         spool.add(b"no", 1)
-    [segment] = reader.segments(spool.directory)
+    [segment] = reader.list_segments(spool.directory)
     options = {"path": str(spool.directory)}
     list(PrometheusSpool(options).reader(None).read(Split(segment.path, 0, segment.size_bytes)))  # type: ignore[arg-type]
     told = capfd.readouterr().err
@@ -128,11 +128,11 @@ def test_damage_is_stepped_over(spark: SparkSession, spool: SpoolFiles, capfd: p
     spool.v1((UP, 0, 1.0))
     spool.add(b"no snappy at all", 1)
     spool.v1((UP, 2, 3.0))
-    settings = _Settings.of({"path": str(spool.directory)})
-    [segment] = reader.segments(spool.directory)
-    from analytics.sources.spool import _read
+    settings = _Settings.parse_options({"path": str(spool.directory)})
+    [segment] = reader.list_segments(spool.directory)
+    from analytics.sources.spool import _read_split
 
-    batches = list(_read(settings, Split(segment.path, 0, segment.size_bytes)))
+    batches = list(_read_split(settings, Split(segment.path, 0, segment.size_bytes)))
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [1.0, 3.0]
     assert "what they held is lost" in capfd.readouterr().err
 
@@ -144,7 +144,7 @@ def test_an_empty_spool_has_no_rows(spark: SparkSession, spool: SpoolFiles) -> N
 
 
 def sizes(directory: Path) -> list[int]:
-    return [segment.size_bytes for segment in reader.segments(directory)]
+    return [segment.size_bytes for segment in reader.list_segments(directory)]
 
 
 def test_a_batch_is_bounded_by_bytes_and_ends_between_records(spool: SpoolFiles) -> None:
@@ -179,20 +179,20 @@ def fill(spool: SpoolFiles) -> None:
 
 def test_what_is_consumed_is_removed_only_when_told_and_old(spool: SpoolFiles) -> None:
     fill(spool)
-    segments = reader.segments(spool.directory)
+    segments = reader.list_segments(spool.directory)
     assert len(segments) > 2
     middle = {"segment": segments[2].number, "offset": segments[2].size_bytes}
     stream(spool).commit(middle)
     stream(spool, removeConsumedAfterSeconds="3600").commit(middle)
-    assert len(reader.segments(spool.directory)) == len(segments)
+    assert len(reader.list_segments(spool.directory)) == len(segments)
     stream(spool, removeConsumedAfterSeconds="0").commit(middle)
-    assert reader.segments(spool.directory)[0].number == segments[2].number
-    assert consumed_position(spool.directory) == (segments[2].number, segments[2].size_bytes)
+    assert reader.list_segments(spool.directory)[0].number == segments[2].number
+    assert read_consumed_position(spool.directory) == (segments[2].number, segments[2].size_bytes)
 
 
 def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
     fill(spool)
-    segments = reader.segments(spool.directory)
+    segments = reader.list_segments(spool.directory)
     begin = {"segment": segments[0].number, "offset": 100}
     Path(segments[0].path).unlink()
     with pytest.raises(LostSegments, match="another spool's checkpoint"):
@@ -217,7 +217,7 @@ def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
 )
 def test_bad_options_are_told(options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadOption, match=said):
-        _Settings.of(options)
+        _Settings.parse_options(options)
 
 
 def test_spark_passes_our_words_on(spark: SparkSession, tmp_path: Path) -> None:

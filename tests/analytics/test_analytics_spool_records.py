@@ -16,15 +16,15 @@ from analytics.spool.records import (
     Record,
     check_segment_header,
     pack_record,
-    scan,
-    segment_header,
+    pack_segment_header,
+    scan_records,
 )
 
 BODIES = [b"first", b"", os.urandom(300), b"\xf5PRW" * 5]
 
 
 def everything(data: bytes) -> list[Record | Damage]:
-    return list(scan(io.BytesIO(data), 0, len(data)))
+    return list(scan_records(io.BytesIO(data), 0, len(data)))
 
 
 def packed(bodies: list[bytes]) -> bytes:
@@ -93,14 +93,14 @@ def test_a_length_that_cannot_be_is_damage(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_file_that_became_shorter_is_damage() -> None:
     data = packed([b"a", b"b"])
-    found = list(scan(io.BytesIO(data[:-1]), 0, len(data)))
+    found = list(scan_records(io.BytesIO(data[:-1]), 0, len(data)))
     assert [type(one) for one in found] == [Record, Damage]
-    found = list(scan(io.BytesIO(b""), 0, 10))
+    found = list(scan_records(io.BytesIO(b""), 0, 10))
     assert found == [Damage(0, 10, "the record's header is cut off")]
 
 
 def test_segment_headers() -> None:
-    header = segment_header(7)
+    header = pack_segment_header(7)
     assert len(header) == SEGMENT_HEADER_BYTES
     assert check_segment_header(header + b"more", 7) is None
     assert check_segment_header(header, 8) == "its header says that it is segment 7"
@@ -111,12 +111,12 @@ def test_segment_headers() -> None:
         assert check_segment_header(bytes(flipped), 7) is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "FORMAT", 2)
-        newer = segment_header(7)
+        newer = pack_segment_header(7)
     assert check_segment_header(newer, 7) == "its format is 2, and this program knows 1"
 
 
 def test_golden_bytes() -> None:
     """The format on the disk: an upgrade must read what is there."""
-    assert segment_header(1).hex() == "50525753504f4f4c" + "0100" + "0000" + "0100000000000000" + "5e97a7ad"
+    assert pack_segment_header(1).hex() == "50525753504f4f4c" + "0100" + "0000" + "0100000000000000" + "5e97a7ad"
     head = ["f5505257", "04000000", "00c02cc899010000", "02", "000000", "b20ba8db", "398341ea", "626f6479"]
     assert pack_record(2, 1_760_000_000_000, b"body").hex() == "".join(head)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from analytics.spool import reader, retention
-from analytics.spool.marks import COMMITTED, CONSUMED, Position, read_mark, write_mark
+from analytics.spool.positions import COMMITTED, CONSUMED, Position, read_position, write_position
 from analytics.spool.records import SEGMENT_HEADER_BYTES, Damage, Record, SpoolError, pack_record
-from analytics.spool.segments import segment_numbers, segment_path
+from analytics.spool.segments import list_segment_numbers, segment_path
 from analytics.spool.writer import Disk, SpoolFullError, SpoolLimits, SpoolWriter
 
 LIMITS = SpoolLimits(segment_bytes_max=300, total_bytes_max=1_000_000, free_bytes_min=0)
@@ -54,8 +54,8 @@ def rec(text: str) -> bytes:
 def all_records(directory: Path, on_damage: Callable[[Damage], None] | None = None) -> list[Record]:
     return [
         record
-        for segment in reader.segments(directory)
-        for record in reader.records(segment.path, 0, segment.size_bytes, on_damage)
+        for segment in reader.list_segments(directory)
+        for record in reader.read_records(segment.path, 0, segment.size_bytes, on_damage)
     ]
 
 
@@ -72,26 +72,26 @@ def test_what_was_appended_is_read_in_order_over_segments(directory: Path) -> No
     writer = SpoolWriter(directory, LIMITS)
     assert texts(directory) == []
     for group in range(10):
-        writer.append([rec(f"{group}-{number}") for number in range(3)])
+        writer.append_records([rec(f"{group}-{number}") for number in range(3)])
     assert texts(directory) == [f"{group}-{number}" for group in range(10) for number in range(3)]
-    assert len(reader.segments(directory)) > 2
-    assert reader.end_offset(directory) == writer.end
-    assert all(one.size_bytes < 300 + 3 * len(rec("0-0")) for one in reader.segments(directory))
-    assert pickle.loads(pickle.dumps(reader.segments(directory))) == reader.segments(directory)
+    assert len(reader.list_segments(directory)) > 2
+    assert reader.committed_end(directory) == writer.committed_end
+    assert all(one.size_bytes < 300 + 3 * len(rec("0-0")) for one in reader.list_segments(directory))
+    assert pickle.loads(pickle.dumps(reader.list_segments(directory))) == reader.list_segments(directory)
     writer.close()
 
 
 def test_reading_goes_on_where_it_stopped(directory: Path) -> None:
     writer = SpoolWriter(directory, LIMITS)
-    writer.append([rec("a"), rec("b")])
-    segment = reader.segments(directory)[0]
-    first = list(reader.records(segment.path, 0, segment.size_bytes))
+    writer.append_records([rec("a"), rec("b")])
+    segment = reader.list_segments(directory)[0]
+    first = list(reader.read_records(segment.path, 0, segment.size_bytes))
     assert first[0].offset == SEGMENT_HEADER_BYTES
-    writer.append([rec("c")])
-    end = reader.end_offset(directory)
-    later = list(reader.records(segment.path, first[-1].next_offset, end.offset))
+    writer.append_records([rec("c")])
+    end = reader.committed_end(directory)
+    later = list(reader.read_records(segment.path, first[-1].next_offset, end.offset))
     assert [one.body for one in later] == [b"c"]
-    assert list(reader.records(segment.path, end.offset, end.offset)) == []
+    assert list(reader.read_records(segment.path, end.offset, end.offset)) == []
     writer.close()
 
 
@@ -104,24 +104,24 @@ def test_a_reader_sees_nothing_before_it_is_synced(directory: Path) -> None:
             super().sync(file)
 
     writer = SpoolWriter(directory, LIMITS, Watching())
-    writer.append([rec("a")])
-    writer.append([rec("b")])
+    writer.append_records([rec("a")])
+    writer.append_records([rec("b")])
     assert seen == [[], [], ["a"]]
     assert texts(directory) == ["a", "b"]
     writer.close()
 
 
-def test_nobody_reads_before_there_is_a_spool(tmp_path: Path) -> None:
-    assert reader.segments(tmp_path) == []
-    assert reader.end_offset(tmp_path) == (0, 0)
-    assert retention.consumed_position(tmp_path) == (0, 0)
+def test_no_reader_sees_records_before_there_is_a_spool(tmp_path: Path) -> None:
+    assert reader.list_segments(tmp_path) == []
+    assert reader.committed_end(tmp_path) == (0, 0)
+    assert retention.read_consumed_position(tmp_path) == (0, 0)
 
 
 def test_a_second_writer_is_turned_away_and_the_next_one_is_not(directory: Path) -> None:
     writer = SpoolWriter(directory, LIMITS)
     with pytest.raises(SpoolError, match="another receiver"):
         SpoolWriter(directory, LIMITS)
-    writer.append([rec("kept")])
+    writer.append_records([rec("kept")])
     writer.close()
     SpoolWriter(directory, LIMITS).close()
     assert texts(directory) == ["kept"]
@@ -133,8 +133,8 @@ def test_a_second_writer_is_turned_away_and_the_next_one_is_not(directory: Path)
 def crashed(directory: Path, tail: bytes) -> tuple[Path, int]:
     """A spool whose writer was killed while it wrote `tail`: two records committed before."""
     writer = SpoolWriter(directory, LIMITS)
-    writer.append([rec("a"), rec("b")])
-    end = writer.end
+    writer.append_records([rec("a"), rec("b")])
+    end = writer.committed_end
     writer.close()
     path = segment_path(directory, end.segment)
     with path.open("ab") as file:
@@ -142,7 +142,7 @@ def crashed(directory: Path, tail: bytes) -> tuple[Path, int]:
     return path, end.offset
 
 
-def test_a_tail_cut_at_every_byte_is_put_aside_and_whole_records_stay(tmp_path: Path) -> None:
+def test_a_tail_cut_at_every_byte_is_copied_and_whole_records_stay(tmp_path: Path) -> None:
     tail = rec("c") + rec("d")
     for length in range(len(tail) + 1):
         directory = tmp_path / str(length)
@@ -152,16 +152,16 @@ def test_a_tail_cut_at_every_byte_is_put_aside_and_whole_records_stay(tmp_path: 
         whole = length // len(rec("c"))
         assert texts(directory) == ["a", "b", "c", "d"][: 2 + whole]
         torn = length - whole * len(rec("c"))
-        assert writer.repaired is not None
-        assert (writer.repaired.torn is not None) == bool(torn)
-        assert not writer.repaired.lost
+        assert writer.repair_report is not None
+        assert (writer.repair_report.torn is not None) == bool(torn)
+        assert not writer.repair_report.lost_committed
         assert path.with_suffix(".torn").exists() == bool(torn)
         if torn:
             assert path.with_suffix(".torn").read_bytes() == tail[length - torn : length]
         assert path.stat().st_size == end + whole * len(rec("c"))
-        writer.append([rec("new")])
+        writer.append_records([rec("new")])
         assert texts(directory)[-1] == "new"
-        assert writer.end.segment > int(path.stem[4:])  # never behind what a reader may have seen
+        assert writer.committed_end.segment > int(path.stem[4:])  # never behind what a reader may have seen
         writer.close()
 
 
@@ -172,7 +172,7 @@ def test_every_flipped_byte_of_the_newest_segment_is_told_and_costs_one_record(t
     for position in range(end):
         directory = tmp_path / str(position)
         directory.mkdir()
-        write_mark(directory, COMMITTED, Position(1, end))
+        write_position(directory, COMMITTED, Position(1, end))
         flipped = bytearray(data)
         flipped[position] ^= 0x10
         segment_path(directory, 1).write_bytes(flipped)
@@ -182,11 +182,11 @@ def test_every_flipped_byte_of_the_newest_segment_is_told_and_costs_one_record(t
         second = position >= SEGMENT_HEADER_BYTES + len(rec("a"))
         expected = ["a", "b"] if position < SEGMENT_HEADER_BYTES else ["a"] if second else ["b"]
         assert found == expected
-        assert writer.repaired is not None
-        assert writer.repaired.lost == second  # the last record is not a torn end: it was committed
-        assert bool(writer.repaired.damaged) != second
+        assert writer.repair_report is not None
+        assert writer.repair_report.lost_committed == second  # the last record is not a torn end: it was committed
+        assert bool(writer.repair_report.damaged) != second
         assert len(damages) == (0 if second else 1)  # its torn end is put aside, the rest stays to be told
-        writer.append([rec("new")])
+        writer.append_records([rec("new")])
         assert [one.body for one in all_records(directory, damages.append)][-1] == b"new"
         writer.close()
 
@@ -201,7 +201,7 @@ def test_damage_in_the_middle_raises_unless_somebody_hears_of_it(directory: Path
     damages: list[Damage] = []
     assert [one.body for one in all_records(directory, damages.append)] == [b"b"]
     assert [one.offset for one in damages] == [SEGMENT_HEADER_BYTES]
-    assert end == reader.segments(directory)[0].size_bytes
+    assert end == reader.list_segments(directory)[0].size_bytes
 
 
 @pytest.mark.parametrize("length", range(SEGMENT_HEADER_BYTES))
@@ -210,9 +210,9 @@ def test_a_crash_while_a_segment_is_begun(directory: Path, length: int) -> None:
     begun = segment_path(directory, 2)
     begun.write_bytes((b"PRWSPOOL" + bytes(SEGMENT_HEADER_BYTES))[:length])
     writer = SpoolWriter(directory, LIMITS)
-    assert writer.end.segment == 3
+    assert writer.committed_end.segment == 3
     assert texts(directory) == ["a", "b"]
-    assert segment_numbers(directory) == [1, 3]
+    assert list_segment_numbers(directory) == [1, 3]
     writer.close()
     assert path.exists()
 
@@ -220,7 +220,7 @@ def test_a_crash_while_a_segment_is_begun(directory: Path, length: int) -> None:
 def test_starting_again_and_again_makes_no_segments(directory: Path) -> None:
     for _ in range(5):
         SpoolWriter(directory, LIMITS).close()
-    assert segment_numbers(directory) == [1]
+    assert list_segment_numbers(directory) == [1]
 
 
 def test_a_segment_number_is_never_used_again(directory: Path) -> None:
@@ -228,20 +228,20 @@ def test_a_segment_number_is_never_used_again(directory: Path) -> None:
     path, _ = crashed(directory, b"")
     path.unlink()
     writer = SpoolWriter(directory, LIMITS)
-    assert writer.end.segment == 2
+    assert writer.committed_end.segment == 2
     writer.close()
 
 
-def test_a_torn_mark_is_made_anew_and_readers_are_told_until_then(directory: Path) -> None:
+def test_a_torn_position_is_written_again_and_readers_raise_until_then(directory: Path) -> None:
     crashed(directory, b"")
     (directory / COMMITTED).write_bytes(b"")
-    with pytest.raises(SpoolError, match="cannot be made out"):
-        reader.segments(directory)
+    with pytest.raises(SpoolError, match="is invalid"):
+        reader.list_segments(directory)
     SpoolWriter(directory, LIMITS).close()
     assert texts(directory) == ["a", "b"]
 
 
-def test_every_flipped_byte_of_a_mark_is_noticed(directory: Path) -> None:
+def test_every_flipped_byte_of_a_position_is_noticed(directory: Path) -> None:
     crashed(directory, b"")
     data = (directory / COMMITTED).read_bytes()
     for position in range(len(data)):
@@ -249,7 +249,7 @@ def test_every_flipped_byte_of_a_mark_is_noticed(directory: Path) -> None:
         flipped[position] ^= 1
         (directory / COMMITTED).write_bytes(flipped)
         with pytest.raises(SpoolError):
-            read_mark(directory, COMMITTED)
+            read_position(directory, COMMITTED)
 
 
 def test_a_process_killed_while_it_appends_loses_nothing_that_it_said(directory: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_process_killed_while_it_appends_loses_nothing_that_it_said(directory:
         "from analytics.spool.records import pack_record\n"
         "writer = SpoolWriter(Path(sys.argv[1]), SpoolLimits(5000, 10**9, 0))\n"
         "for number in range(10**6):\n"
-        "    writer.append([pack_record(1, 1, f'{sys.argv[2]}-{number}'.encode() * 20)])\n"
+        "    writer.append_records([pack_record(1, 1, f'{sys.argv[2]}-{number}'.encode() * 20)])\n"
         "    print(number, flush=True)\n"
     )
     said: list[str] = []
@@ -293,18 +293,18 @@ def test_a_write_that_fails_leaves_nothing_behind(
 ) -> None:
     disk = BadDisk()
     writer = SpoolWriter(directory, LIMITS, disk)
-    writer.append([rec("a")])
+    writer.append_records([rec("a")])
     disk.fail_write, disk.error = partial, code
     for _ in range(3):
         with pytest.raises(SpoolError) as caught:
-            writer.append([rec("refused"), rec("refused")])
+            writer.append_records([rec("refused"), rec("refused")])
         assert type(caught.value) is kind
         assert texts(directory) == ["a"]
     with pytest.raises(kind):
-        writer.check()
+        writer.check_writable()
     disk.fail_write = None
-    writer.check()
-    writer.append([rec("b")])
+    writer.check_writable()
+    writer.append_records([rec("b")])
     assert texts(directory) == ["a", "b"]
     writer.close()
 
@@ -312,15 +312,15 @@ def test_a_write_that_fails_leaves_nothing_behind(
 def test_after_a_failed_sync_nothing_is_appended_to_that_segment(directory: Path) -> None:
     disk = BadDisk()
     writer = SpoolWriter(directory, LIMITS, disk)
-    writer.append([rec("a")])
-    before = writer.end
+    writer.append_records([rec("a")])
+    before = writer.committed_end
     disk.fail_sync = True
     with pytest.raises(SpoolError):
-        writer.append([rec("unknown")])
+        writer.append_records([rec("unknown")])
     assert texts(directory) == ["a"]
     disk.fail_sync = False
-    writer.append([rec("b")])
-    assert writer.end.segment == before.segment + 1
+    writer.append_records([rec("b")])
+    assert writer.committed_end.segment == before.segment + 1
     assert segment_path(directory, before.segment).stat().st_size == before.offset
     assert texts(directory) == ["a", "b"]
     writer.close()
@@ -331,12 +331,12 @@ def test_free_space_below_the_bound_refuses_before_anything_is_touched(directory
     writer = SpoolWriter(directory, SpoolLimits(300, 10**6, free_bytes_min=1000), disk)
     disk.free = 1000 + len(rec("a")) - 1
     with pytest.raises(SpoolFullError, match="bytes are free"):
-        writer.append([rec("a")])
+        writer.append_records([rec("a")])
     disk.free += 1
-    writer.append([rec("a")])
+    writer.append_records([rec("a")])
     disk.free = 999
     with pytest.raises(SpoolFullError):
-        writer.check()
+        writer.check_writable()
     writer.close()
 
 
@@ -344,7 +344,7 @@ def fill(writer: SpoolWriter) -> str:
     """Append until there is no room; returns what was said."""
     try:
         for number in range(100):
-            writer.append([rec(f"{number:03}")])
+            writer.append_records([rec(f"{number:03}")])
     except SpoolFullError as error:
         return str(error)
     raise AssertionError("it never became full")
@@ -354,9 +354,9 @@ def test_the_total_is_bounded_until_something_is_consumed(directory: Path) -> No
     writer = SpoolWriter(directory, SpoolLimits(100, 1000, 0))
     assert "does the ingest job run" in fill(writer)
     kept = texts(directory)
-    assert sum(one.size_bytes for one in reader.segments(directory)) <= 1000
-    assert retention.record_consumed(directory, writer.end)
-    writer.append([rec("again")])
+    assert sum(one.size_bytes for one in reader.list_segments(directory)) <= 1000
+    assert retention.record_consumed(directory, writer.committed_end)
+    writer.append_records([rec("again")])
     assert texts(directory)[-1] == "again"
     assert len(kept) > 5
     writer.close()
@@ -369,7 +369,7 @@ def test_the_total_holds_over_a_restart(directory: Path) -> None:
     writer.close()
     writer = SpoolWriter(directory, limits)
     with pytest.raises(SpoolFullError):
-        writer.append([rec("x" * 60)])
+        writer.append_records([rec("x" * 60)])
     writer.close()
 
 
@@ -379,19 +379,19 @@ def test_the_total_holds_over_a_restart(directory: Path) -> None:
 def test_what_was_consumed_is_removed_by_segments(directory: Path) -> None:
     writer = SpoolWriter(directory, SpoolLimits(100, 10**6, 0))
     for number in range(6):
-        writer.append([rec(f"{number:03}")])
-    numbers = segment_numbers(directory)
-    segment = reader.segments(directory)[1]
+        writer.append_records([rec(f"{number:03}")])
+    numbers = list_segment_numbers(directory)
+    segment = reader.list_segments(directory)[1]
     position = Position(segment.number, segment.size_bytes)
     assert retention.record_consumed(directory, position) == numbers[:1]
-    assert retention.consumed_position(directory) == position
-    assert retention.unconsumed_segments(directory) == len(numbers) - 1
+    assert retention.read_consumed_position(directory) == position
+    assert retention.count_unconsumed_segments(directory) == len(numbers) - 1
     assert retention.record_consumed(directory, Position(0, 5)) == []
-    assert retention.consumed_position(directory) == position  # never backwards
-    assert retention.record_consumed(directory, writer.end) == numbers[1:-1]
-    assert segment_numbers(directory) == numbers[-1:]
+    assert retention.read_consumed_position(directory) == position  # never backwards
+    assert retention.record_consumed(directory, writer.committed_end) == numbers[1:-1]
+    assert list_segment_numbers(directory) == numbers[-1:]
     with pytest.raises(SpoolError, match="cannot have been consumed"):
-        retention.record_consumed(directory, Position(writer.end.segment, writer.end.offset + 1))
+        retention.record_consumed(directory, Position(writer.committed_end.segment, writer.committed_end.offset + 1))
     writer.close()
 
 
@@ -399,7 +399,7 @@ def test_the_torn_end_goes_with_its_segment(directory: Path) -> None:
     path, _ = crashed(directory, b"torn")
     writer = SpoolWriter(directory, LIMITS)
     assert path.with_suffix(".torn").exists()
-    retention.record_consumed(directory, writer.end)
+    retention.record_consumed(directory, writer.committed_end)
     assert not path.exists()
     assert not path.with_suffix(".torn").exists()
     assert (directory / CONSUMED).exists()
@@ -410,4 +410,4 @@ def test_a_file_that_is_no_segment_is_told(tmp_path: Path) -> None:
     for name in ("seg-000000000000001.spool", "other.bin"):
         (tmp_path / name).write_bytes(b"not a segment at all, but long enough")
         with pytest.raises(SpoolError, match="header"):
-            list(reader.records(tmp_path / name, 0, 30))
+            list(reader.read_records(tmp_path / name, 0, 30))

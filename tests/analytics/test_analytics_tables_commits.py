@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from analytics.tables import commits
-from analytics.tables.commits import BrokenCommit, ChangedMeanwhile, Record
+from analytics.tables.commits import BrokenCommit, ChangedMeanwhile, ChangeRecord
 from analytics.tables.filesystem import Filesystem, FilesystemError
 from analytics.tables.manifest import NewerTables
 from analytics.tables.schemas import SCHEMA_VERSION
@@ -39,7 +39,7 @@ def content(tables: Tables, table: str = "samples", hours: Any = None) -> list[t
 def test_rows_come_back_with_their_types_and_partitions(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     with tables.transaction("test") as change:
-        change.append("samples", samples(spark, (1, 8, 1.5), (2, 9, 2.5)))
+        change.append_rows("samples", samples(spark, (1, 8, 1.5), (2, 9, 2.5)))
     assert content(tables) == [(1, 8, 1.5), (2, 9, 2.5)]
     assert content(tables, hours=[HOUR_9]) == [(2, 9, 2.5)]
     assert tables.partitions("samples") == ["date=2026-11-21/hour=8", "date=2026-11-21/hour=9"]
@@ -51,7 +51,7 @@ def test_rows_come_back_with_their_types_and_partitions(spark: SparkSession, tmp
 def test_an_exception_inside_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     with pytest.raises(ZeroDivisionError), tables.transaction("test") as change:  # noqa: PT012
-        change.append("samples", samples(spark, (1, 8, 1.0)))
+        change.append_rows("samples", samples(spark, (1, 8, 1.0)))
         raise ZeroDivisionError
     assert content(tables) == []
     assert tables.files.names("_staging") == []
@@ -60,17 +60,17 @@ def test_an_exception_inside_leaves_nothing(spark: SparkSession, tmp_path: Path)
 def test_overwriting_replaces_just_these_partitions_and_empties_some(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     with tables.transaction("test") as change:
-        change.append("samples", samples(spark, (1, 7, 7.0), (1, 8, 8.0), (1, 9, 9.0)))
+        change.append_rows("samples", samples(spark, (1, 7, 7.0), (1, 8, 8.0), (1, 9, 9.0)))
     with tables.transaction("test") as change:
         kept = tables.read("samples", [HOUR_8])
-        change.overwrite("samples", kept.withColumn("value", kept["value"] + 1), hours=[HOUR_8, HOUR_9])
+        change.overwrite_partitions("samples", kept.withColumn("value", kept["value"] + 1), hours=[HOUR_8, HOUR_9])
     assert content(tables) == [(1, 7, 7.0), (1, 8, 9.0)]
 
 
 def test_rows_outside_of_what_is_overwritten_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables.open(spark, str(tmp_path))
     with pytest.raises(ValueError, match="hour=9"), tables.transaction("test") as change:
-        change.overwrite("samples", samples(spark, (1, 8, 8.0), (1, 9, 9.0)), hours=[HOUR_8])
+        change.overwrite_partitions("samples", samples(spark, (1, 8, 8.0), (1, 9, 9.0)), hours=[HOUR_8])
     assert content(tables) == []
 
 
@@ -78,15 +78,15 @@ def test_a_table_is_added_to_once_in_a_change(spark: SparkSession, tmp_path: Pat
     tables = Tables.open(spark, str(tmp_path))
     rows = samples(spark, (1, 8, 8.0))
     with pytest.raises(ValueError, match="samples: rows were added"), tables.transaction("test") as change:  # noqa: PT012
-        change.append("samples", rows)
-        change.append("samples", rows)
+        change.append_rows("samples", rows)
+        change.append_rows("samples", rows)
     assert content(tables) == []
 
 
 def prepared(spark: SparkSession, root: Path) -> Tables:
     tables = Tables.open(spark, str(root))
     with tables.transaction("before") as change:
-        change.append("samples", samples(spark, (1, 7, 7.0), (1, 8, 8.0)))
+        change.append_rows("samples", samples(spark, (1, 7, 7.0), (1, 8, 8.0)))
         change.mark_dirty("rollup", [HOUR_8])
     return tables
 
@@ -101,11 +101,13 @@ def one_change(tables: Tables, identity: str) -> None:
     """Adds, removes, marks and clears."""
     if tables.is_done(identity):
         return
-    dirty = tables.dirty("rollup")
+    dirty = tables.dirty_hours("rollup")
     with tables.transaction("test", identity=identity) as change:
-        change.overwrite("samples", samples(tables.spark, (1, 8, 80.0), (2, 9, 90.0)), hours=[HOUR_8, HOUR_9])
+        change.overwrite_partitions(
+            "samples", samples(tables.spark, (1, 8, 80.0), (2, 9, 90.0)), hours=[HOUR_8, HOUR_9]
+        )
         change.mark_dirty("usage", [HOUR_8, HOUR_9])
-        change.clear(dirty)
+        change.clear_marks(dirty)
 
 
 BEFORE = [(1, 7, 7.0), (1, 8, 8.0)]
@@ -134,12 +136,12 @@ def test_killed_at_every_step_and_run_again(
         again = Tables.open(spark, str(tmp_path / str(killed_after)))
         if seen == AFTER:
             assert content(again) == AFTER
-            assert again.dirty("usage").hours == (HOUR_8, HOUR_9)
+            assert again.dirty_hours("usage").hours == (HOUR_8, HOUR_9)
             assert again.is_done("change")
         one_change(again, "change")
         assert content(again) == AFTER, killed_after
-        assert again.dirty("usage").hours == (HOUR_8, HOUR_9)
-        assert again.dirty("rollup").hours == ()
+        assert again.dirty_hours("usage").hours == (HOUR_8, HOUR_9)
+        assert again.dirty_hours("rollup").hours == ()
         assert again.files.names("_staging") == []
 
 
@@ -151,7 +153,7 @@ def test_two_processes_apply_one_record(spark: SparkSession, tmp_path: Path, mon
         staged = {f"_staging/c{before}/{n}": f"samples/c{before}-{n}" for n in range(2)}
         for path in staged:
             files.create_text(path, path)
-        record = Record(adds=staged, dirty={"rollup": ["2026-11-21T08"]})
+        record = ChangeRecord(adds=staged, dirty={"rollup": ["2026-11-21T08"]})
         files.create_text(f"_commits/pending/c{before}.json", json.dumps({"adds": record.adds, "dirty": record.dirty}))
         calls = iter(range(100))
 
@@ -167,46 +169,46 @@ def test_two_processes_apply_one_record(spark: SparkSession, tmp_path: Path, mon
             if not source.rpartition("/")[2].startswith(".") and next(calls) == before:
                 with monkeypatch.context() as undone:
                     undone.setattr(Filesystem, "move", move)
-                    commits.apply(files, f"c{before}", record)
+                    commits.apply_change(files, f"c{before}", record)
             return move(self, source, target)
 
         with monkeypatch.context() as patched:
             patched.setattr(Filesystem, "move", slow)
-            commits.recover(files)
+            commits.apply_pending(files)
         assert commits.is_done(files, f"c{before}")
         assert all(files.exists(path) for path in staged.values())
-        assert commits.pending(files) == []
+        assert commits.list_pending(files) == []
 
 
 def test_a_file_deleted_by_hand_is_told(spark: SparkSession, tmp_path: Path) -> None:
     files = Filesystem(spark, str(tmp_path))
     with pytest.raises(BrokenCommit, match=r"_commits/pending/c\.json"):
-        commits.commit(files, "c", Record(adds={"_staging/c/x": "samples/x"}))
+        commits.commit_change(files, "c", ChangeRecord(adds={"_staging/c/x": "samples/x"}))
 
 
 def test_of_two_rewrites_of_one_partition_the_later_fails(spark: SparkSession, tmp_path: Path) -> None:
     tables = prepared(spark, tmp_path)
     with pytest.raises(ChangedMeanwhile, match="nothing was"), tables.transaction("a") as first:  # noqa: PT012
-        first.overwrite("samples", samples(spark, (1, 8, 1.0)), hours=[HOUR_8])
+        first.overwrite_partitions("samples", samples(spark, (1, 8, 1.0)), hours=[HOUR_8])
         with tables.transaction("b") as second:
-            second.overwrite("samples", samples(spark, (1, 8, 2.0)), hours=[HOUR_8])
+            second.overwrite_partitions("samples", samples(spark, (1, 8, 2.0)), hours=[HOUR_8])
     assert content(tables) == [(1, 7, 7.0), (1, 8, 2.0)]
-    assert commits.pending(tables.files) == []
+    assert commits.list_pending(tables.files) == []
 
 
 def test_a_mark_that_comes_while_hours_are_recomputed_stays(spark: SparkSession, tmp_path: Path) -> None:
     tables = prepared(spark, tmp_path)
-    taken = tables.dirty("rollup")
+    taken = tables.dirty_hours("rollup")
     with tables.transaction("late") as change:
         change.mark_dirty("rollup", [HOUR_8])
     with tables.transaction("rollup") as change:
-        change.clear(taken)
-    assert tables.dirty("rollup").hours == (HOUR_8,)
+        change.clear_marks(taken)
+    assert tables.dirty_hours("rollup").hours == (HOUR_8,)
 
 
 def test_a_pending_change_is_finished_before_anything_is_read(spark: SparkSession, tmp_path: Path) -> None:
     tables = prepared(spark, tmp_path)
-    record = Record(removes=[f"samples/{p}/{e.name}" for p in tables.partitions("samples")
+    record = ChangeRecord(removes=[f"samples/{p}/{e.name}" for p in tables.partitions("samples")
                              for e in tables.visible_files("samples", p)])  # fmt: skip
     text = json.dumps({"removes": record.removes})
     tables.files.create_text("_commits/pending/x.json", text)
@@ -218,7 +220,7 @@ def test_a_reader_gives_up_where_changes_never_end(
 ) -> None:
     tables = prepared(spark, tmp_path)
     states = iter(range(1000))
-    monkeypatch.setattr(commits, "state", lambda files: ([], [str(next(states))]))
+    monkeypatch.setattr(commits, "read_state", lambda files: ([], [str(next(states))]))
     with pytest.raises(NoSnapshot, match="60 times"):
         tables.read("samples", [HOUR_8])
 
@@ -250,7 +252,7 @@ def test_only_the_last_batch_of_a_stream_is_remembered(spark: SparkSession, tmp_
     files = Filesystem(spark, str(tmp_path))
     for stream in ("a", "b"):
         for number in (8, 9, 10):
-            commits.commit(files, commits.batch_id(stream, number), Record())
-    commits.forget_before(files, commits.batch_id("a", 10))
+            commits.commit_change(files, commits.batch_id(stream, number), ChangeRecord())
+    commits.delete_earlier_batches(files, commits.batch_id("a", 10))
     left = [commits.batch_id(*one) for one in (("a", 10), ("b", 8), ("b", 9), ("b", 10))]
     assert [name.removesuffix(".json") for name in files.names("_commits/done")] == left

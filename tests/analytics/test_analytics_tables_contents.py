@@ -21,24 +21,24 @@ def test_files_up_to_a_size_come_whole_and_the_rows_of_all_others(spark: SparkSe
     sizes = {file.name: file.stat().st_size for file in root.glob("samples/*/hour=[123]/*.parquet")}
     assert len(sizes) == 3
     largest = max(sizes.values())
-    contents, rows = tables.contents("samples", HOURS, bytes_max=largest - 1)
+    contents, rows = tables.read_file_contents("samples", HOURS, bytes_max=largest - 1)
     assert sorted(len(row["content"]) for row in contents.collect()) == sorted(sizes.values())[:2]
     assert {row["series_id"] for row in rows.collect()} == {2}
     assert rows.count() == len(counter(2, [2], step_s=1))
-    contents, rows = tables.contents("samples", HOURS, bytes_max=largest)
+    contents, rows = tables.read_file_contents("samples", HOURS, bytes_max=largest)
     assert (contents.count(), rows.count()) == (3, 0)
 
 
 def test_nothing_is_nothing(spark: SparkSession, tmp_path: Path) -> None:
     tables = ingest(spark, tmp_path, counter(1, [1]))
-    contents, rows = tables.contents("samples", [moment(DAY_MS + 9 * HOUR_MS)], bytes_max=ALL)
+    contents, rows = tables.read_file_contents("samples", [moment(DAY_MS + 9 * HOUR_MS)], bytes_max=ALL)
     assert (contents.count(), rows.count()) == (0, 0)
 
 
 def test_files_and_rows_give_the_same_minutes(spark: SparkSession, tmp_path: Path) -> None:
     tables = ingest(spark, tmp_path, [*counter(1, [1, 2, 3], step_s=7), *counter(-4, [1, 3], step_s=90)])
-    contents, _ = tables.contents("samples", HOURS, bytes_max=ALL)
-    _, rows = tables.contents("samples", HOURS, bytes_max=0)
+    contents, _ = tables.read_file_contents("samples", HOURS, bytes_max=ALL)
+    _, rows = tables.read_file_contents("samples", HOURS, bytes_max=0)
     assert rows_of(minutes_of_files(contents)) == rows_of(minutes(rows))
 
 

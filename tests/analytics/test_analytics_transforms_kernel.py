@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analytics.transforms import kernel
-from analytics.transforms.counter_state import Sample, unique, windows
+from analytics.transforms.counter_state import Sample, deduplicate, windows
 from analytics.transforms.kernel import States
 from tests.analytics.transforms_data import patient
 
@@ -43,9 +43,9 @@ NAMES = ("ts", "value", "start_ts")
 
 
 def sorted_states(pieces: list[States]) -> States:
-    states = kernel.joined(pieces)
+    states = kernel.concatenate(pieces)
     order = np.lexsort((-states.first_start, -states.first_v, states.first_ts, states.series_id))
-    return kernel.taken(states, order)
+    return kernel.select_rows(states, order)
 
 
 def expected(rows: Raw) -> list[tuple[object, ...]]:
@@ -62,18 +62,20 @@ def expected(rows: Raw) -> list[tuple[object, ...]]:
 
 
 def run_pieces(rows: Raw) -> kernel.Runs:
-    return kernel.runs(states_of(rows), MINUTE_MS, HOUR_MS)
+    return kernel.split_runs(states_of(rows), MINUTE_MS, HOUR_MS)
 
 
 def in_batches(states: States, size: int) -> Iterator[kernel.WindowRows]:
     """As Spark gives them: rows come in batches, the last window is held back, its series' last sample goes on."""
-    held = kernel.taken(states, slice(0))
+    held = kernel.select_rows(states, slice(0))
     for begin in range(0, len(states.n), size):
-        batch = kernel.joined([held, kernel.taken(states, slice(begin, begin + size))])
+        batch = kernel.concatenate([held, kernel.select_rows(states, slice(begin, begin + size))])
         end = kernel.last_group_start(batch, MINUTE_MS)
-        held = kernel.joined([kernel.tail_before(batch, end, MINUTE_MS), kernel.taken(batch, slice(end, None))])
+        held = kernel.concatenate(
+            [kernel.tail_before(batch, end, MINUTE_MS), kernel.select_rows(batch, slice(end, None))]
+        )
         if end:
-            yield kernel.window_rows(kernel.taken(batch, slice(end)), MINUTE_MS, LOOKBACK)
+            yield kernel.window_rows(kernel.select_rows(batch, slice(end)), MINUTE_MS, LOOKBACK)
     yield kernel.window_rows(held, MINUTE_MS, LOOKBACK)
 
 
@@ -227,7 +229,7 @@ def test_duplicates_in_two_chunks_are_mixed() -> None:
 def test_of_duplicates_that_differ_the_largest_counts() -> None:
     rows = [(1, Sample(0, 1.0)), (1, Sample(0, 3.0)), (1, Sample(0, 2.0))]
     assert kernel.window_rows(states_of(rows), MINUTE_MS, LOOKBACK).states.sum.tolist() == [3.0]
-    assert unique(sample for _, sample in rows) == [Sample(0, 3.0)]
+    assert deduplicate(sample for _, sample in rows) == [Sample(0, 3.0)]
 
 
 def test_nan_is_no_sample() -> None:

@@ -26,7 +26,7 @@ class Killed(BaseException):
 def add_series(spark: SparkSession, root: Path, *series: tuple[int, str, dict[str, str]]) -> None:
     rows = [(number, metric, labels, "counter", moment(DAY_MS)) for number, metric, labels in series]
     with Tables.open(spark, str(root)).transaction("series") as change:
-        change.append("series", spark.createDataFrame(rows, SERIES))
+        change.append_rows("series", spark.createDataFrame(rows, SERIES))
 
 
 def labels(cluster: str, principal: str, direction: str | None = None, worker: str = "0") -> dict[str, str]:
@@ -34,7 +34,7 @@ def labels(cluster: str, principal: str, direction: str | None = None, worker: s
     return found | ({"direction": direction} if direction else {})
 
 
-def run(spark: SparkSession, root: Path, hour: float) -> usage.Report:
+def run(spark: SparkSession, root: Path, hour: float) -> usage.UsageReport:
     """Roll up, and sum the usage as of so many hours after DAY."""
     rollup.run(spark, str(root))
     return usage.run(spark, str(root), now=moment(DAY_MS) + timedelta(hours=hour))
@@ -180,7 +180,7 @@ def test_late_samples_of_a_closed_hour_are_kept_out_and_the_total_stays_right(
     assert rolled[DAY_MS + HOUR_MS] == 15  # the rollup has it
     again = usage.run(spark, str(tmp_path), now=moment(DAY_MS + 4 * HOUR_MS), reopen_from=moment(DAY_MS + HOUR_MS + 1))
     assert (again.late_samples, again.reopened) == ({}, (moment(DAY_MS + HOUR_MS),))  # late samples are told once
-    assert "REOPENED: 1 closed hours were computed anew, from 2026-11-20 01:00" in capsys.readouterr().err
+    assert "REOPENED: 1 closed hours were recomputed, from 2026-11-20 01:00" in capsys.readouterr().err
     assert by_hour(tables) == {1: (15 + 7, True), 2: (5 + 93, False), 3: (30, False)}
     tables.files.delete("rollup_1h")
     with pytest.raises(usage.CannotReopen, match="1 hours from 2026-11-20 01:00"):
@@ -207,9 +207,9 @@ def test_killed_before_or_after_the_commit_and_run_again(
         raise Killed
 
     rollup.run(spark, str(tmp_path))
-    for owner, name in ((Transaction, "commit"), (commits, "apply")):
+    for owner, name in ((Transaction, "commit_change"), (commits, "apply_change")):
         with monkeypatch.context() as patched:
-            patched.setattr(Transaction, "abandon", lambda self: None)
+            patched.setattr(Transaction, "discard_staged", lambda self: None)
             patched.setattr(owner, name, dies)
             with pytest.raises(Killed):
                 usage.run(spark, str(tmp_path), now=moment(DAY_MS + 4 * HOUR_MS))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.tables.partitions import hour_of
 from analytics.tables.store import Tables
@@ -53,7 +53,7 @@ def ingest(spark: SparkSession, root: Path, rows: Raw, *, repeat: int = 1) -> Ta
     tables = Tables.open(spark, str(root))
     for _ in range(repeat):
         with tables.transaction("test") as change:
-            change.append("samples", samples_frame(spark, rows).coalesce(1))
+            change.append_rows("samples", samples_frame(spark, rows).coalesce(1))
             change.mark_dirty("rollup", {hour_of(moment(sample.ts)) for _, sample in rows})
     return tables
 

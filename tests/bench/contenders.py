@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from local.cluster import Cluster
+from local.cluster import Cluster, ClusterConfig
 from local.distribution import PULSAR, pulsar_home
 from local.ports import free_port
 from local.process import OwnedProcess
@@ -96,10 +96,12 @@ class Ours(Contender):
         self._cluster = Cluster(
             command,
             self.directory,
-            f"pulsar://{broker.address}",
-            port=self.port,
-            admin_port=free_port(avoid=(self.port,)),
-            more_config=more_config,
+            ClusterConfig(
+                service_url=f"pulsar://{broker.address}",
+                port=self.port,
+                admin_port=free_port(avoid=(self.port,)),
+                more_config=more_config,
+            ),
         )
 
     @property
@@ -116,11 +118,11 @@ class Ours(Contender):
         return self._cluster.log_tail()
 
 
-class Following(Ours):
-    """The same, where clients authenticate themselves with a token that ends: relays follow their frames (KIP-368)."""
+class FramedRelays(Ours):
+    """The same cluster with clients whose tokens expire: their relays track frame boundaries (KIP-368)."""
 
-    name = "following"
-    label = "pulsar-trio-proxy, frames followed"
+    name = "framed"
+    label = "pulsar-trio-proxy, framed relays"
 
     _CONFIG = """
 [authentication]

@@ -89,10 +89,10 @@ class Load:
 
     def measure(self) -> Window:
         """Let it run for its window."""
-        return Window(**json.loads(self.go_on()))
+        return Window(**json.loads(self.run_next_step()))
 
-    def go_on(self) -> str:
-        """Let it do its next step; returns what it says after it."""
+    def run_next_step(self) -> str:
+        """Make the load run its next step; return the line that it prints then."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()

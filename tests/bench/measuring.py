@@ -117,7 +117,7 @@ class Bench:
                     time.sleep(_MEMORY_SETTLE_S)
                 before = pss_bytes(contender.pid)
                 with generator.load(self.program, "idle", connections=IDLE_RELAYS, **options) as load:
-                    load.go_on()
+                    load.run_next_step()
                     time.sleep(_MEMORY_SETTLE_S)
                     grown = pss_bytes(contender.pid) - before
         return Memory(before, grown / IDLE_RELAYS)

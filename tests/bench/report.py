@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.bench.contenders import CONTENDERS, Following, HAProxy, Java, Ours, Straight
+from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight
 from tests.bench.figures import Figure, figure, ratio, text
 from tests.bench.measuring import Memory, Results, Sample
 from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, SHARED_CLIENTS, Metric, Row
@@ -18,7 +18,7 @@ class Report:
     results: Results
     rows: Sequence[Row]
     contenders: Sequence[str]
-    followed_rows: Sequence[Row] = ()
+    framed_rows: Sequence[Row] = ()
 
     def markdown(self) -> str:
         """All tables."""
@@ -32,10 +32,10 @@ class Report:
                 "### The load generator (CPU time in µs an operation; bulk: GiB a second, s a GiB)",
                 self._generator(),
             ]
-        if self.followed_rows:
+        if self.framed_rows:
             parts += [
-                "### Relays whose frames are followed: CPU time (µs an operation; bulk: s a GiB)",
-                self._followed(),
+                "### Framed relays: CPU time (µs an operation; bulk: s a GiB)",
+                self._framed(),
             ]
         if self.results.memory:
             parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
@@ -87,10 +87,10 @@ class Report:
             lines.append([row.title, *straight, *(f"{share.median:.0%}" if share else "-" for share in busy)])
         return _table(lines)
 
-    def _followed(self) -> str:
-        lines = [["", Ours.label, Following.label, "followed / not", "target"]]
-        for row in self.followed_rows:
-            costs = [self.metric(row, kind.name, "cost") for kind in (Ours, Following)]
+    def _framed(self) -> str:
+        lines = [["", Ours.label, FramedRelays.label, "framed / not", "target"]]
+        for row in self.framed_rows:
+            costs = [self.metric(row, kind.name, "cost") for kind in (Ours, FramedRelays)]
             share = ratio(costs[1], costs[0])
             lines.append([row.title, *(text(figure(cost)) for cost in costs), text(share), _target(row, "cost", share)])
         return _table(lines)

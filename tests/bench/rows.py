@@ -35,8 +35,8 @@ class Target:
 class Row:
     """One kind of load.
 
-    ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer; ``followed``:
-    measured is what it costs to follow the frames, beside not to: its targets are of that ratio.
+    ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer; ``framed``:
+    measures the cost of tracking frame boundaries, compared with not tracking them: its targets are of that ratio.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Row:
     targets: tuple[Target, ...] = ()
     under_way: int = 1
     frame_bytes: int = 256 << 10
-    followed: bool = False
+    framed: bool = False
 
     @property
     def in_bytes(self) -> bool:
@@ -56,7 +56,7 @@ class Row:
     @property
     def has_latency(self) -> bool:
         """Whether the load waits for each operation by itself."""
-        return self.program == "echo" and not self.followed
+        return self.program == "echo" and not self.framed
 
     def target(self, metric: Metric) -> Target | None:
         """The target for a metric."""
@@ -77,13 +77,13 @@ ROWS = (
 )
 
 _ECHO, _LARGE, _SMALL = (Target("cost", most) for most in (1.5, 1.5, 2.2))
-FOLLOWED_ROWS = (
-    Row("follow-echo1", "echo of 100 B, 1 connection", "echo", 1, (_ECHO,), followed=True),
-    Row("follow-echo32", "echo of 100 B, 32 connections", "echo", 32, (_ECHO,), followed=True),
-    Row("follow-1k", "bulk in frames of 1 kB, 4 connections", "bulk", 4, (_SMALL,), 1, 1_000, followed=True),
-    Row("follow-10k", "bulk in frames of 10 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 10_000, followed=True),
-    Row("follow-100k", "bulk in frames of 100 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 100_000, followed=True),
-    Row("follow-1m", "bulk in frames of 1 MB, 4 connections", "bulk", 4, (_LARGE,), 1, 1_000_000, followed=True),
+FRAMED_ROWS = (
+    Row("follow-echo1", "echo of 100 B, 1 connection", "echo", 1, (_ECHO,), framed=True),
+    Row("follow-echo32", "echo of 100 B, 32 connections", "echo", 32, (_ECHO,), framed=True),
+    Row("follow-1k", "bulk in frames of 1 kB, 4 connections", "bulk", 4, (_SMALL,), 1, 1_000, framed=True),
+    Row("follow-10k", "bulk in frames of 10 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 10_000, framed=True),
+    Row("follow-100k", "bulk in frames of 100 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 100_000, framed=True),
+    Row("follow-1m", "bulk in frames of 1 MB, 4 connections", "bulk", 4, (_LARGE,), 1, 1_000_000, framed=True),
 )
 
 IDLE = "idle"

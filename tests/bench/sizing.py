@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from local.console import print_status
 
@@ -29,7 +28,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse
 from tests.bench.processes import cpu_seconds, pss_bytes
 from tests.e2e.lab.certificates import Authority
 from tests.e2e.lab.cluster import HOST, ProxyCluster, Tables
-from tests.e2e.lab.fakes import connected
+from tests.e2e.lab.fakes import LookupBroker
 from tests.e2e.lab.processes import children, memory_kib
 from tests.e2e.lab.schema import Command
 from tests.e2e.lab.wire import WireClient, frame
@@ -43,17 +42,25 @@ PINGS = 100
 KEEP_ALIVE_S = 30.0
 """How often Pulsar's clients ask on each connection whether the other side is there (keepAliveInterval)."""
 
+ANSWERED = frozenset({BaseCommand.PING, BaseCommand.CONNECT, BaseCommand.LOOKUP})
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 DESCRIPTORS = 16_384
 
 
-class Broker(threading.Thread):
-    """Answers PING, CONNECT and LOOKUP, and takes whatever else comes, from one epoll."""
+class EpollBroker(threading.Thread):
+    """Serves thousands of connections from one epoll: LookupBroker's answers to ANSWERED, none to other commands."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self._listener = socket.create_server((HOST, 0), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
+        self._behaviour = LookupBroker(
+            {
+                "response": CommandLookupTopicResponse.Connect,
+                "broker_service_url": f"pulsar://{HOST}:{self.port}",
+                "authoritative": True,
+            }
+        )
         self._poll = select.epoll()
         self._connections: dict[int, tuple[socket.socket, FrameDecoder]] = {}
 
@@ -81,26 +88,14 @@ class Broker(threading.Thread):
             return
         decoder.receive_data(data)
         while (received := decoder.next_frame()) is not None:
-            self._reply(connection, Command.FromString(received.command))
-
-    def _reply(self, connection: socket.socket, command: Any) -> None:
-        if command.type == BaseCommand.PING:
-            connection.sendall(frame(BaseCommand.PONG, pong={}))
-        elif command.type == BaseCommand.CONNECT:
-            connection.sendall(connected())
-        elif command.type == BaseCommand.LOOKUP:
-            body = {
-                "request_id": command.lookup_topic.request_id,
-                "response": CommandLookupTopicResponse.Connect,
-                "broker_service_url": f"pulsar://{HOST}:{self.port}",
-                "authoritative": True,
-            }
-            connection.sendall(frame(BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=body))
+            command = Command.FromString(received.command)
+            if command.type in ANSWERED:
+                self._behaviour.reply_to(connection, command)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the cluster uses, in bytes; ``charged`` is 0 where no cgroup tells."""
+    """The cluster's memory, in bytes; ``charged`` is 0 without a cgroup."""
 
     pages: int
     charged: int
@@ -115,7 +110,7 @@ class Memory:
 
 @contextlib.contextmanager
 def cgroup() -> Iterator[Path | None]:
-    """A cgroup of its own for the cluster, with TCP's buffers counted; None where there can be none."""
+    """Make a cgroup for the cluster, with TCP's buffers counted; None if that is not possible."""
     path = CGROUP_V1 / f"pulsar-trio-proxy-sizing-{os.getpid()}"
     try:
         path.mkdir()
@@ -131,7 +126,7 @@ def cgroup() -> Iterator[Path | None]:
 
 
 class Measured:
-    """A cluster before a broker, and what it uses."""
+    """Meter of a cluster's memory."""
 
     def __init__(self, cluster: ProxyCluster, path: Path | None) -> None:
         self._cluster = cluster
@@ -144,7 +139,7 @@ class Measured:
     def _charged(self) -> int:
         if self._path is None:
             return 0
-        # Files' pages are given back before anybody is ended.
+        # The kernel reclaims the page cache before it kills a process.
         stat = dict(line.split() for line in (self._path / "memory.stat").read_text().splitlines())
         files = int(stat["total_inactive_file"]) + int(stat["total_active_file"])
         counted = ("memory.usage_in_bytes", "memory.kmem.tcp.usage_in_bytes")
@@ -160,7 +155,7 @@ def measured(tables: Tables) -> Iterator[tuple[ProxyCluster, Measured]]:
             yield cluster, Measured(cluster, path)
 
 
-def _tables(broker: Broker, **cluster: object) -> Tables:
+def _tables(broker: EpollBroker, **cluster: object) -> Tables:
     return {
         "cluster": cluster,
         "brokers": {"service_url": f"pulsar://{HOST}:{broker.port}"},
@@ -169,7 +164,7 @@ def _tables(broker: Broker, **cluster: object) -> Tables:
 
 
 def _connections(open_one: Callable[[], WireClient], memory: Measured) -> Memory:
-    """What CONNECTIONS more need, after as many before them: the first ones also fill what is kept for good."""
+    """Measure what CONNECTIONS more need, after as many before: the first ones also fill permanent caches."""
     clients = []
     figures = []
     for _ in range(2):
@@ -180,7 +175,7 @@ def _connections(open_one: Callable[[], WireClient], memory: Measured) -> Memory
     return figures[1] - figures[0]
 
 
-def _relay(cluster: ProxyCluster, broker: Broker, context: ssl.SSLContext | None) -> WireClient:
+def _relay(cluster: ProxyCluster, broker: EpollBroker, context: ssl.SSLContext | None) -> WireClient:
     client = _client(cluster, context)
     client.connect(proxy_to_broker_url=f"{HOST}:{broker.port}")
     client.send_bytes(frame(BaseCommand.PING, ping={}) * PINGS)
@@ -203,7 +198,7 @@ def _client(cluster: ProxyCluster, context: ssl.SSLContext | None) -> WireClient
     return client
 
 
-def _at_rest(broker: Broker) -> None:
+def _at_rest(broker: EpollBroker) -> None:
     totals = {}
     for forwarders in (1, 2, 4):
         with measured(_tables(broker, forwarders=forwarders)) as (cluster, memory):
@@ -221,7 +216,7 @@ def _at_rest(broker: Broker) -> None:
             print_status.line(f"a further {workers[:-8]} worker:   {Memory(one.pages // 2, one.charged // 2)}")
 
 
-def _by_connections(broker: Broker, directory: Path) -> None:
+def _by_connections(broker: EpollBroker, directory: Path) -> None:
     plain = _tables(broker, forwarders=1)
     authority = Authority(directory, "sizing")
     pair = authority.server("server")
@@ -240,7 +235,7 @@ def _by_connections(broker: Broker, directory: Path) -> None:
 
 
 def _keep_alive(clients: list[WireClient]) -> None:
-    """One PING and its answer on each connection, evenly over the time between two of a real client's."""
+    """Exchange one PING on each connection, evenly spread over a real client's interval."""
     begun_at = time.monotonic()
     for index, client in enumerate(clients):
         time.sleep(max(0.0, begun_at + KEEP_ALIVE_S * index / len(clients) - time.monotonic()))
@@ -248,8 +243,8 @@ def _keep_alive(clients: list[WireClient]) -> None:
     time.sleep(max(0.0, begun_at + KEEP_ALIVE_S - time.monotonic()))
 
 
-def _cpu_by_connections(broker: Broker, directory: Path) -> None:
-    """CPU time for opening CONNECTIONS and for keeping them: what they add to the cluster's own at rest."""
+def _cpu_by_connections(broker: EpollBroker, directory: Path) -> None:
+    """Measure the CPU time for opening CONNECTIONS and for keeping them open, beyond the cluster's at rest."""
     plain = _tables(broker, forwarders=1)
     authority = Authority(directory, "cpu")
     pair = authority.server("server")
@@ -292,7 +287,7 @@ def run() -> None:
     """Measure, and print."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
-    broker = Broker()
+    broker = EpollBroker()
     broker.start()
     with tempfile.TemporaryDirectory(prefix="sizing-") as name:
         _at_rest(broker)

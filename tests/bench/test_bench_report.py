@@ -10,7 +10,7 @@ from tests.bench.figures import figure, number, ratio
 from tests.bench.measuring import Memory, Results, Sample
 from tests.bench.processes import cpu_seconds, established, pss_bytes
 from tests.bench.report import Report
-from tests.bench.rows import FOLLOWED_ROWS, ROWS, Target
+from tests.bench.rows import FRAMED_ROWS, ROWS, Target
 
 
 def _sample(cost: float, rate: float) -> Sample:
@@ -65,9 +65,9 @@ def test_report_leaves_out_what_was_not_measured() -> None:
 
 
 def test_following_frames_is_compared_with_not_following_them() -> None:
-    row = FOLLOWED_ROWS[0]
+    row = FRAMED_ROWS[0]
     results = Results()
-    for name, cost in (("ours", 10.0), ("following", 14.0)):
+    for name, cost in (("ours", 10.0), ("framed", 14.0)):
         results.samples[row.name, name] = [_sample(cost, 1000.0)]
     text = Report(results, [], ["ours", "java"], [row]).markdown()
     assert "1.40" in text
@@ -88,7 +88,7 @@ def test_connections_of_a_server_are_counted() -> None:
             assert established(port) == 2
 
 
-def test_only_what_stands_between_the_markers_is_replaced() -> None:
+def test_only_text_between_the_markers_is_replaced() -> None:
     page = documents.PAGE.read_text()
     once = documents.replaced(page, "new")
     assert "\n\nnew\n\n" in once

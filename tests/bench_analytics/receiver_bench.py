@@ -170,7 +170,7 @@ def receiver(directory: Path) -> Iterator[tuple[tuple[str, int], int]]:
         host, _, port = process.write.rpartition(":")
         yield (host, int(port)), process.process.pid
     finally:
-        process.end()
+        process.stop()
 
 
 @contextlib.contextmanager
@@ -209,17 +209,17 @@ def run(seconds: float, rounds: int, sketch_directory: Path | None, tell: Callab
         for version in (1, 2):
             with tempfile.TemporaryDirectory() as directory, receiver(Path(directory)) as (address, process_id):
                 found.append(measured("receiver", version, address, process_id, seconds))
-            tell(found[-1])
+            print_figures(found[-1])
             if sketch_directory is None:
                 continue
             program = sketch_directory / "receiver.py"
             with tempfile.TemporaryDirectory() as directory, sketch(program, Path(directory)) as (address, process_id):
                 found.append(measured("sketch", version, address, process_id, seconds))
-            tell(found[-1])
+            print_figures(found[-1])
     return found
 
 
-def tell(one: Figures) -> None:
+def print_figures(one: Figures) -> None:
     """A line for people."""
     print(
         f"{one.what:8} {one.version}.0  {one.per_core:11,.0f} samples/s per core  {one.per_second:11,.0f} samples/s"
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--sketch", type=Path, help="directory of the sketch's receiver.py and remote.proto")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
-    found = run(options.seconds, options.rounds, options.sketch, tell)
+    found = run(options.seconds, options.rounds, options.sketch, print_figures)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 

@@ -107,14 +107,14 @@ def ours(spark: SparkSession, root: Path, hours: list[datetime], growth: float) 
     tables = Tables.open(spark, str(root))
     seconds = (0.0, 0.0)
     with suppress(_Measured), rollup_change(tables, "bench") as change:
-        block = job.Block(job.Job(tables, (job.COUNTERS,), job.LOOKBACK_DAYS, job.Report()), change)
+        block = job.Block(job.RollupRun(tables, (job.COUNTERS,), job.LOOKBACK_DAYS, job.RollupReport()), change)
         begun = time.perf_counter()
         tails = rollup.tails(tables.read("rollup_1h", []), hours)
         minutes = job.COUNTERS.stage_minutes(block, hours, tails)
         minutes_done = time.perf_counter()
-        wide = change.stage("rollup_1h", job.COUNTERS.coarser(minutes, "hour"))
+        wide = change.stage_rows("rollup_1h", job.COUNTERS.coarser(minutes, "hour"))
         seconds = (minutes_done - begun, time.perf_counter() - minutes_done)
-        assert not block.job.report.mixed_hours
+        assert not block.run.report.mixed_hours
         _compare(wide.agg({"increase": "sum"}).collect()[0][0], growth, "this rollup")
         whole, merged = (
             next(root.glob(f"_staging/*/{name}")) for name in (f"minutes/{rollup.PART}={rollup.WHOLE}", "rollup_1m")

@@ -204,7 +204,7 @@ def test_the_admin_port_is_open_to_prometheus_alone() -> None:
     assert [port["port"] for port in rule["ports"]] == [8080]
 
 
-def test_without_peers_nobody_reaches_the_admin_port() -> None:
+def test_without_peers_no_client_reaches_the_admin_port() -> None:
     assert admin_rules(render(networkPolicy={"admin": []})) == []
     receiver = render(analytics={"receiver": {"enabled": True, "peers": []}})
     policy = receiver.get("NetworkPolicy", f"{NAME}-receiver")["spec"]

@@ -23,6 +23,12 @@ TIMEOUT_S = 1800
 NO_PINGS = {"keepAliveIntervalSeconds": str(NO_PINGS_S)}
 """Of a broker that raw clients are connected to."""
 
+MEASURED = ("test_admin", "test_check_connect", "test_docs_commands", "test_inside", "test_leaving", "test_operations")
+"""Files of which the coverage of processes counts: they start each command and each role. Measured processes use almost
+twice the CPU time, which floods and soaks need for themselves.
+"""
+COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+
 _clusters: list[ProxyCluster] = []
 
 
@@ -42,6 +48,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for cluster in _clusters:
             report.sections.append((f"log of the cluster at {cluster.service_url}", cluster.log_tail()))
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep the coverage of processes to the files of MEASURED."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem not in MEASURED:
+            for name in COVERAGE:
+                patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")

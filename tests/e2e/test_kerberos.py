@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local.standalone import Standalone
+from local.standalone import BrokerOptions, Standalone
 
 from proto import commands
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -57,7 +57,9 @@ def kerberos_broker(realm: Realm, pulsar_home: Path, tmp_path_factory: pytest.Te
         "proxyRoles": PROXY,
         "superUserRoles": f"admin,{PROXY}",
     }
-    broker = Standalone(pulsar_home, data, secured=True, conf=conf, jvm_options=realm.jvm_options)
+    broker = Standalone(
+        pulsar_home, data, secured=True, conf=conf, options=BrokerOptions(jvm_options=realm.jvm_options)
+    )
     with broker:
         admin = broker.admin()
         admin.create_tenant("kerberos")

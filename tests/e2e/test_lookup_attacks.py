@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from local.standalone import Standalone
+from pulsar_bytes import field, varint
 
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -36,21 +37,6 @@ LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34
 
 
 # ---- a client's bytes, by hand
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def request(kind: int, *fields: tuple[int, int | bytes], inside: bytes = b"", beside: bytes = b"") -> bytes:

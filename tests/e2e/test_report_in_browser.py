@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from local.chromium import Page, browser, executable
-from local.report_pictures import WIDTHS, whole
+from local.report_pictures import WIDTHS, show_full_page
 
-from analytics.report.page import page
+from analytics.report.page import render_page
 from tests.analytics.report_sample import sample_report
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
@@ -52,7 +52,7 @@ def chromium() -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def day_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "day.html"
-    file.write_text(page(sample_report()), encoding="utf-8")
+    file.write_text(render_page(sample_report()), encoding="utf-8")
     return file
 
 
@@ -60,8 +60,8 @@ def day_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_at_a_width(chromium: Page, day_file: Path, width: int, dark: bool) -> None:
     chromium.messages.clear()
-    whole(chromium, day_file, width, dark=dark)
-    seen: dict[str, Any] = chromium.ask(LOOK)
+    show_full_page(chromium, day_file, width, dark=dark)
+    seen: dict[str, Any] = chromium.evaluate(LOOK)
     assert seen["wide"] <= 0  # nothing is wider than the window
     assert seen["first"] == "happened"
     assert seen["columns"] == (1 if width < 900 else 2)
@@ -88,34 +88,34 @@ def test_the_policy_lets_no_other_script_run(chromium: Page, day_file: Path, tmp
     file.write_text(text.replace("<main>", f"<main>{attack}"), encoding="utf-8")
     chromium.messages.clear()
     chromium.open(file, width=1000, height=800)
-    assert chromium.ask("document.title").startswith("Pulsar proxy")
+    assert chromium.evaluate("document.title").startswith("Pulsar proxy")
     assert len(chromium.messages) >= 2  # what was refused, is told
     chromium.messages.clear()
 
 
 def test_a_line_goes_and_comes_back_by_its_name(chromium: Page, day_file: Path) -> None:
-    whole(chromium, day_file, 1000, dark=False)
+    show_full_page(chromium, day_file, 1000, dark=False)
     lines = "document.querySelectorAll('#plot-0-0-0 .scatterlayer .trace').length"
     press = "document.querySelector('.legend button').click()"
-    assert chromium.ask(lines) == 2
-    chromium.ask(press)
-    assert chromium.ask(lines) == 1
-    chromium.ask(press)
-    assert chromium.ask(lines) == 2
+    assert chromium.evaluate(lines) == 2
+    chromium.evaluate(press)
+    assert chromium.evaluate(lines) == 1
+    chromium.evaluate(press)
+    assert chromium.evaluate(lines) == 2
 
 
 @pytest.mark.parametrize("minutes", [1, 2, 4])
 def test_of_ten_minutes_few_have_samples_and_no_plot_is_blank(chromium: Page, tmp_path: Path, minutes: int) -> None:
     file = tmp_path / "few.html"
-    file.write_text(page(sample_report(1 / 6, minutes_of_data=minutes, only_one=True)), encoding="utf-8")
-    whole(chromium, file, 1000, dark=False)
+    file.write_text(render_page(sample_report(1 / 6, minutes_of_data=minutes, only_one=True)), encoding="utf-8")
+    show_full_page(chromium, file, 1000, dark=False)
     looked = "[...document.querySelectorAll('.plot')].map((plot) => [plot.data[0].x0, plot.layout.xaxis.range])"
-    found = chromium.ask(looked)
+    found = chromium.evaluate(looked)
     if minutes == 1:
         assert found == []
-        assert chromium.ask("document.querySelectorAll('figure table').length") > 10
+        assert chromium.evaluate("document.querySelectorAll('figure table').length") > 10
         return
-    seen = chromium.ask(LOOK)
+    seen = chromium.evaluate(LOOK)
     assert (seen["blank"], seen["covered"]) == (0, [])
     first_ms = sample_report(1 / 6).span.windows_ms.start
     ends = {axis[1] for _, axis in found}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from local.distribution import pulsar_home
-from local.standalone import Standalone
+from local.standalone import BrokerOptions, Standalone
 
 from tests.e2e.lab.dns import NameServer
 from tests.e2e.lab.security import grant
@@ -73,12 +73,15 @@ def main() -> int:
     standalone = Standalone(
         pulsar_home(),
         directory / "broker",
-        broker_port=BROKER_PORT,
-        web_port=WEB_PORT,
         secured=True,
         conf=conf,
-        jvm_options=["-XX:-UseContainerSupport"],  # the node's cgroups are mounted where Java does not look for its own
-        ready_timeout_s=600,
+        options=BrokerOptions(
+            broker_port=BROKER_PORT,
+            web_port=WEB_PORT,
+            # The node's cgroups are mounted where Java does not look for its own.
+            jvm_options=["-XX:-UseContainerSupport"],
+            ready_timeout_s=600,
+        ),
     )
     with standalone as broker, NameServer(NODE_ADDRESS, DNS_PORT) as names:  # where pods ask for names
         grant(broker)

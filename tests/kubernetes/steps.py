@@ -133,7 +133,7 @@ def rollout(scene: Scene) -> list[str]:
             assert not before & after, f"{what} left pods as they were"
             observation.fleet.wait_for_messages()
             lines.append(f"{observation.event(what)}; all new pods after {time.monotonic() - began_s:.0f} s")
-        lines.append(observation.judge())
+        lines.append(observation.check_result())
     return lines
 
 
@@ -149,7 +149,7 @@ def eviction(scene: Scene) -> list[str]:
         namespace.wait_until_settled(REPLICAS)
         observation.fleet.wait_for_messages()
         ended = len(observation.fleet.progress()["ends_s"])
-        return [f"the second eviction is refused; {ended} relays of the evicted pod ended", observation.judge()]
+        return [f"the second eviction is refused; {ended} relays of the evicted pod ended", observation.check_result()]
 
 
 def _evict(scene: Scene, pod: Object) -> None:
@@ -176,7 +176,7 @@ def scale_out(scene: Scene) -> list[str]:
 
         count = eventually(moved, what="connections move to the new pod", within_s=SOON_S, every_s=1)
         lines = [f"{count:.0f} connections on the new pod of {len(pods)}"]
-        lines.append(observation.judge())
+        lines.append(observation.check_result())
     scene.install()
     return lines
 
@@ -202,7 +202,7 @@ def forwarder_kill(scene: Scene) -> list[str]:
         ended = len(observation.fleet.progress()["ends_s"])
         assert ended == 0, f"{ended} relays ended with their forwarders"
         assert [restarts(pod) for pod in namespace.pods()] == [0] * REPLICAS
-        return [f"{REPLICAS} forwarders killed, no relay ended, no container restarted", observation.judge()]
+        return [f"{REPLICAS} forwarders killed, no relay ended, no container restarted", observation.check_result()]
 
 
 def _pids(status: Object, role: str) -> list[int]:
@@ -228,7 +228,7 @@ def oom(scene: Scene) -> list[str]:
         lines.append(
             f"{kills} kill(s) after {written} MiB: {gone} worker(s) replaced, {ended} relays ended, no restart"
         )
-        lines.append(observation.judge_newcomers())
+        lines.append(observation.check_newcomers())
         with contextlib.suppress(CommandError):  # it ends with its container
             namespace.execute(pod, "python3", "-c", _HOG, "for-ever")
         restarted = eventually(
@@ -243,7 +243,7 @@ def oom(scene: Scene) -> list[str]:
         observation.fleet.wait_for_messages()
         # Until the kubelet has seen it, a pod that is dead still gets clients, and its kernel refuses them.
         refused = len(observation.newcomers.failures)
-        lines += [f"then the container: {reason}, restarted, {refused} newcomers refused", observation.judge_messages()]
+        lines += [f"then the container: {reason}, restarted, {refused} newcomers refused", observation.check_messages()]
     return lines
 
 

@@ -120,7 +120,7 @@ class Newcomers:
 
 
 class Observation:
-    """What a fleet and newcomers have gone through; `judge` says whether that may be."""
+    """Observation of a fleet and of newcomers; the checks raise AssertionError for lost messages or refusals."""
 
     def __init__(self, fleet: FleetProcess, newcomers: Newcomers) -> None:
         self.fleet = fleet
@@ -129,11 +129,11 @@ class Observation:
         self._marked = 0
 
     def mark(self) -> None:
-        """Take the ends from here on as those of the next event."""
+        """Count relays that end from here on for the next event."""
         self._marked = len(self.fleet.progress()["ends_s"])
 
     def event(self, what: str) -> str:
-        """Judge the relays' ends since the mark; returns a line about them."""
+        """Check the relays' ends since the mark; return a line about them."""
         progress = self.fleet.progress()
         ends_s = progress["ends_s"][self._marked :]
         fault = spread_fault(ends_s, progress["clients"])
@@ -143,15 +143,15 @@ class Observation:
         most = max(seconds.values(), default=0)
         return f"{what}: {len(ends_s)} relays ended in {span_s} s, {most} at most in a second"
 
-    def judge_newcomers(self) -> str:
-        """Assert that nobody was refused so far; returns a line about it."""
+    def check_newcomers(self) -> str:
+        """Check that no newcomer was refused so far; return a line about it."""
         failures = self.newcomers.failures
         assert not failures, f"{len(failures)} newcomers failed, first {failures[:3]}"
         assert self.newcomers.served, "no newcomer came"
         return f"{self.newcomers.served} newcomers, none refused"
 
-    def judge_messages(self) -> str:
-        """Finish; no message may be lost or out of order. Returns a line about it."""
+    def check_messages(self) -> str:
+        """Stop the fleet, and check that no message was lost or out of order; return a line about it."""
         result = self.fleet.finish()
         faults = fleet_faults(result)
         assert not faults, "; ".join(faults)
@@ -160,9 +160,9 @@ class Observation:
             f"({result['duplicates']} came twice)"
         )
 
-    def judge(self) -> str:
-        """Finish; no message may be lost or out of order, and nobody refused. Returns a line about it."""
-        return f"{self.judge_messages()}; {self.judge_newcomers()}"
+    def check_result(self) -> str:
+        """Stop the fleet, and check its messages and the newcomers; return a line about both."""
+        return f"{self.check_messages()}; {self.check_newcomers()}"
 
 
 @contextmanager

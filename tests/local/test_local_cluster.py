@@ -6,14 +6,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from local.cluster import Cluster, ClusterError
+from local.cluster import Cluster, ClusterConfig, ClusterError
 
 
 def test_cluster_that_dies(tmp_path: Path) -> None:
     command = tmp_path / "proxy"
     command.write_text('#!/bin/sh\necho "$@"\nexit 2\n')
     command.chmod(0o755)
-    cluster = Cluster(command, tmp_path, 'pulsar://"odd', port=1, admin_port=2)
+    cluster = Cluster(command, tmp_path, ClusterConfig(service_url='pulsar://"odd', port=1, admin_port=2))
     with pytest.raises(ClusterError, match=r"ended with code 2:\nserve --config .*config\.toml"):
         cluster.start()
     cluster.stop()

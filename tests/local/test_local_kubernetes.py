@@ -54,7 +54,7 @@ def test_a_script_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     script.chmod(0o755)
     monkeypatch.setattr("local.kubernetes.SCRIPTS", tmp_path)
     with pytest.raises(LabError, match="why it failed"):
-        Lab(tmp_path, silent).down()
+        Lab(tmp_path, silent).stop_node()
 
 
 def test_options_and_steps_are_told_apart() -> None:

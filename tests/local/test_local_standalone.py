@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jwt
 import pytest
-from local.standalone import ROLES, Standalone, StandaloneError
+from local.standalone import ROLES, BrokerOptions, Standalone, StandaloneError
 from local.tokens import make_token
 
 
@@ -52,7 +52,7 @@ def test_jvm_options(home: Path, tmp_path: Path) -> None:
     (home / "bin" / "pulsar").write_text("#!/bin/sh\necho options: $PULSAR_EXTRA_OPTS\nexit 7\n")
     data = tmp_path / "data"
     with pytest.raises(StandaloneError, match=rf"options: -Djava\.io\.tmpdir={data}/tmp -Dx=y -Da=b"):
-        Standalone(home, data, jvm_options=["-Dx=y", "-Da=b"]).start()
+        Standalone(home, data, options=BrokerOptions(jvm_options=["-Dx=y", "-Da=b"])).start()
 
 
 def test_secured(home: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_secured(home: Path, tmp_path: Path) -> None:
 
 
 def test_broker_that_dies(home: Path, tmp_path: Path) -> None:
-    broker = Standalone(home, tmp_path / "data", memory="-Xmx1m")
+    broker = Standalone(home, tmp_path / "data", options=BrokerOptions(memory="-Xmx1m"))
     with pytest.raises(StandaloneError, match=r"ended with code 7:\ncannot start: -Xmx1m"):
         broker.start()
     assert not broker.running
@@ -80,7 +80,7 @@ def test_broker_that_dies(home: Path, tmp_path: Path) -> None:
 def test_broker_that_never_becomes_healthy(home: Path, tmp_path: Path) -> None:
     (home / "bin" / "pulsar").write_text("#!/bin/sh\necho thinking\nexec sleep 1000\n")
     said: list[str] = []
-    broker = Standalone(home, tmp_path / "data", ready_timeout_s=0.3, progress=said.append)
+    broker = Standalone(home, tmp_path / "data", options=BrokerOptions(ready_timeout_s=0.3, progress=said.append))
     with pytest.raises(StandaloneError, match=r"not ready after \d s:\nthinking"):
         broker.start()
     assert not broker.running

@@ -58,6 +58,9 @@ HELD: Outcome = (State.CONNECTING_TO_BROKER, Action.HOLD_COMMAND)
 RELAYED: Outcome = (State.RELAYING, Action.HOLD_COMMAND)
 IN_RELAY: Outcome = (State.RELAYING, Action.IGNORE)
 
+UNMOVED = stay(Action.IGNORE)
+FINISH = stay(Action.FINISH_REQUESTS)
+
 # fmt: off
 TABLE: dict[Event, list[Outcome]] = {
     # -- what the client does: PIP-30's rounds, then lookups (PIP-1) or a relay
@@ -71,8 +74,8 @@ TABLE: dict[Event, list[Outcome]] = {
     # an end that was read just as the relay began is the relay's as well: it may be no more than a half-close
     Event.CLIENT_CLOSED:   [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, IN_RELAY, OVER],
     Event.CLIENT_CORRUPT:  [FAIL, FAIL, FAIL, FAIL, FAIL, IN_RELAY, OVER],
-    # who never spoke may speak no Pulsar; who lets a PING go unanswered is not there to read an error
-    Event.DEADLINE:        [CLOSE, FAIL, FAIL, CLOSE, FAIL, IN_RELAY, OVER],
+    # a client that does not read gets no error; in a relay that starts, CONNECTED would follow half a frame
+    Event.CLIENT_STALLED:  [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
     # -- what our side decides: a verdict needs somebody to judge, a broker somebody who connects to it
     Event.CHALLENGED: [
         DEFECT, to(State.AWAITING_AUTH_RESPONSE, Action.SEND_CHALLENGE), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
@@ -89,7 +92,18 @@ TABLE: dict[Event, list[Outcome]] = {
         DEFECT, DEFECT, DEFECT, DEFECT, to(State.RELAYING, Action.START_RELAY), DEFECT, OVER,
     ],
     Event.BROKER_FAILED:   [DEFECT, DEFECT, DEFECT, DEFECT, FAIL, DEFECT, OVER],
+    # the relay's start can fail for as long as it has not started
+    Event.RELAY_START_FAILED: [DEFECT, DEFECT, DEFECT, DEFECT, DEFECT, FAIL, OVER],
+    # who never spoke may speak no Pulsar; who lets a PING go unanswered is not there to read an error
+    Event.HANDSHAKE_TIMEOUT: [CLOSE, FAIL, FAIL, DEFECT, FAIL, IN_RELAY, OVER],
+    Event.KEEP_ALIVE_TIMEOUT: [DEFECT, DEFECT, DEFECT, CLOSE, DEFECT, DEFECT, OVER],
+    # who is idle or asks may leave between two requests; a handshake goes on, and so does a relay
+    Event.DRAIN:           [FINISH[0], *UNMOVED[1:3], FINISH[3], UNMOVED[4], IN_RELAY, OVER],
+    Event.DRAINED:         [CLOSE, *UNMOVED[1:3], CLOSE, UNMOVED[4], IN_RELAY, OVER],
+    # only who has not authenticated gives way to a newcomer
+    Event.EVICTED:         [CLOSE, CLOSE, CLOSE, DEFECT, CLOSE, DEFECT, OVER],
     Event.SHUT_DOWN:       [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
+    Event.INTERNAL_ERROR:  [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, IN_RELAY, OVER],
 }
 # fmt: on
 
@@ -107,16 +121,14 @@ REMOTE = {
     Event.LOOKUP_REQUEST,
     Event.OTHER_COMMAND,
     Event.CLIENT_CLOSED,
+    Event.CLIENT_STALLED,
     Event.CLIENT_CORRUPT,
-    Event.DEADLINE,
 }
 NOT_YET_IN = (State.AWAITING_CONNECT, State.AUTHENTICATING, State.AWAITING_AUTH_RESPONSE)
 
 
 def machine_in(state: State) -> ClientMachine:
-    machine = ClientMachine()
-    machine.state = state
-    return machine
+    return ClientMachine(state)
 
 
 def every_transition() -> list[tuple[State, Event, Transition]]:
@@ -138,6 +150,7 @@ def test_every_pair(state: State, event: Event, outcome: Outcome) -> None:
     else:
         assert machine.handle(event) is outcome[1]
         assert machine.state is outcome[0]
+    assert machine.serves_lookups is (machine.state is State.LOOKUP)
 
 
 def test_a_connection_begins_with_the_wait_for_connect() -> None:
@@ -204,6 +217,7 @@ def test_what_can_be_reached_from_where(start: State, reachable: set[State]) -> 
         (Action.REFUSE_COMMAND, {State.LOOKUP}),
         (Action.REAUTHENTICATE, {State.LOOKUP}),
         (Action.START_RELAY, {State.CONNECTING_TO_BROKER}),
+        (Action.FINISH_REQUESTS, {State.AWAITING_CONNECT, State.LOOKUP}),
     ],
 )
 def test_an_action_happens_only_where_it_belongs(action: Action, states: set[State]) -> None:
@@ -304,6 +318,35 @@ def test_a_relay_with_a_client_in_a_hurry() -> None:
         (Event.OTHER_COMMAND, Action.HOLD_COMMAND),
         (Event.CLIENT_CLOSED, Action.IGNORE),
         (Event.SHUT_DOWN, Action.CLOSE),
+    ]
+    assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
+
+
+def test_a_relay_that_does_not_start() -> None:
+    machine = ClientMachine()
+    story = [
+        (Event.CONNECT, Action.AUTHENTICATE),
+        (Event.ACCEPTED_FOR_TARGET, Action.CONNECT_BROKER),
+        (Event.BROKER_CONNECTED, Action.START_RELAY),
+        (Event.DRAIN, Action.IGNORE),
+        (Event.RELAY_START_FAILED, Action.FAIL),
+        (Event.SHUT_DOWN, Action.IGNORE),
+    ]
+    assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
+
+
+def test_a_drain_that_finds_a_handshake_waits_for_lookup_mode() -> None:
+    """One that began before CONNECT came may find it: then it is no longer idle, and is asked again."""
+    machine = ClientMachine()
+    story = [
+        (Event.DRAIN, Action.FINISH_REQUESTS),
+        (Event.CONNECT, Action.AUTHENTICATE),
+        (Event.DRAINED, Action.IGNORE),
+        (Event.DRAIN, Action.IGNORE),
+        (Event.ACCEPTED_FOR_LOOKUP, Action.SEND_CONNECTED),
+        (Event.DRAIN, Action.FINISH_REQUESTS),
+        (Event.LOOKUP_REQUEST, Action.FORWARD_REQUEST),
+        (Event.DRAINED, Action.CLOSE),
     ]
     assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
 

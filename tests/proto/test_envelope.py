@@ -3,7 +3,7 @@
 import pytest
 
 from proto.client_machine import is_plainly_lookup
-from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, parse_embedded_request, verify_envelope_principal
+from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_kinds import KINDS
 from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import BaseCommand
@@ -12,6 +12,7 @@ from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal
 from proto.sealed_principal import seal
 
 KEY = b"k" * 32
+verify_envelope = EnvelopeVerifier().verify_envelope
 NOW_MS = 1_700_000_000_000
 ALICE = Principal(type="User", name="alice", method="token", expires_at_unix_ms=NOW_MS + 1)
 LOOKUP = BaseCommand(type=BaseCommand.LOOKUP, lookup_topic={"topic": "t", "request_id": 7})
@@ -32,20 +33,20 @@ def envelope(**changes: object) -> EnvelopeRequest:
 
 def refusal(request: EnvelopeRequest, key: bytes | None = KEY) -> int:
     with pytest.raises(EnvelopeRefused) as caught:
-        verify_envelope_principal(request, key, NOW_MS)
+        verify_envelope(request, key, NOW_MS)
     assert str(caught.value)
     return caught.value.error
 
 
 @pytest.mark.conforms("kip-590.8")
 def test_the_principal_is_the_one_under_the_seal() -> None:
-    assert verify_envelope_principal(envelope(), KEY, NOW_MS) == ALICE
+    assert verify_envelope(envelope(), KEY, NOW_MS) == ALICE
 
 
 @pytest.mark.conforms("kip-590.10")
 @pytest.mark.parametrize("version", [0, ENVELOPE_VERSION])
 def test_older_versions_are_understood(version: int) -> None:
-    assert verify_envelope_principal(envelope(version=version), KEY, NOW_MS) == ALICE
+    assert verify_envelope(envelope(version=version), KEY, NOW_MS) == ALICE
 
 
 @pytest.mark.conforms("kip-590.10")
@@ -80,30 +81,30 @@ def test_unsealed_malformed_or_forged(sealed: bytes) -> None:
 
 def test_an_expired_principal() -> None:
     with pytest.raises(EnvelopeRefused) as caught:
-        verify_envelope_principal(envelope(), KEY, NOW_MS + 1)
+        verify_envelope(envelope(), KEY, NOW_MS + 1)
     assert caught.value.error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 def test_an_expired_principal_where_ends_are_only_observed() -> None:
     """Its seal, and whose it is, count as ever."""
-    assert verify_envelope_principal(envelope(), KEY, None) == ALICE
+    assert verify_envelope(envelope(), KEY, None) == ALICE
     for changes in ({"sealed_principal": seal(ALICE, b"x" * 32)}, {"principal_name": "bob"}):
         with pytest.raises(EnvelopeRefused):
-            verify_envelope_principal(envelope(**changes), KEY, None)
+            verify_envelope(envelope(**changes), KEY, None)
 
 
 def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None:
     """Security: seals are kept, but no longer than they hold."""
     for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS, NOW_MS + 2**40):
         if now_ms == NOW_MS:
-            assert verify_envelope_principal(envelope(), KEY, now_ms) == ALICE
+            assert verify_envelope(envelope(), KEY, now_ms) == ALICE
         else:
             with pytest.raises(EnvelopeRefused, match="expired"):
-                verify_envelope_principal(envelope(), KEY, now_ms)
+                verify_envelope(envelope(), KEY, now_ms)
     for _ in range(2):
         assert refusal(envelope(), b"x" * 32) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
     for_ever = Principal(type="User", name="alice")
-    assert verify_envelope_principal(envelope(sealed_principal=seal(for_ever, KEY)), KEY, 2**62) == for_ever
+    assert verify_envelope(envelope(sealed_principal=seal(for_ever, KEY)), KEY, 2**62) == for_ever
 
 
 @pytest.mark.conforms("kip-590.8")
@@ -112,10 +113,8 @@ def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> Non
     assert refusal(envelope(**claimed)) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
-def test_without_authentication_requests_are_nobodys_whatever_is_claimed() -> None:
-    assert (
-        verify_envelope_principal(envelope(principal_name="admin", sealed_principal=b"x"), None, NOW_MS) == Principal()
-    )
+def test_without_authentication_requests_have_no_principal_whatever_is_claimed() -> None:
+    assert verify_envelope(envelope(principal_name="admin", sealed_principal=b"x"), None, NOW_MS) == Principal()
 
 
 def test_an_envelope_without_a_request() -> None:

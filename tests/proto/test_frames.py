@@ -123,7 +123,7 @@ def test_what_is_behind_the_frames_taken_is_handed_over_untouched(frames: list[F
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
-def test_whatever_bytes_a_stranger_sends_there_are_only_protocol_errors(chunks: list[bytes]) -> None:
+def test_any_bytes_of_a_peer_cause_only_protocol_errors(chunks: list[bytes]) -> None:
     subject = decoder()
     for chunk in chunks:
         subject.receive_data(chunk)

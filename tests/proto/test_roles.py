@@ -47,7 +47,7 @@ def test_the_matrix_is_complete() -> None:
     assert {role.value for role in Role} == set(ROLES)
 
 
-def test_an_auth_worker_calls_nobody() -> None:
+def test_an_auth_worker_calls_no_process() -> None:
     assert not any(Role.AUTH in roles for roles in MAY_CALL.values())
 
 
@@ -56,6 +56,6 @@ def test_the_table_cannot_be_changed_at_run_time() -> None:
         MAY_CALL[Method.START] = frozenset(Role)  # type: ignore[index]
 
 
-def test_nobody_plays_a_role_that_there_is_not() -> None:
+def test_no_process_has_an_unknown_role() -> None:
     with pytest.raises(ValueError, match="root"):
         Role("root")

@@ -128,8 +128,8 @@ def test_a_size_without_room_for_a_header_is_refused_on_its_first_four_bytes(siz
         "00000010 02 00 0000 0000000000000007 ffffffff",
     ],
 )
-def test_headers_that_say_nothing(header: str) -> None:
-    with pytest.raises(RpcCorrupt, match="says nothing") as caught:
+def test_headers_of_unknown_kinds_and_wrong_details(header: str) -> None:
+    with pytest.raises(RpcCorrupt, match="unknown kind") as caught:
         fed(bytes.fromhex(header))
     assert isinstance(caught.value, RemoteProtocolError)
 

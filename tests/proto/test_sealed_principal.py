@@ -130,7 +130,7 @@ def test_garbage(garbage: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_of_a_stranger_are_a_principal(data: bytes) -> None:
+def test_no_random_bytes_are_a_principal(data: bytes) -> None:
     broken(data)
 
 

@@ -87,7 +87,7 @@ def test_who_never_expires_is_never_asked() -> None:
     assert clock().challenge_at_s > 1e12
 
 
-def test_nobody_is_asked_faster_than_once_a_second() -> None:
+def test_no_client_is_challenged_faster_than_once_a_second() -> None:
     assert clock(0.5).challenge_at_s == 51
     session = clock(at_most_s=100)
     session.on_challenge_sent(135)
@@ -106,7 +106,7 @@ def test_use_ends_what_has_expired() -> None:
     assert session.decide_command(150) is CommandDecision.CLOSE
 
 
-def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
+def test_a_command_during_verification_waits_or_passes() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
     assert session.decide_command(160) is CommandDecision.CLOSE, "asked is not answered"
@@ -160,7 +160,7 @@ def test_several_rounds() -> None:
         ({"method": "basic"}, ReauthenticationFailure.ANOTHER_METHOD),
     ],
 )
-def test_somebody_else(fields: dict[str, str], failure: ReauthenticationFailure) -> None:
+def test_another_principal(fields: dict[str, str], failure: ReauthenticationFailure) -> None:
     session = clock(100)
     assert reauthenticate(session, alice(500, **fields), 140) is failure
     assert session.expires_at_s == 150, "no longer life for anybody"
@@ -236,7 +236,7 @@ def test_recalled_as_it_was(lives_s: float | None) -> None:
     assert again.decide_command(149) is CommandDecision.PASS
 
 
-def test_whoever_was_being_judged_is_asked_again_at_once() -> None:
+def test_a_client_under_verification_is_challenged_again_at_once() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
     session.on_answer(141)

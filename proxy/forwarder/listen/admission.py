@@ -1,8 +1,9 @@
-"""Whether one more client may come in: limits on connections, checked before anything is read.
+"""Admission of clients: limits on connections, checked before anything is read.
 
-Each forwarder has an equal part of ``limits.max_connections`` for itself, and refuses nobody for what another one says
-about its number of clients: a forwarder that was taken over could refuse everybody otherwise. Where one is full,
-another takes the client (proxy.forwarder.listen.accepting), so all parts are used up before anybody is turned away.
+Each forwarder has an equal part of ``limits.max_connections`` for itself, and refuses no client for what another
+forwarder says about its number of clients: one that was taken over could have all clients refused otherwise. Where one
+is full, another takes the client (proxy.forwarder.listen.accepting), so all parts are used up before any client is
+turned away.
 """
 
 import enum
@@ -15,11 +16,11 @@ from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
 PRE_AUTH_CONNECTIONS_MIN = 8
-"""Connections without authentication that each forwarder has room for, if nobody has set how many."""
+"""Connections without authentication that each forwarder has room for, if the configuration does not say."""
 
 
 class Refusal(enum.StrEnum):
-    """Why a client may not come in: the label of pulsar_proxy_rejected_connections_total."""
+    """The limit for which a client is refused: the label of pulsar_proxy_rejected_connections_total."""
 
     MAX_CONNECTIONS = "max_connections"
     PER_ADDRESS = "max_connections_per_address"
@@ -27,7 +28,7 @@ class Refusal(enum.StrEnum):
 
 
 class AdmittedConnection(PreAuthConnection):
-    """A client's place among the connections, from accept until ``leave``."""
+    """A connection that is counted for the limits, from accept until ``release``."""
 
     __slots__ = ("_admission",)
 
@@ -36,27 +37,27 @@ class AdmittedConnection(PreAuthConnection):
         self._admission: Admission | None = admission
 
     def release(self) -> None:
-        """Count the client out; once, however often it is called."""
+        """Count the connection no longer. May be repeated."""
         admission, self._admission = self._admission, None
         if admission is not None:
             self.stop_counting()
             admission.release_client(self.address)
 
     def on_relay_started(self) -> None:
-        """Stay counted by address alone, for ``Admission.leave`` to end it: a relay outlives its session."""
+        """Count the connection by address only, until ``Admission.release_client``: a relay outlives its session."""
         self.stop_counting()
         self._admission = None
 
 
 class Admission:
-    """Counts this forwarder's clients: in total, by address, and those that have not authenticated."""
+    """The admission of one forwarder: counts its clients in total, by address, and before authentication."""
 
     def __init__(
         self, limits: Limits, counters: ConnectionCounters, forwarder: int, addresses: AddressTables | None = None
     ) -> None:
         self.connections = 0
         self._by_address: Counter[str] = Counter()
-        self._strangers = PreAuthConnections()
+        self._pre_auth = PreAuthConnections()
         self._counters = counters
         self._forwarder = forwarder
         self._retired = False
@@ -66,7 +67,7 @@ class Admission:
 
     @property
     def limits(self) -> Limits:
-        """What is in force, of the whole cluster."""
+        """The limits in force, which are those of the whole cluster."""
         return self._limits
 
     @limits.setter
@@ -74,11 +75,11 @@ class Admission:
         self._limits = limits
         self._part = self._part_of(limits.max_connections)
         if limits.max_unauthenticated_connections:
-            strangers = max(1, self._part_of(limits.max_unauthenticated_connections))
+            pre_auth_max = max(1, self._part_of(limits.max_unauthenticated_connections))
         else:
-            strangers = max(PRE_AUTH_CONNECTIONS_MIN, self._part_of(limits.max_connections // 4))
-        self._strangers_max = strangers
-        self._strangers_of_address_max = max(1, strangers // 2)
+            pre_auth_max = max(PRE_AUTH_CONNECTIONS_MIN, self._part_of(limits.max_connections // 4))
+        self._pre_auth_max = pre_auth_max
+        self._pre_auth_of_address_max = max(1, pre_auth_max // 2)
         self._addresses.track_connections(self._by_address if limits.max_connections_per_address else None)
 
     def _part_of(self, limit: int) -> int:
@@ -86,41 +87,41 @@ class Admission:
         return part + (self._forwarder < rest)
 
     def retire_counters(self) -> None:
-        """Leave this forwarder's place among the counters to its successor."""
+        """Leave this forwarder's cells among the shared counters to its successor."""
         self._retired = True
         self._addresses.track_connections(None)
 
     # ---- whether to accept
 
     def has_more_than_its_share(self) -> bool:
-        """Whether another forwarder should take the next client."""
+        """Return whether another forwarder should take the next client."""
         return self._counters.is_above_mean(self._forwarder)
 
     def is_full(self) -> bool:
-        """Whether the next client would be turned away for its number; no connection could give way."""
-        return self.connections >= self._part and not self._strangers.any_silent
+        """Return whether the next client would be refused for max_connections, since no connection can be evicted."""
+        return self.connections >= self._part and not self._pre_auth.has_silent
 
     def is_busy(self) -> bool:
-        """Whether the proxy works for as many strangers as may be: in a moment there will be room again."""
-        return self._strangers.count >= self._strangers_max and not self._strangers.any_silent
+        """Return whether all pre-auth connections that are allowed are busy: soon there will be room again."""
+        return self._pre_auth.count >= self._pre_auth_max and not self._pre_auth.has_silent
 
     def others_have_room(self) -> bool:
-        """Whether other forwarders say that they are not full. They may be wrong, or lie."""
+        """Return whether other forwarders say that they are not full. They may be wrong, or lie."""
         return self._counters.total_connections() < self._limits.max_connections
 
     # ---- in and out
 
     def check_admission(self, address: str) -> Refusal | None:
-        """Why a client at an IP address may not come in, or None. A silent stranger may lose its place for it."""
+        """Return why a client at an IP address is refused, or None. A silent connection may be evicted for it."""
         address = network_of(address)
         per_address = self._limits.max_connections_per_address
         if per_address and self._connections_of(address) >= per_address:
             return Refusal.PER_ADDRESS
-        strangers = self._strangers
-        if strangers.count_of_address(address) >= self._strangers_of_address_max:
+        pre_auth = self._pre_auth
+        if pre_auth.count_of_address(address) >= self._pre_auth_of_address_max:
             if not self._evict(address):
                 return Refusal.UNAUTHENTICATED
-        elif strangers.count >= self._strangers_max and not self._evict():
+        elif pre_auth.count >= self._pre_auth_max and not self._evict():
             return Refusal.UNAUTHENTICATED
         if self.connections >= self._part and not self._evict():
             return Refusal.MAX_CONNECTIONS
@@ -135,25 +136,25 @@ class Admission:
         return here + self._addresses.others_connections(address, enough, part_max)
 
     def _evict(self, address: str = "") -> bool:
-        """Close a silent stranger's connection, of one address or of any; whether there was one."""
-        stranger = self._strangers.find_longest_silent(address)
-        if not isinstance(stranger, AdmittedConnection):
+        """Evict a silent pre-auth connection, of one address or of any. Return False if there is none."""
+        silent = self._pre_auth.find_longest_silent(address)
+        if not isinstance(silent, AdmittedConnection):
             return False
-        close = stranger.evict
-        stranger.release()  # first: to close it may take its time
+        close = silent.evict
+        silent.release()  # first: to close it may take its time
         close()
         return True
 
     def admit_client(self, address: str) -> AdmittedConnection:
-        """Count a client in."""
+        """Count a new client, until its connection is released."""
         address = network_of(address)
         self._count_in(address)
-        place = AdmittedConnection(self, self._strangers, address)
-        self._strangers.add(place)
-        return place
+        admitted = AdmittedConnection(self, self._pre_auth, address)
+        self._pre_auth.add_connection(admitted)
+        return admitted
 
     def adopt_client(self, address: str) -> None:
-        """Count the client of a predecessor's relay in."""
+        """Count the client of a predecessor's relay, until ``release_client``."""
         self._count_in(network_of(address))
 
     def _count_in(self, address: str) -> None:
@@ -162,7 +163,7 @@ class Admission:
         self._tell_others(address)
 
     def release_client(self, address: str) -> None:
-        """Count a client out."""
+        """Count a client of this address no longer."""
         address = network_of(address)
         self.connections -= 1
         self._by_address[address] -= 1

@@ -1,22 +1,22 @@
-"""Connections that have not authenticated: how many there are, of which address, and which of them may be closed.
+"""Pre-auth connections: how many have not authenticated, of which address, and which of them may be closed.
 
 A connection that waits for its client (its TLS handshake, its CONNECT, its answer to a challenge) is *silent*. One that
-the proxy works for (an auth worker judges it, a broker is dialled) is not: to close it would waste that work, and
-clients that come again would only begin it once more. So only silent ones ever give way to a newcomer: of the address
-that has most of them, the one that has been silent for longest. A client that goes through its handshake is silent for
-some round trips and is never that one; a thousand that say nothing are, whatever address they share with others.
+the proxy works for (an auth worker judges it, a broker is dialled) is *busy*: to close it would waste that work, and
+a client that comes again would only begin it once more. So only silent ones are ever evicted for a newcomer: of the
+address that has most of them, the one that has been silent for longest. A client that goes through its handshake is
+silent for some round trips and is never that one; a thousand that send nothing are, whatever address they share.
 """
 
 from collections import Counter
 from collections.abc import Callable
 
 
-def _nobody() -> None:
-    """What is done to a connection before it is known how it can be closed."""
+def _ignore() -> None:
+    """Do nothing: it is not known yet how the connection can be closed."""
 
 
 class PreAuthConnection:
-    """One connection. It is silent from the beginning. ``evict`` closes it, once somebody has set it.
+    """One connection that has not authenticated; silent at first. ``evict`` closes it: set by its owner.
 
     ``all_``: where it is counted; None: nowhere.
     """
@@ -25,36 +25,36 @@ class PreAuthConnection:
 
     def __init__(self, all_: "PreAuthConnections | None" = None, address: str = "") -> None:
         self.address = address
-        self.evict: Callable[[], None] = _nobody
+        self.evict: Callable[[], None] = _ignore
         self._all = all_
         self._is_silent = True
 
     def mark_busy(self) -> None:
-        """Keep it: the proxy works for it."""
+        """Protect the connection from eviction: the proxy works for it."""
         if self._is_silent:
             self._is_silent = False
             if self._all is not None:
                 self._all.remove_silent(self)
 
     def mark_silent(self) -> None:
-        """Let it be closed for a newcomer: it waits for its client, or for the close itself."""
+        """Let the connection be evicted for a newcomer: it waits for its client, or for the close itself."""
         if not self._is_silent:
             self._is_silent = True
             if self._all is not None:
                 self._all.add_silent(self)
 
     def stop_counting(self) -> None:
-        """Count it no more: its client has authenticated, or it is over."""
+        """Count the connection no longer: its client has authenticated, or it is closed."""
         if self._all is not None:
             if self._is_silent:
                 self._all.remove_silent(self)
-            self._all.remove(self)
+            self._all.remove_connection(self)
             self._all = None
-        self.evict = _nobody  # nobody asks for it any more, and it holds on to its session
+        self.evict = _ignore  # never called again; it would keep the session in memory
 
 
 class PreAuthConnections:
-    """All of one forwarder."""
+    """The pre-auth connections of one forwarder, by address and by how long they have been silent."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -63,55 +63,55 @@ class PreAuthConnections:
         self._addresses_with: dict[int, dict[str, None]] = {}
         self._most = 0
 
-    def add(self, stranger: PreAuthConnection) -> None:
-        """Count one more."""
+    def add_connection(self, connection: PreAuthConnection) -> None:
+        """Count a connection, which is silent."""
         self.count += 1
-        self._by_address[stranger.address] += 1
-        self.add_silent(stranger)
+        self._by_address[connection.address] += 1
+        self.add_silent(connection)
 
     def count_of_address(self, address: str) -> int:
-        """How many an address has."""
+        """Return how many connections an address has."""
         return self._by_address[address]
 
     @property
-    def any_silent(self) -> bool:
-        """Whether one could give way."""
+    def has_silent(self) -> bool:
+        """Return whether a connection could be evicted."""
         return self._most > 0
 
     def find_longest_silent(self, address: str = "") -> PreAuthConnection | None:
-        """The one that may be closed: of an address, or else of the one that has most silent ones."""
+        """Return the connection to evict, or None: of an address; by default of the one with most silent ones."""
         if not address and self._most:
             address = next(iter(self._addresses_with[self._most]))
         return next(iter(self._silent.get(address, ())), None)
 
-    # ---- for Stranger only
+    # ---- for PreAuthConnection only
 
-    def remove(self, stranger: PreAuthConnection) -> None:
-        """Count one less."""
-        address = stranger.address
+    def remove_connection(self, connection: PreAuthConnection) -> None:
+        """Count a connection no longer. It must not be counted as silent."""
+        address = connection.address
         self.count -= 1
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
 
-    def add_silent(self, stranger: PreAuthConnection) -> None:
-        """Note that one is silent from now on."""
-        address = stranger.address
+    def add_silent(self, connection: PreAuthConnection) -> None:
+        """Count a connection as silent from now on."""
+        address = connection.address
         silent = self._silent.setdefault(address, {})
-        silent[stranger] = None
-        self._moves(address, len(silent) - 1, len(silent))
+        silent[connection] = None
+        self._sort_address(address, len(silent) - 1, len(silent))
 
-    def remove_silent(self, stranger: PreAuthConnection) -> None:
-        """Note that one is silent no more."""
-        address = stranger.address
+    def remove_silent(self, connection: PreAuthConnection) -> None:
+        """Count a connection as silent no longer."""
+        address = connection.address
         silent = self._silent[address]
-        del silent[stranger]
+        del silent[connection]
         if not silent:
             del self._silent[address]
-        self._moves(address, len(silent) + 1, len(silent))
+        self._sort_address(address, len(silent) + 1, len(silent))
 
-    def _moves(self, address: str, old: int, new: int) -> None:
-        """Keep addresses by how many silent ones they have; those that have been there for longest come first."""
+    def _sort_address(self, address: str, old: int, new: int) -> None:
+        """Sort an address by its number of silent connections; addresses that came first stay first."""
         if old:
             addresses = self._addresses_with[old]
             del addresses[address]

@@ -1,4 +1,4 @@
-"""How clients come in at each listener: as they are, or through TLS."""
+"""The transports of listeners: plain TCP, or TLS."""
 
 import trio
 
@@ -8,7 +8,7 @@ from proxy.runtime.network.tls import ListenerContexts, TlsFailed, TlsStream
 
 
 class ListenerTransport:
-    """One listener's. Raises ConfigError where its certificate cannot be used."""
+    """The transport of one listener. Raises ConfigError where its certificate cannot be used."""
 
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
@@ -18,9 +18,9 @@ class ListenerTransport:
     async def accept_client(
         self, transport: trio.SocketStream, *, timeout_s: float
     ) -> tuple[trio.abc.HalfCloseableStream, bytes]:
-        """A client's stream, and the certificate that it showed (DER; empty: none).
+        """Shake hands with a client. Return its stream, and its certificate (DER; empty: none).
 
-        Raises TlsFailed, and then the connection is closed.
+        Raises TlsFailed; the connection is closed then.
         """
         if self._tls is None:
             return transport, b""
@@ -44,5 +44,5 @@ class ListenerTransport:
 
 
 def listener_transports(config: Config) -> tuple[ListenerTransport, ...]:
-    """The doors of all listeners, in their order."""
+    """Return the transports of all listeners, in the order of the configuration. Raises ConfigError."""
     return tuple(ListenerTransport(f"listener[{index}]", listener) for index, listener in enumerate(config.listener))

@@ -1,7 +1,7 @@
-"""The forwarder's line to the supervisor's fd store: what it keeps for this forwarder's successor.
+"""The forwarder's client of the supervisor's fd store, which holds sockets and pipes for this forwarder's successor.
 
-A relay is safe once its message is sent: descriptors on their way are in the kernel, and the supervisor reads the line
-to its end before it hands anything to a successor. Nothing is acknowledged.
+A relay is safe once its message is sent: descriptors on their way are in the kernel, and the supervisor reads the
+channel to its end before it hands anything to a successor. Nothing is acknowledged.
 """
 
 import errno
@@ -29,7 +29,7 @@ DROPPED_PER_MESSAGE_MAX = 5_000
 
 @dataclass(frozen=True, slots=True)
 class InheritedRelay:
-    """A relay that a predecessor left; the descriptors are ours now."""
+    """A predecessor's relay, and its two descriptors in this process."""
 
     record: StoredRelay
     client: int
@@ -37,7 +37,11 @@ class InheritedRelay:
 
 
 class FdStoreClient:
-    """See the module. ``keeps``: whether anything is kept (``relay.crash_safe``)."""
+    """The forwarder's end of the channel to its fd store.
+
+    ``crash_safe`` (``relay.crash_safe``): False if the store holds nothing but listeners; what is to be stored is
+    dropped then.
+    """
 
     def __init__(self, sock: socket.socket, *, crash_safe: bool) -> None:
         self._channel = StoreChannel(sock)
@@ -45,24 +49,24 @@ class FdStoreClient:
         self._sending = trio.Lock()
         self._dropped_relays: list[int] = []
         self._dropped_pipes: list[int] = []
-        self._something_dropped = trio.Event()
+        self._drops_pending = trio.Event()
 
-    # ---- what a predecessor left
+    # ---- from a predecessor
 
     async def receive_handover(self) -> "RelayHandover":
-        """The clients' listeners, and all that the store keeps for this forwarder. Raises StoreLost."""
+        """Receive the clients' listeners, and all that the store holds for this forwarder. Raises StoreLost."""
         left = RelayHandover()
         while not left.complete:
             received = await self._channel.receive()
             if received is None:
-                raise StoreLost("the fd store closed the line")
+                raise StoreLost("the fd store closed the channel")
             left.add_message(*received)
         return left
 
-    # ---- what is kept from now on
+    # ---- for a successor
 
     async def store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
-        """Make a relay safe. Raises MessageTooLong, StoreLost, OSError."""
+        """Store a relay's record and sockets. Raises MessageTooLong, StoreLost, OSError."""
         if not self.crash_safe:
             return
         size = relay.ByteSize()
@@ -72,12 +76,12 @@ class FdStoreClient:
                 f"than {RECORD_BYTES_MAX}"
             )
         async with self._sending:
-            # An id may be new and dropped a moment ago: what was dropped goes first.
+            # The id may be one that was dropped a moment ago: drops go first.
             await self._send_dropped()
             await self._channel.send(StoreMessage(relays=[relay]), (client, broker))
 
     async def publish_address_table(self, table: int) -> None:
-        """Have the other forwarders read a table (proxy.runtime.shared.address_tables). Closes the descriptor."""
+        """Send a table to the other forwarders (proxy.runtime.shared.address_tables); closes the descriptor."""
         try:
             async with self._sending:
                 await self._channel.send(StoreMessage(address_tables=[0]), (table,))
@@ -91,7 +95,9 @@ class FdStoreClient:
         on_address_table: Callable[[int, int], None],
         on_predecessor_ended: Callable[[int], None] = lambda _pid: None,
     ) -> None:
-        """Take the other forwarders' tables, and the ends of predecessors by their process ids, until the line ends."""
+        """Receive until the channel ends: other forwarders' address tables (with their number), and the process ids of
+        predecessors that have ended.
+        """
         try:
             while (received := await self._channel.receive()) is not None:
                 message, descriptors = received
@@ -103,38 +109,40 @@ class FdStoreClient:
             return
 
     def store_pipes(self, pipes: Sequence[Pipe]) -> None:
-        """Make pipes safe before anything is in them. Raises OSError where the line has no room now."""
+        """Store pipes before any byte is in them. Raises OSError if the channel has no room now."""
         if not self.crash_safe:
             return
         message = StoreMessage(pipes=[StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes) for pipe in pipes])
         try:
             self._channel.send_now(message, [end for pipe in pipes for end in (pipe.read_end, pipe.write_end)])
         except StoreLost:
-            # The supervisor is gone, or has given this process up: which will end in a moment.
-            raise BlockingIOError(errno.EAGAIN, "the line to the fd store has ended") from None
+            # The supervisor is gone, or has given this process up, which will end in a moment.
+            raise BlockingIOError(errno.EAGAIN, "the channel to the fd store has ended") from None
 
     def drop_relay(self, relay_id: int) -> None:
-        """A relay has ended; its sockets are shut down already, since the store's copies keep them open."""
+        """Drop a relay that has ended from the store; its sockets are shut down already, since the store's copies keep
+        them open.
+        """
         if self.crash_safe:
             self._dropped_relays.append(relay_id)
-            self._something_dropped.set()
+            self._drops_pending.set()
 
     def drop_left_behind(self, relay_id: int) -> None:
-        """A relay that a predecessor still had has ended there: its id may be used again."""
+        """Drop a relay that has ended in a predecessor: its id may be used again."""
         self._dropped_relays.append(relay_id)
-        self._something_dropped.set()
+        self._drops_pending.set()
 
     def drop_pipe(self, pipe: Pipe) -> None:
-        """A pipe is closed."""
+        """Drop a pipe that is closed from the store."""
         if self.crash_safe:
             self._dropped_pipes.append(pipe.id)
-            self._something_dropped.set()
+            self._drops_pending.set()
 
     async def run_sender(self) -> None:
-        """Tell the store what was dropped, many in a message, until the line ends."""
+        """Send drops to the store, many in a message, until the channel ends."""
         while True:
-            await self._something_dropped.wait()
-            self._something_dropped = trio.Event()
+            await self._drops_pending.wait()
+            self._drops_pending = trio.Event()
             try:
                 async with self._sending:
                     await self._send_dropped()
@@ -150,8 +158,8 @@ class FdStoreClient:
             del self._dropped_pipes[: len(pipes)]
 
     async def close(self, left_behind: Sequence[RelayLeftBehind] = ()) -> None:
-        """Say what is left to say, name the relays that stay in this process, and end the line: the store hands all
-        that it keeps to a successor.
+        """Send what is still to be dropped and the relays that stay in this process, and close the channel: the store
+        hands all that it holds to a successor.
         """
         try:
             async with self._sending:
@@ -165,7 +173,7 @@ class FdStoreClient:
 
 
 class RelayHandover:
-    """What comes with a START: listeners; and what a predecessor left: the table, pipes, relays."""
+    """What a forwarder starts with: listeners, and a predecessor's table, pipes and relays."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -175,10 +183,10 @@ class RelayHandover:
         self.relays: list[InheritedRelay] = []
         self._ended_predecessors: set[int] = set()
         self.left_behind: dict[int, dict[int, str]] = {}
-        """By the process id of the predecessor that has them: ids of relays, and their clients' IP addresses."""
+        """Relays that stay in predecessors, by their process id: ids of relays, and their clients' IP addresses."""
 
     def add_message(self, message: StoreMessage, descriptors: list[int]) -> None:
-        """One message of the store's. What came without its descriptors cannot be taken over. Raises StoreLost."""
+        """Add one message of the store's. Raises StoreLost if descriptors are missing: it cannot be adopted then."""
         single = int(message.table) + message.listeners
         expected = single + 2 * (len(message.relays) + len(message.pipes))
         if len(descriptors) != expected:
@@ -194,6 +202,6 @@ class RelayHandover:
         if message.left_behind:
             behind = self.left_behind.setdefault(message.predecessor_pid, {})
             behind.update((relay.id, relay.client_ip) for relay in message.left_behind)
-        for pid in self._ended_predecessors:  # which may be said before their relays are
+        for pid in self._ended_predecessors:  # they may be named before their relays are
             self.left_behind.pop(pid, None)
         self.complete = message.complete

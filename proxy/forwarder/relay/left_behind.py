@@ -1,9 +1,9 @@
-"""Relays that stay in predecessors of this forwarder, because they cannot move: with TLS on a side, for example.
+"""Relays that stay in predecessors of this forwarder, because they cannot be handed over: those with TLS, for example.
 
 Such a relay goes on counting in its own rows of the relay table, which is this forwarder's now. So the use by principal
-stays in one series without a gap, and nothing is lost when the predecessor is killed: what it has counted stands in
-memory that outlives it. Here its rows are summed up once nobody writes to them any more: the predecessor has said so in
-the table, or the supervisor says that its process has ended.
+stays in one series without a gap, and nothing is lost when the predecessor is killed: what it has counted is in memory
+that outlives it. This forwarder sums up its rows once no process writes to them any more: the predecessor has recorded
+that in the table, or the supervisor reports that its process has ended.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,14 @@ import trio
 from proxy.runtime.shared.relay_table import RelayTable
 
 LOOK_INTERVAL_S = 1.0
-"""Between two looks at whether relays have ended in a predecessor that lives."""
+"""Between two checks whether relays have ended in a live predecessor."""
 
 
 class RelaysLeftBehind:
-    """The relays of predecessors, by process id. ``on_end`` is called for each that has ended, with its id and its
-    client's IP address, after its rows were summed up.
+    """The relays that stay in predecessors, by process id.
+
+    ``on_end`` is called for each that has ended, with its id and its client's IP address, after its rows were summed
+    up.
     """
 
     def __init__(self, table: RelayTable, on_end: Callable[[int, str], None]) -> None:
@@ -28,7 +30,7 @@ class RelaysLeftBehind:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of relays."""
         return sum(len(relays) for relays in self._by_process.values())
 
     @property
@@ -38,22 +40,22 @@ class RelaysLeftBehind:
 
     @property
     def ids(self) -> set[int]:
-        """Their rows in the table."""
+        """The ids of the relays."""
         return {relay_id for relays in self._by_process.values() for relay_id in relays}
 
     def adopt_relays(self, by_process: Mapping[int, Mapping[int, str]], taken: set[int]) -> None:
-        """Begin with those that the fd store names; not with ``taken``, which this forwarder has itself."""
+        """Start with the relays that the fd store names, except those in ``taken``, which this forwarder has itself."""
         for pid, relays in by_process.items():
             self._by_process[pid] = {relay_id: ip for relay_id, ip in relays.items() if relay_id not in taken}
 
     async def run(self) -> None:
-        """Look for relays that have ended, until there are none left."""
+        """Check for relays that have ended, until none is left."""
         while self.count:
             await trio.sleep(LOOK_INTERVAL_S)
             self.sum_up_ended()
 
     def sum_up_ended(self) -> None:
-        """Sum up the relays of which a predecessor has said that they have ended."""
+        """Sum up the relays that a predecessor has recorded as ended."""
         for relays in self._by_process.values():
             for relay_id in [relay_id for relay_id in relays if self._table.has_ended_behind(relay_id)]:
                 self._end(relay_id, relays.pop(relay_id))
@@ -64,7 +66,7 @@ class RelaysLeftBehind:
             self._end(relay_id, ip)
 
     def forget_relays(self) -> list[str]:
-        """Sum up nothing more: the table is a successor's from now on. Return the clients' IP addresses."""
+        """Forget all relays, since the table is a successor's from now on; return the clients' IP addresses."""
         client_ips = self.client_ips
         self._by_process.clear()
         return client_ips

@@ -1,24 +1,24 @@
-"""What the relay engine keeps of a relay: two sockets, and the two directions between them."""
+"""A spliced relay as the engine knows it: two sockets, and the two directions between them."""
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession, FrameCursor
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
 
 class Direction:
-    """One way of a relay: from a source socket to a sink socket.
+    """One direction of a relay: from a source socket to a sink socket.
 
-    ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
-    ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it. ``framing``: where
-    its frames begin; None: nobody looks. ``pump`` gives it its turn; set before it begins.
+    ``pipe`` is bound only while bytes are left in it, ``in_pipe`` is how many. ``eof_seen``: the kernel has announced
+    the source's end, which may be queued behind bytes; ``done``: it was reached, and passed on to the sink. ``queued``:
+    it is in the run queue, or waits for a pipe. ``row``: where its cells begin in the relay table.
     """
 
     __slots__ = (
-        "cursor",
         "done",
         "eof_seen",
         "in_pipe",
@@ -34,7 +34,10 @@ class Direction:
 
     opposite: "Direction"
     relay: "Relay"
-    pump: "Callable[[Direction], None]"
+    pump: Callable[[Any], None]
+    """Moves a portion of the direction that it is called with: this one. Set before the relay starts. (Any, since each
+    kind of direction is only ever given a pump of its own kind.)
+    """
 
     def __init__(self, source: int, sink: int, table_row: int) -> None:
         self.source = source
@@ -43,20 +46,17 @@ class Direction:
         self.pipe: Pipe | None = None
         self.in_pipe = 0
         self.eof_seen = self.done = self.queued = False
-        self.cursor: FrameCursor | None = None
 
     def detach_source(self) -> None:
-        """Forget the source, which is about to be closed, or to be another process's."""
-        if self.cursor is not None:
-            self.cursor.sock.detach()
+        """Detach what holds the source's descriptor, which is about to be closed or to be another process's."""
 
 
 class Relay:
     """Two sockets and the two directions between them.
 
-    ``broken``: one side failed, or the relay was cut short. ``followed``: the session whose frames are followed; None:
-    the relay is blind. ``leaving``: why the proxy ends it by itself. ``moved``: it is a successor's; sockets, pipes and
-    rows of the table are not to be touched here any more.
+    ``record`` is what the fd store knows of it. ``broken``: one side failed, or the relay was cut short.
+    ``close_reason``: why the proxy ends it by itself. ``handed_over``: it is a successor's; its sockets, pipes and rows
+    of the table must not be touched here any more.
     """
 
     __slots__ = (
@@ -65,19 +65,19 @@ class Relay:
         "half_close_timeout_s",
         "handed_over",
         "record",
-        "session",
         "to_broker",
         "to_client",
     )
 
-    def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
-        self.record = about
+    direction_class: type[Direction] = Direction
+
+    def __init__(self, record: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
+        self.record = record
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
-        self.session: ExpiringSession | None = None
         self.close_reason = CloseReason.NOT_CLOSING
-        there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
-        back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
+        there = self.to_broker = self.direction_class(client, broker, row(record.id, TO_BROKER))
+        back = self.to_client = self.direction_class(broker, client, row(record.id, TO_CLIENT))
         there.opposite, back.opposite = back, there
         there.relay = back.relay = self
 
@@ -93,7 +93,7 @@ class Relay:
 
 
 def shut_down(descriptor: int, how: int) -> None:
-    """End one direction of a socket, or both, whoever else holds a copy of its descriptor."""
+    """End one direction of a socket, or both, also for processes that hold a copy of its descriptor."""
     # The family is not asked for: shutdown does not need it, and to find it out costs three system calls.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:

@@ -1,4 +1,4 @@
-"""The two sockets of a relay: what is set for them, and what the kernel can do with them."""
+"""The two sockets of a relay: their options, their last reads, and whether the kernel can splice them."""
 
 import os
 import socket
@@ -10,15 +10,22 @@ from proto.addresses import parse_host_port
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
-from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 _NO_LOWAT = 0x7FFFFFFF
 
+Stream = trio.abc.HalfCloseableStream
+
+LINGER_S = 5.0
+"""How long a side of a relay that has ended may take to read what it was sent."""
+
 
 async def read_to_the_end(stream: trio.SocketStream) -> None:
-    """Read and drop what still comes, for a bounded time: see close_gracefully. The stream stays open."""
+    """End our direction, then read and drop what still arrives, for at most LINGER_S; the stream stays open.
+
+    See proxy.runtime.loop.tasks.close_gracefully for the reason.
+    """
     with trio.move_on_after(LINGER_S):
         try:
             await stream.send_eof()
@@ -29,31 +36,34 @@ async def read_to_the_end(stream: trio.SocketStream) -> None:
 
 
 def ip_of(about: StoredRelay) -> str:
-    """The IP address of a relay's client, without the port."""
+    """Return the IP address of a relay's client, without the port."""
     return parse_host_port(about.client_address).host
 
 
-def transport_of(stream: trio.abc.HalfCloseableStream) -> trio.SocketStream:
-    """The TCP connection below a stream."""
+def transport_of(stream: Stream) -> trio.SocketStream:
+    """Return the TCP connection below a stream."""
     return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
 
 
 def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
-    """What a relay's socket needs beside what every connection has (proxy.runtime.network.broker_link.tune_socket)."""
+    """Set a relay socket's options, beside those of every connection (proxy.runtime.network.broker_link.tune_socket).
+
+    Raises OSError.
+    """
     for option, value in (
         (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
         (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
         (socket.TCP_KEEPCNT, config.keep_alive_probes),
     ):
         stream.setsockopt(socket.IPPROTO_TCP, option, value)
-    # A peer that takes nothing also keeps the other's end from being seen: it stands behind the bytes.
+    # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
     # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
     stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
 
 
 def splice_works() -> bool:
-    """Whether this kernel splices between a socket and a pipe (some sandboxes refuse)."""
+    """Return whether this kernel splices between a socket and a pipe (some sandboxes refuse)."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:

@@ -1,9 +1,12 @@
-"""The engine's hands: the bytes of one direction at a time, socket → pipe → socket, and how a direction ends.
+"""The splice pump: moves the bytes of one direction at a time, socket → pipe → socket, and ends directions.
 
-``SplicePump.pump`` is a blind direction's turn, which is all that most relays ever need; one whose frames are
-followed has
-another turn (proxy.forwarder.relay.expiring.splice_pump), made of the same parts. A direction knows which one is its
-own.
+``SplicePump.pump`` moves a portion of a blind direction, which is all that most relays ever need. A direction of which
+the frames are followed has another pump (proxy.forwarder.relay.expiring.splice_pump), made of the same parts.
+``Direction.pump`` is the one of the direction.
+
+The order of stores that a successor relies on is RelayTable's: bind a pipe before bytes enter it, count what has left
+it, unbind it when it is empty. The methods that run for each portion write the table's cells themselves, in that very
+order: a method call costs more than the store that it makes.
 """
 
 import errno
@@ -15,13 +18,13 @@ from collections.abc import Callable
 from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
-from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE
+from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE, RelayTable
 
 SPLICE_BYTES_MAX = 1 << 20
 SPLICE_FLAGS = 3  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK, splice(2)
 FEW_BYTES = 256
-"""A portion below this is taken for all that its source has. A splice takes 16 pieces or more, and pieces that small on
-average are next to impossible: the kernel puts small segments together."""
+"""A portion below this is assumed to be all that its source has. A splice takes 16 pieces or more, and pieces that
+small on average are next to impossible: the kernel puts small segments together."""
 
 PEER_GONE = frozenset(
     {
@@ -42,56 +45,62 @@ _NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMA
 
 
 class SplicePump:
-    """See the module.
+    """Moves portions of bytes between the sockets of relays, through pipes of a pool.
 
-    ``finish`` ends a relay of which both directions are done, or that is defective; ``ring`` makes the loop look at the
-    line. ``line``: who gets another turn that no edge gives; ``without_pipe``: who waits for a pipe; ``unsure``: whose
-    source was taken for dry; ``half_closed``: who lives only as long as bytes move, with how many had moved and until
-    when that is good for.
+    ``run_queue``: directions that are to be pumped again although no edge announces it. ``finish`` ends a relay of
+    which both directions are done, or that met an internal error; ``wake_loop`` has the run queue processed although no
+    event arrives. ``waiting_for_pipe``: directions that found no free pipe; ``to_recheck``: those of which the source
+    was assumed to be empty; ``half_closed``: relays that are ended unless bytes move, each with how many had moved and
+    the deadline for more.
     """
 
     def __init__(
-        self, cells: memoryview, pool: PipePool, finish: Callable[[Relay], None], ring: Callable[[], None]
+        self,
+        table: RelayTable,
+        pool: PipePool,
+        run_queue: deque[Direction],
+        finish: Callable[[Relay], None],
+        wake_loop: Callable[[], None],
     ) -> None:
-        self._cells = cells
+        self._table = table
+        self._cells = table.cells
         self._pool = pool
+        self._run_queue = run_queue
         self._finish = finish
-        self._ring = ring
+        self._wake_loop = wake_loop
         self._ready: Pipe | None = None
-        """The pipe that the next portion goes through; the pool's again at the end."""
-        self.run_queue: deque[Direction] = deque()
+        """The empty pipe for the next portion: it saves the pool's two calls for each."""
         self.waiting_for_pipe: deque[Direction] = deque()
         self.to_recheck: set[Direction] = set()
         self.half_closed: dict[Relay, tuple[int, float]] = {}
-        self.is_serving = False
 
-    # ---- turns
+    # ---- pumping
 
     def enqueue(self, direction: Direction) -> None:
-        """Give a direction another turn."""
+        """Have a direction pumped again in the next round."""
         if not direction.queued:
             direction.queued = True
-            self.run_queue.append(direction)
+            self._run_queue.append(direction)
 
     def wake_direction(self, direction: Direction) -> None:
-        """Give a direction a turn, although nothing is being served."""
+        """Have a direction pumped soon, called from outside of the loop's processing or within it."""
         if not direction.done:
             self.enqueue(direction)
-            if not self.is_serving:  # which would lose the alarm that ends its waiting, and looks at the line anyway
-                self._ring()
+            self._wake_loop()
 
-    def pump(self, direction: Direction) -> None:  # noqa: PLR0911 -- the hot path: a call costs more than it says
-        """Give a direction its turn, unless it is done or in line: at most one portion; more is left to the next turn,
-        or to an edge. Per portion two system calls, and as little else as possible.
+    def pump(self, direction: Direction) -> None:  # noqa: PLR0911 -- the hot path: a call costs more than it explains
+        """Move at most one portion of a direction, unless it is done or queued; more is left to the next round, or to
+        an edge.
 
-        A defect ends its relay and no other.
+        Two system calls for each portion, and as little else as possible. An internal error ends the direction's relay
+        and no other.
         """
         if direction.queued or direction.done:
             return
         try:
             if direction.in_pipe and not self.drain_pipe(direction):
                 return
-            pipe = self._ready or self.acquire_pipe(direction)
+            pipe = self._ready or self._acquire_pipe(direction)
             if pipe is None:
                 return
             cells, row = self._cells, direction.row
@@ -109,7 +118,7 @@ class SplicePump:
             try:
                 sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
             except OSError as error:
-                self.on_sink_error(direction, pipe, error)
+                self._on_sink_error(direction, pipe, error)
                 return
             direction.in_pipe = moved - sent
             cells[row + BYTES] += sent
@@ -118,7 +127,7 @@ class SplicePump:
                 cells[row + PIPE] = 0
                 # So few bytes are all that there was, and more will raise an edge; an end that was seen already will
                 # not. (Where they lay in more pieces than a splice takes at a time, that is wrong: see the engine's
-                # _look_again.)
+                # _recheck_directions.)
                 if moved < FEW_BYTES and not direction.eof_seen:
                     self.to_recheck.add(direction)
                     return
@@ -129,8 +138,8 @@ class SplicePump:
             self.on_internal_error(direction, error)
 
     def drain_only(self, direction: Direction) -> None:
-        """Give its turn to a direction of a relay that is being ended: what has left the source is delivered, nothing
-        else.
+        """Deliver what has left the source, and read nothing more: the pump of a direction of a relay that is being
+        ended.
         """
         if direction.queued or direction.done:
             return
@@ -141,14 +150,15 @@ class SplicePump:
             self.on_internal_error(direction, error)
 
     def deliver_from_pipe(self, direction: Direction, pipe: Pipe, *, is_all: bool) -> None:
-        """The second half of a turn, as ``pump`` has it: from the pipe in hand to the sink. ``is_all``: the source was
-        taken for dry.
+        """Move the bytes of a portion from its pipe to the sink: the second half of ``pump``.
+
+        ``is_all``: the source is assumed to be empty.
         """
         cells, row, moved = self._cells, direction.row, direction.in_pipe
         try:
             sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
         except OSError as error:
-            self.on_sink_error(direction, pipe, error)
+            self._on_sink_error(direction, pipe, error)
             return
         direction.in_pipe = moved - sent
         cells[row + BYTES] += sent
@@ -163,8 +173,11 @@ class SplicePump:
         self.enqueue(direction)
 
     def on_source_error(self, direction: Direction, error: OSError) -> None:
-        """Nothing came: since there is nothing now, or since nothing ever will."""
-        self._cells[direction.row + PIPE] = 0
+        """Handle a splice from the source that failed: it is empty now, or its peer has gone.
+
+        Raises errors that are neither.
+        """
+        self._cells[direction.row + PIPE] = 0  # for each portion of a busy relay there is one such error
         if error.errno == errno.EAGAIN:
             return
         if error.errno not in PEER_GONE:
@@ -172,25 +185,25 @@ class SplicePump:
         direction.relay.broken = True
         self.end_direction(direction)
 
-    def on_sink_error(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
-        """Nothing went: since there is no room now, or since there never will be."""
+    def _on_sink_error(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
+        """Handle a splice to the sink that failed: it is full now, or its peer has gone."""
         self.lend_pipe(direction, pipe)
         if error.errno != errno.EAGAIN:
             self.on_sink_broken(direction)
 
     def on_internal_error(self, direction: Direction, error: Exception) -> None:
-        """End the relay of a direction whose turn has failed in a way that none should."""
+        """End the relay of a direction whose pumping raised an unexpected error."""
         direction.relay.broken = True
         self._finish(direction.relay)
-        if self._ready is not None:  # nobody else may get what it may hold
+        if self._ready is not None:  # what it may hold must reach no other relay
             self._pool.discard_pipe(self._ready)
             self._ready = None
         get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     # ---- pipes
 
-    def acquire_pipe(self, direction: Direction) -> Pipe | None:
-        """Take an empty pipe in hand; None where there is none now, and the direction waits for one."""
+    def _acquire_pipe(self, direction: Direction) -> Pipe | None:
+        """Make an empty pipe the ready one and return it; None where none is free: the direction waits for one then."""
         try:
             self._ready = self._pool.acquire_pipe()
         except OSError as error:
@@ -201,12 +214,12 @@ class SplicePump:
         return self._ready
 
     def get_empty_pipe(self, direction: Direction) -> Pipe | None:
-        """The pipe in hand, or another; None where there is none now, and the direction waits for one."""
-        return self._ready or self.acquire_pipe(direction)
+        """Return an empty pipe; None where none is free: the direction waits for one then."""
+        return self._ready or self._acquire_pipe(direction)
 
     def get_pipe_for(self, direction: Direction, size_bytes: int) -> Pipe | None:
-        """An empty pipe in hand that holds so many bytes; None where there is none now, and the direction is looked at
-        again within a second.
+        """Return an empty pipe that holds ``size_bytes``; None where none is free: the direction is pumped again within
+        a second then.
         """
         if self._ready is not None and self._ready.size_bytes < size_bytes:
             self._pool.release_pipe(self._ready)
@@ -221,12 +234,12 @@ class SplicePump:
         return self._ready
 
     def lend_pipe(self, direction: Direction, pipe: Pipe) -> None:
-        """Leave the pipe to a direction whose bytes are in it; the next one takes another."""
+        """Leave the pipe to a direction of which bytes are in it; the next portion goes through another."""
         direction.pipe = pipe
         self._ready = None
 
     def drain_pipe(self, direction: Direction) -> bool:
-        """Splice from a direction's pipe into the sink; False where bytes are left, since it is full or broken."""
+        """Splice from a direction's pipe into the sink; return False if bytes are left, since it is full or broken."""
         pipe, cells = direction.pipe, self._cells
         assert pipe is not None  # bytes are left in a pipe that was lent
         try:
@@ -240,37 +253,37 @@ class SplicePump:
         except OSError:
             self.on_sink_broken(direction)
             return False
-        cells[direction.row + PIPE] = 0
+        self._table.unbind_pipe(direction.row)
         direction.pipe = None
         self._pool.release_pipe(pipe)
         return True
 
     @property
     def has_free_pipe(self) -> bool:
-        """Whether somebody who waits for a pipe would get one without one being made."""
+        """Whether a direction that waits for a pipe would get one without one being created."""
         return self._ready is not None or self._pool.has_free_pipe
 
     def discard_in_flight(self, direction: Direction) -> None:
         """Drop what is on its way to a direction's sink."""
         if direction.pipe is not None:
-            self._cells[direction.row + PIPE] = 0
+            self._table.unbind_pipe(direction.row)
             self._pool.discard_pipe(direction.pipe)
             direction.pipe, direction.in_pipe = None, 0
 
     def close_free_pipes(self) -> None:
-        """Close this process's ends of the pipes that no direction was lent."""
+        """Close this process's ends of the pipes that are bound to no direction."""
         if self._ready is not None:
             self._ready.close()
         self._pool.close_free_pipes()
 
     def bytes_moved(self, direction: Direction) -> int:
-        """How many have gone to its sink, ever."""
-        return self._cells[direction.row + BYTES]
+        """Return how many bytes have ever gone to a direction's sink."""
+        return self._table.bytes_moved(direction.row)
 
     # ---- ends
 
     def on_sink_broken(self, direction: Direction) -> None:
-        """Nothing that is sent there arrives any more."""
+        """End a direction of which the sink's peer has gone: nothing that is sent there arrives any more."""
         direction.relay.broken = True
         self.discard_in_flight(direction)
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
@@ -278,7 +291,7 @@ class SplicePump:
         direction.opposite.pump(direction.opposite)
 
     def end_direction(self, direction: Direction) -> None:
-        """Tell the sink that nothing more comes."""
+        """Shut down the sink's writing side; finish the relay if the opposite direction has ended, too."""
         direction.done = True
         shut_down(direction.sink, socket.SHUT_WR)
         if direction.opposite.done:
@@ -287,5 +300,5 @@ class SplicePump:
             self.start_idle_timeout(direction.relay)
 
     def start_idle_timeout(self, relay: Relay) -> None:
-        """From now on the relay lives only as long as its bytes move (see the engine's _end_the_stuck)."""
+        """From now on, end the relay when no byte has moved for its half-close timeout (the engine checks it)."""
         self.half_closed.setdefault(relay, (-1, 0.0))

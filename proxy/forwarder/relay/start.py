@@ -9,6 +9,10 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring.relay_session import RelaySession
 
 
+class RelayStartFailed(Exception):
+    """A relay could not start; both streams are still the caller's."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayStart:
     """The start of one relay. Both streams are the relay's from the moment it has started, and the caller's before.

@@ -1,11 +1,11 @@
-"""Who uses the proxy how much: bytes, messages and sessions of relays by principal.
+"""The use of relays by principal: bytes, messages and sessions.
 
-Sums of the relay table's cells, so that no event touches a metric and a successor goes on exactly where its predecessor
-was killed. The names stand in the table, too.
+Sums of the relay table's cells, so that no event touches a metric and a successor continues exactly where its
+predecessor was killed. The names are in the table, too.
 
-The number of names is bounded: the first that come keep theirs for as long as the cluster runs, all others are counted
-together. No list of the busiest: a principal that left it would take its counter away from under Prometheus, and one
-that came would bring sums with it that were counted elsewhere before.
+The number of names is bounded: the first principals keep theirs for as long as the cluster runs, all others are counted
+together. No list of the busiest: the counter of a principal that left it would vanish from Prometheus, and one that
+entered it would bring sums that were counted elsewhere before.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ from proxy.runtime.shared.relay_table import NAME_BYTES_MAX, PRINCIPALS_MAX, Rel
 
 OTHER = "other"
 ANONYMOUS = "anonymous"
-"""Of relays whose client was not authenticated."""
+"""The label of relays of clients that were not authenticated."""
 
 _QUOTE = "principal:"
-"""Stands before a role that reads like one of those two, or like a quoted one: no client shares a row by its name."""
+"""Prefix of a role that reads like one of those two, or like a prefixed one: no client shares a row by its name."""
 
 _OTHER = 0
 _ANONYMOUS = 1
@@ -28,12 +28,12 @@ _DIRECTIONS = ("to_broker", "to_client")
 
 
 def label_of(role: str) -> str:
-    """How a role stands in the label `principal`: different for every role, and for none as the rows of no role."""
+    """Return a role's value of the label `principal`: different for every role, and never OTHER or ANONYMOUS."""
     return f"{_QUOTE}{role}" if role in {OTHER, ANONYMOUS} or role.startswith(_QUOTE) else role
 
 
 class PrincipalUsage:
-    """See the module. ``max``: how many are counted by name."""
+    """The principals of which the use is counted by name, at most ``principals_max``; all others are OTHER."""
 
     def __init__(self, table: RelayTable, principals_max: int) -> None:
         self.principals_max = min(principals_max, PRINCIPALS_MAX)
@@ -46,7 +46,7 @@ class PrincipalUsage:
             self._numbers[name] = number
 
     def row_number_of(self, principal: str) -> int:
-        """The number of a principal's row in the table; "": not authenticated."""
+        """Return the number of a principal's row in the table; "" is a client that was not authenticated."""
         if not principal:
             return _ANONYMOUS
         number = self._numbers.get(principal)
@@ -60,14 +60,14 @@ class PrincipalUsage:
         return number
 
     def add_session(self, principal: str) -> None:
-        """Count a relay that begins."""
+        """Count a relay that starts."""
         self._table.add_session(self.row_number_of(principal))
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Prometheus: what those used of whom there was anything.
+        """Return Prometheus counters of the principals with any use.
 
         With the moment from which each counter counts (`…_created`), unlike our other counters: these are billed, and
-        what a principal used before its first scrape would be nobody's otherwise.
+        what a principal used before its first scrape would be lost otherwise.
         """
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_principal_bytes",

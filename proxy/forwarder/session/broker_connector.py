@@ -15,17 +15,15 @@ from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 TARGET_REFUSED = "Target broker cannot be validated."
-"""What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+"""What a client is sent for a denied target: the same words as the Java proxy's, and no more."""
 
 CANNOT_CHECK = "The proxy cannot check the target broker at the moment"
 
-RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
-"""What it learns where no relay could begin."""
-
 
 class BrokerConnectFailed(Exception):
-    """There is none. Pulsar's ``code`` and ``message`` are for the client, ``reason`` is a metric's label, the text is
-    for the log.
+    """No broker could be connected.
+
+    Pulsar's ``code`` and ``message`` are for the client, ``reason`` is a metric's label, the text is for the log.
     """
 
     def __init__(self, cause: DisconnectCause, reason: str, code: int, message: str, detail: str) -> None:
@@ -37,27 +35,27 @@ class BrokerConnectFailed(Exception):
 
 
 class BrokerConnector:
-    """``open`` it once; ``link`` is there then. ``close`` where no relay has begun."""
+    """The connection of one client to its broker: ``open_link`` once, ``close_link`` where no relay has started."""
 
-    def __init__(self, backends: WorkerClients, client_address: str) -> None:
-        self._workers = backends
+    def __init__(self, workers: WorkerClients, client_address: str) -> None:
+        self._workers = workers
         self._client_address = client_address
         self._link: BrokerLink | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether there is a connection."""
         return self._link is not None
 
     @property
     def link(self) -> BrokerLink:
-        """The connection, and what the broker has said on it."""
+        """Return the connection, with the broker's CONNECTED. Raises RuntimeError where it is not open."""
         if self._link is None:
             raise RuntimeError("a relay without a broker")
         return self._link
 
     async def open_link(self, connect: CommandConnect, identity: ClientIdentity) -> None:
-        """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerConnectFailed."""
+        """Have the target checked, connect to it, and send CONNECT for the client. Raises BrokerConnectFailed."""
         try:
             self._link = await self._workers.open_broker(connect, identity, self._client_address)
         except TargetRefused as refused:

@@ -1,10 +1,10 @@
-"""One client's connection, from accept to close: performs what proto.client_machine decides.
+"""One client's session, from accept until its connection is closed or a relay's.
 
-Frames come by callback (proxy.forwarder.session.transport), and whatever can be done at once is done there: a client
-that connects,
-asks and leaves costs no task at all. What takes time (a round of authentication, opening the broker's side, a last word
-before the close) is a task, beside which a PING is answered and a client that leaves is noticed at any moment. Those
-tasks report back with events.
+It performs the actions that proto.client_machine decides. Frames come by callback (proxy.forwarder.session.transport),
+and all that can be done at once is done there: a client that connects, asks and leaves costs no task at all. What takes
+time (a round of authentication, the connection to a broker, a final frame before the close) is a task. Beside it a PING
+is answered, and the end of a client is noticed at any moment. These tasks return outcomes, which become events of the
+machine here.
 """
 
 from collections.abc import Callable
@@ -13,374 +13,152 @@ from functools import partial
 import trio
 
 from proto import commands
-from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
+from proto.client_machine import Action, Event, State, event_of, is_plainly_lookup
 from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
-from proto.frames import Frame, FrameTooLarge
-from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.session_clock import CommandDecision
 from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
-from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
-from proxy.forwarder.session.broker_connector import RELAY_NOT_BEGUN, BrokerConnector
-from proxy.forwarder.session.closing import ConnectionCloser
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.connection_age import ConnectionAge
-from proxy.forwarder.session.handshake import Handshake
+from proxy.forwarder.session.failures import (
+    ConnectionFailure,
+    corrupt_failure,
+    handshake_timeout_failure,
+    no_memory_failure,
+    relay_start_failure,
+)
+from proxy.forwarder.session.flow import InboundFlow
+from proxy.forwarder.session.handshake import Handshake, RoundOutcome
 from proxy.forwarder.session.lifetime import SessionLifetime
 from proxy.forwarder.session.lookup_mode import LookupMode
+from proxy.forwarder.session.lookup_session_control import (
+    ChallengeDue,
+    LifetimeEvent,
+    LifetimeOver,
+    SessionClosing,
+    VerdictKnown,
+)
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.session.timeouts import ClientTimeouts
-from proxy.forwarder.session.transport import ClientSlow, ClientTransport
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
-from proxy.forwarder.workers.clients import WorkerClients
+from proxy.forwarder.session.transport import ClientSlow
+from proxy.forwarder.workers.authentication import ANONYMOUS, Challenge, ClientEndpoint, ClientIdentity
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.scoped_tasks import ScopedTasks
-from proxy.runtime.loop.tasks import InFlightCounter, seconds
-from proxy.runtime.loop.tick import current_tick
-
-UNFINISHED_BYTES_MIN = 16 * 1024
-"""What is here of a frame is counted above this size; whoever connects and asks sends less."""
+from proxy.runtime.loop.tasks import seconds
 
 
-class ClientSession:
-    """See the module. ``begin`` it once, then ``drain`` or ``shut_down``; when it has ended, it calls ``on_end``.
+class ClientSession(ClientConnection):
+    """The session of one client: ``start_session`` once, then ``drain`` or ``shut_down``.
 
-    ``handshakes`` counts it for as long as it is not decided what the connection will be. ``nursery`` is for what takes
-    time. ``became_relay``: how it ended; if so, the connection is no longer this session's. ``renewal``: how long it
-    lasts (KIP-368). ``stranger``: how it is counted before its client is known.
+    ``lifetime``: how long the client's authentication lasts (KIP-368).
     """
 
     def __init__(
         self,
         stream: trio.abc.HalfCloseableStream,
         client: ClientEndpoint,
-        backends: WorkerClients,
-        relays: RelayManager,
-        metrics: ForwarderMetrics,
-        *,
-        handshakes: InFlightCounter,
-        nursery: trio.Nursery,
-        deadlines: Deadlines,
-        on_end: Callable[["ClientSession"], None],
-        stranger: PreAuthConnection | None = None,
+        services: SessionServices,
+        on_end: Callable[[ClientConnection], None],
+        pre_auth: PreAuthConnection | None = None,
     ) -> None:
-        self.address = client.address
-        self.became_relay = False
-        self.cause = DisconnectCause.SHUT_DOWN
-        self.identity = ANONYMOUS
-        self.is_over = False
-        self._workers = backends
-        self._relays = relays
-        self._limits = limits = backends.config.limits
-        self._metrics = metrics
-        self._nursery = nursery
-        self._pre_auth = stranger or PreAuthConnection()
-        self._pre_auth.evict = self.evict
-        self._on_end = on_end
-        self._tick = current_tick()
-        self._tasks = tasks = ScopedTasks(nursery, self._on_internal_error)
-        self._transport = wire = ClientTransport(
-            stream,
-            tasks,
-            max_frame_bytes=limits.max_command_bytes,
-            write_timeout_ms=limits.keep_alive_interval_ms,
-        )
-        self._closer = ConnectionCloser(wire)
-        self._machine = machine = ClientMachine()
-        self._broker_connector = BrokerConnector(backends, client.address)
-        self._handshake = Handshake(
-            self,
-            client,
-            backends,
-            metrics,
-            broker=self._broker_connector,
-            machine=machine,
-            wire=wire,
-            tasks=tasks,
-            handshakes=handshakes,
-            stranger=self._pre_auth,
-        )
-        self.lifetime = SessionLifetime(backends, client, relays, metrics)
-        self._lookup_mode = LookupMode(
-            backends, metrics, client.address, tasks, wire, self._handle_frames, self._client_corrupt
-        )
-        self._unfinished = ByteReservation(backends.budget, owner_of("", client.address))
+        super().__init__(stream, client, services, on_end, pre_auth)
+        workers, metrics, transport = services.workers, services.metrics, self._transport
+        limits = workers.config.limits
+        self._workers = workers
+        self._limits = limits
+        self._handshake = Handshake(client, workers, metrics, self._broker_connector, services.handshakes)
+        self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
+        self._lookup_mode = LookupMode(client.address, workers, metrics, transport, self._on_corrupt)
+        partial_frame = ByteReservation(workers.budget, owner_of("", client.address))
+        self._inbound = inbound = InboundFlow(transport, self._lookup_mode, partial_frame)
         self._accepted_at = client.accepted_at
-        self._age = ConnectionAge(deadlines, limits, client.accepted_at, self._reached_age)
-        self._timeouts = ClientTimeouts(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
-        self._waits = False
-        self._is_full = False
-        self._has_said_all = False
+        self._age = ConnectionAge(services.deadlines, limits, client.accepted_at, self._on_age_reached)
+        self._timeouts = ClientTimeouts(
+            services.deadlines, transport, limits, on_timeout=self._on_timeout, is_unread=inbound.is_unread
+        )
         self._held = b""
-        self._draining = False
         self._postponed: Frame | None = None
+        self._is_draining = False
 
     @property
-    def state(self) -> State:
-        """Where the connection stands."""
-        return self._machine.state
-
-    # ---- life
+    def target(self) -> str:
+        """The broker that the client wants, for logs; empty: none, or not known yet."""
+        return self._handshake.target
 
     def start_session(self) -> None:
-        """Lead the client through, until its connection is closed, or a relay."""
+        """Serve the client until its connection is closed, or a relay's."""
         try:
-            self._handshake.begin()
+            self._handshake.start_handshake()
             self._timeouts.start_handshake_deadline(self._accepted_at)
-            self._transport.start_reading(self._handle_frames, self._client_ended)
-        except Exception as error:  # noqa: BLE001 -- whoever accepts must go on
+            self._transport.start_reading(self._handle_frames, self._on_client_end)
+        except Exception as error:  # noqa: BLE001 -- the caller must go on to accept others
             self._on_internal_error(error)
 
+    # ---- the end, as soon as no request is under way
+
     def drain(self) -> None:
-        """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
-        self._draining = True
-        if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
-            self._tasks.start_soon(self._leave, DisconnectCause.SHUT_DOWN)
+        """Leave as soon as no request is under way. A relay goes on: its client decides when it ends."""
+        self._is_draining = True
+        self._finish_requests(DisconnectCause.SHUT_DOWN)
 
-    def _reached_age(self) -> None:
+    def _on_age_reached(self) -> None:
         get_logger().debug("a lookup connection is being ended", client=self.address, reason="max_age")
-        self._tasks.start_soon(self._leave, DisconnectCause.MAX_AGE)
+        self._finish_requests(DisconnectCause.MAX_AGE)
 
-    async def _leave(self, cause: DisconnectCause) -> None:
-        """End the connection at a moment when nothing is asked; where there is none, answer what was, and no more."""
-        under_way, timeout_s = self._lookup_mode.in_flight, self._workers.answer_timeout_s
-        if not await under_way.wait_until_empty(timeout_s=timeout_s):
-            self.wait()
-            await under_way.wait_until_empty(timeout_s=timeout_s)
-        if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
-            self._machine.handle(Event.SHUT_DOWN)
+    def _finish_requests(self, cause: DisconnectCause) -> None:
+        if self._machine.handle(Event.DRAIN) is Action.FINISH_REQUESTS:
+            self._tasks.start_soon(self._close_when_idle, cause)
+
+    async def _close_when_idle(self, cause: DisconnectCause) -> None:
+        """Close at a moment when no request is under way; where none comes, take no more, and answer what is there."""
+        in_flight, timeout_s = self._lookup_mode.in_flight, self._workers.answer_timeout_s
+        if not await in_flight.wait_until_empty(timeout_s=timeout_s):
+            self._inbound.hold_frames()
+            await in_flight.wait_until_empty(timeout_s=timeout_s)
+        if self._machine.handle(Event.DRAINED) is Action.CLOSE:
             await self._transport.wait_until_sent()
             self._end(cause)
 
-    def shut_down(self) -> None:
-        """Leave now."""
-        if not self.is_over:
-            self._machine.handle(Event.SHUT_DOWN)
-            self._end(DisconnectCause.SHUT_DOWN)
+    # ---- the end, for what the client does or fails to do
 
-    def evict(self) -> None:
-        """Close at once, since others need the place: this client has been silent before it was known."""
-        if not self.is_over:
-            self._machine.handle(Event.SHUT_DOWN)
-            self._end(DisconnectCause.GAVE_WAY)
-        else:
-            self._closer.drop_final_frame()
-
-    # ---- endings
-
-    def _end(self, cause: DisconnectCause) -> None:
-        """Note why, and read no more."""
-        self.cause = cause
-        self._stop()
-
-    def _stop(self) -> None:
-        self._transport.pause_reading()
-        self._timeouts.clear_deadline()
-        self._age.clear_deadline()
-        if not self.is_over:
-            self.is_over = True
-            if self.state is not State.RELAYING:
-                self._pre_auth.mark_silent()  # until it is closed, which may take its time
-            self._tick.schedule_flush(self)  # whoever noticed the end may still be in the middle of something
-
-    def _on_internal_error(self, error: Exception) -> None:
-        """What one client meets must not end all the others."""
-        get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
-        self._end(DisconnectCause.DEFECT)
-
-    def flush(self) -> None:
-        """The turn in which it ended is over: close, or become a relay."""
-        if not self._broker_connector.is_open and self._closer.close_if_silent():
-            self._release_resources()
-            self._on_end(self)
-        else:
-            self._nursery.start_soon(self._end_in_time)
-
-    async def _end_in_time(self) -> None:
-        try:
-            if self.state is State.RELAYING:
-                await self._relay()
-            else:
-                await self._closer.send_final_frame()
-        except Exception as error:  # noqa: BLE001 -- it ends in any case
-            self._on_internal_error(error)
-        finally:
-            self._release_resources()
-            try:
-                if not self.became_relay:  # then both streams are the relay's
-                    await self._broker_connector.close_link()
-                    await self._closer.close_connection()
-            finally:
-                self._on_end(self)
-
-    def _release_resources(self) -> None:
-        self._unfinished.resize(0)
-        self._lookup_mode.close()
-        self._tasks.cancel()
-        self._handshake.end()
-        self.lifetime.abandon_reauthentication()
-
-    def fail(
-        self, event: Event, cause: DisconnectCause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
-    ) -> None:
-        """End the connection with an error that the client is told. ``message`` is for it, ``detail`` for the log."""
-        action = self._machine.handle(event)
-        if action is Action.IGNORE:  # it has ended already
-            return
-        if action is Action.FAIL:
-            self._closer.set_final_frame(commands.error(NO_REQUEST_ID, code, message), delay_s=delay_s)
-        self._end(cause)
-        self._log_failure(detail or message)
-
-    def _log_failure(self, reason: str) -> None:
-        get_logger().warning(
-            "a client's connection failed",
-            client=self.address,
-            principal=self.identity.role,
-            target=self._handshake.target,
-            cause=self.cause.value,
-            reason=reason,
-            **self.identity.proxy_log_fields,
-        )
-
-    def _client_corrupt(self, error: RemoteProtocolError) -> None:
-        too_large = isinstance(error, FrameTooLarge)
-        cause = DisconnectCause.FRAME_TOO_LARGE if too_large else DisconnectCause.PROTOCOL_ERROR
-        text = f"{'Too large' if too_large else 'Not Pulsar'}: {error}"
-        self.fail(Event.CLIENT_CORRUPT, cause, ServerError.NotAllowedError, text)
-
-    def _client_ended(self, error: Exception | None) -> None:
+    def _on_client_end(self, error: Exception | None) -> None:
         match error:
             case None if self._lookup_mode.in_flight.count or self._transport.unsent_bytes:
-                self._has_said_all = True
-                self._tasks.start_soon(self._client_has_said_all)
+                self._inbound.is_at_end = True
+                self._tasks.start_soon(self._close_when_answered)
             case None:
-                self._client_gone(DisconnectCause.CLIENT_CLOSED)
+                self._close_on(Event.CLIENT_CLOSED, DisconnectCause.CLIENT_CLOSED)
             case trio.BrokenResourceError():
-                self._client_gone(DisconnectCause.CLIENT_BROKE_OFF)
+                self._close_on(Event.CLIENT_CLOSED, DisconnectCause.CLIENT_BROKE_OFF)
             case ClientSlow():
-                self._client_gone(DisconnectCause.CLIENT_DOES_NOT_READ)
+                self._close_on(Event.CLIENT_STALLED, DisconnectCause.CLIENT_DOES_NOT_READ)
             case _:
                 self._on_internal_error(error)
 
-    def _client_gone(self, cause: DisconnectCause) -> None:
-        if self._machine.handle(Event.CLIENT_CLOSED) is not Action.IGNORE:
-            self._end(cause)
-
-    async def _client_has_said_all(self) -> None:
-        """A client that only ended its own direction may still be waiting for answers."""
+    async def _close_when_answered(self) -> None:
+        """Close behind the last answer: a client that has only ended its own direction may still wait for some."""
         timeout_s = seconds(self._limits.lookup_timeout_ms)
         await self._lookup_mode.in_flight.wait_until_empty(timeout_s=timeout_s)
         await self._transport.wait_until_sent()
-        self._client_gone(DisconnectCause.CLIENT_CLOSED)
+        self._close_on(Event.CLIENT_CLOSED, DisconnectCause.CLIENT_CLOSED)
 
-    def _give_up(self) -> None:
-        if self.state is State.LOOKUP:
-            self._machine.handle(Event.DEADLINE)
-            self._end(DisconnectCause.KEEP_ALIVE_TIMEOUT)
-            return
-        self.fail(
-            Event.DEADLINE,
-            DisconnectCause.HANDSHAKE_TIMEOUT,
-            ServerError.ServiceNotReady,
-            "The handshake took too long",
-            f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
-        )
+    def _on_timeout(self, event: Event) -> None:
+        if event is Event.KEEP_ALIVE_TIMEOUT:
+            self._close_on(event, DisconnectCause.KEEP_ALIVE_TIMEOUT)
+        else:
+            self._fail(handshake_timeout_failure(self._limits.handshake_timeout_ms, self.state))
 
-    # ---- reading
+    def _on_corrupt(self, error: RemoteProtocolError) -> None:
+        self._fail(corrupt_failure(error))
 
-    def _is_unheard(self) -> bool:
-        return self._is_full or self._has_said_all or self._waits
-
-    def _handle_frames(self) -> None:
-        """Perform what the frames that are here lead to; those behind one that must wait, wait."""
-        if self._waits or self.is_over:
-            return
-        try:
-            has_room, expired = self._has_room(), self.lifetime.has_expired
-            while has_room and not self._waits and not self.is_over:
-                frame = self._postponed or self._transport.next_frame()
-                self._postponed = None
-                if frame is None:
-                    break
-                if not expired and is_plainly_lookup(frame.command) and self.state is State.LOOKUP:
-                    self._lookup_mode.forward_request(frame.command)  # of which a chunk brings only so many bytes
-                elif not expired or self._may_pass(frame):
-                    self._handle_frame(frame)
-                    has_room = self._has_room()
-        except RemoteProtocolError as error:
-            self._client_corrupt(error)
-        self._lookup_mode.send_batch()
-        self._count_unfinished()
-
-    def _count_unfinished(self) -> None:
-        """Count what is here of a large frame: one that cannot be kept ends its sender, and nobody else.
-
-        A client that is not read ends by nobody's shortage: what is here may be whole frames, and no more comes.
-        """
-        unfinished = self._transport.partial_frame_bytes
-        if unfinished < UNFINISHED_BYTES_MIN:
-            unfinished = 0
-        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.resize(unfinished):
-            return
-        if not (self._is_full or self._waits):
-            text = "The proxy has no memory for a frame of this size now"
-            detail = f"{text} (limits.max_lookup_bytes)"
-            self.fail(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, ServerError.ServiceNotReady, text, detail)
-
-    def _has_room(self) -> bool:
-        """Whether more may be taken from this client; else it goes on with an answer that leaves."""
-        has_room = self._lookup_mode.has_room and not self._transport.has_many_unsent_pongs
-        if has_room is self._is_full:
-            self._is_full = not has_room
-            if has_room:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
-        return has_room
-
-    def _handle_frame(self, frame: Frame) -> None:
-        """Perform what a client's command leads to. Raises RemoteProtocolError."""
-        command = commands.parse_command(frame.command)
-        state = self.state
-        if state is State.LOOKUP:
-            check_type_is_first(command, frame.command)  # a relay's client may not say it otherwise, either
-        match self._machine.handle(event_of(command)):
-            case Action.SEND_PONG:
-                self._transport.send_pong(commands.pong())
-            case Action.AUTHENTICATE:
-                self._handshake.take(command)
-            case Action.FORWARD_REQUEST:
-                self._lookup_mode.forward_parsed_request(command, frame.command)
-            case Action.REAUTHENTICATE:
-                if not self.lifetime.on_auth_response(frame):
-                    self._machine.handle(Event.DENIED)
-                    self._out_of_turn(command, state)
-            case Action.REFUSE_COMMAND:
-                self._lookup_mode.refuse_command(command)
-            case Action.HOLD_COMMAND:
-                self._held = frame.encode()  # for the relay, like whatever stands behind it
-                self.wait()
-            case Action.FAIL:
-                self._out_of_turn(command, state)
-
-    def wait(self) -> None:
-        """Take no more frames until ``go_on``, or until the connection is a relay."""
-        self._waits = True
-        self._transport.pause_reading()
-
-    def go_on(self) -> None:
-        """Take frames again."""
-        self._waits = False
-        if not self.is_over:
-            self._transport.resume_reading()
-            self._handle_frames()
-
-    def _out_of_turn(self, command: BaseCommand, state: State) -> None:
+    def _fail_command(self, command: BaseCommand, state: State) -> None:
+        """End the connection for a command that is not allowed; ``state``: the one in which it came."""
         text = f"{command_name(command.type)} while {state.value}"
         self._closer.set_final_frame(commands.error(NO_REQUEST_ID, ServerError.NotAllowedError, f"Not allowed: {text}"))
         get_logger().warning(
@@ -388,88 +166,220 @@ class ClientSession:
         )
         self._end(DisconnectCause.NOT_ALLOWED)
 
-    # ---- a handshake's session (proxy.forwarder.session.handshake.HandshakeSession)
+    def _stop_serving(self) -> None:
+        super()._stop_serving()
+        self._inbound.stop_frames()
+        self.lifetime.stop_events()
+        self._timeouts.clear_deadline()
+        self._age.clear_deadline()
 
-    def accepted(self, connect: CommandConnect, identity: ClientIdentity) -> None:
-        """It is known who the client is."""
-        self.identity = identity
-        anonymous_role = self._workers.config.authentication.anonymous_role
-        self._unfinished.transfer_to(owner_of(identity.role, self.address, anonymous_role))
-        self.lifetime.on_authenticated(connect, identity.principal)
+    def _release_resources(self) -> None:
+        self._inbound.release_memory()
+        self._lookup_mode.close()
+        super()._release_resources()
+        self._handshake.abandon_rounds()
+        self._handshake.finish_handshake()
+        self.lifetime.abandon_reauthentication()
 
-    def enter_lookup_mode(self, connected: bytes) -> None:
-        """Serve lookups from now on; ``connected`` tells the client."""
-        self._lookup_mode.set_identity(self.identity)
-        self.lifetime.start_in_lookup_mode(self, partial(self._handshake.stored_relay, self.identity))
-        self._transport.send(connected)
-        self._timeouts.start_keep_alive()
-        self._age.start_deadline()
-        if self._draining:
-            self.drain()
+    # ---- frames
 
-    def begin_relay(self) -> None:
-        """The broker's side is there."""
-        self._stop()
-
-    # ---- a renewal's client (proxy.forwarder.session.lifetime.LookupClient), which can wait, too
+    def _handle_frames(self) -> None:
+        """Handle the frames that are here; those behind one that must wait, wait as well."""
+        inbound = self._inbound
+        if inbound.is_held:
+            return
+        machine, lookup_mode, next_frame = self._machine, self._lookup_mode, self._transport.next_frame
+        try:
+            has_room, expired = inbound.check_room(), self.lifetime.has_expired
+            while has_room and not inbound.is_held:
+                frame = self._postponed or next_frame()
+                self._postponed = None
+                if frame is None:
+                    break
+                if machine.serves_lookups and not expired and is_plainly_lookup(frame.command):
+                    lookup_mode.forward_request(frame.command)  # of which a chunk brings only so many bytes
+                elif not expired or self._may_pass(frame):
+                    self._handle_frame(frame)
+                    has_room = inbound.check_room()
+        except RemoteProtocolError as error:
+            self._on_corrupt(error)
+        lookup_mode.send_batch()
+        if not self.is_over and not inbound.count_partial_frame():
+            self._fail(no_memory_failure())
 
     def _may_pass(self, frame: Frame) -> bool:
-        """Whether a frame may be taken now that the session has expired: it may come too late, or too early."""
-        use = self.lifetime.decide_command(frame)
-        if use is CommandDecision.HOLD:
+        """Return whether a frame may be handled although the session has expired; one that is held comes again."""
+        decision = self.lifetime.decide_command(frame)
+        if decision is CommandDecision.HOLD:
             self._postponed = frame
-            self.wait()
-        return use is CommandDecision.PASS
+            self._inbound.hold_frames()
+        return decision is CommandDecision.PASS
 
-    def ask_again(self, challenge: bytes) -> None:
-        """Send a challenge. A command that waits for the verdict has waited in vain: the answer stands behind it."""
-        self._transport.send(challenge)
-        if self._postponed is not None:
-            self.go_on()
+    def _handle_frame(self, frame: Frame) -> None:
+        """Perform the action for a client's command. Raises RemoteProtocolError."""
+        command = commands.parse_command(frame.command)
+        machine = self._machine
+        state = machine.state
+        if machine.serves_lookups:
+            check_type_is_first(command, frame.command)  # a relay's client may not write it otherwise, either
+        match machine.handle(event_of(command)):
+            case Action.SEND_PONG:
+                self._transport.send_pong(commands.pong())
+            case Action.AUTHENTICATE:
+                self._authenticate(command)
+            case Action.FORWARD_REQUEST:
+                self._lookup_mode.forward_parsed_request(command, frame.command)
+            case Action.REAUTHENTICATE:
+                if not self.lifetime.on_auth_response(frame):
+                    machine.handle(Event.DENIED)
+                    self._fail_command(command, state)
+            case Action.REFUSE_COMMAND:
+                self._lookup_mode.refuse_command(command)
+            case Action.HOLD_COMMAND:
+                self._held = frame.encode()  # for the relay, like the bytes behind it
+                self._inbound.hold_frames()
+            case Action.FAIL:
+                self._fail_command(command, state)
 
-    def renewed(self, identity: ClientIdentity | None) -> None:
-        """There is a verdict: who the client is now, if that is new; what waits for it goes on."""
-        if identity is not None:
-            self.identity = identity
-            self._lookup_mode.set_identity(identity)
-        if self._postponed is not None:
-            self.go_on()
+    def _release_frames(self) -> None:
+        """Handle frames again, those first that have waited."""
+        self._inbound.release_frames()
+        self._handle_frames()
 
-    def say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
-        """End the connection with this frame, once everything under way has been answered."""
-        if not self.is_over:
-            self._tasks.start_soon(self._say_farewell, cause, frame)
+    # ---- the handshake
 
-    async def _say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
-        await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
-        if self._machine.handle(Event.DENIED) is Action.FAIL:
-            self._closer.set_final_frame(frame)
-            self._end(cause)
+    def _authenticate(self, command: BaseCommand) -> None:
+        """Start a round of authentication. Without authentication the client is accepted in the same call: a client
+        that does not wait for CONNECTED must not fail, depending on a moment, for the frame that it sends next.
+        """
+        if command.type == BaseCommand.CONNECT:
+            failure = self._handshake.receive_connect(command)
+            if failure is not None:
+                self._fail(failure)
+                return
+        self._pre_auth.mark_busy()
+        if self._handshake.needs_rounds:
+            self._tasks.start_soon(self._run_round, command)
+        else:
+            self._on_authenticated(ANONYMOUS)
+
+    async def _run_round(self, command: BaseCommand) -> None:
+        self._on_round_outcome(await self._handshake.run_round(command))
+
+    def _on_round_outcome(self, outcome: RoundOutcome) -> None:
+        match outcome:
+            case ClientIdentity():
+                self._on_authenticated(outcome)
+            case Challenge():
+                if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
+                    self._transport.send(outcome.frame)
+                    self._pre_auth.mark_silent()
+            case ConnectionFailure():
+                self._fail(outcome)
+
+    def _on_authenticated(self, identity: ClientIdentity) -> None:
+        config = self._workers.config
+        self._handshake.record_duration("authentication")
+        self.identity = identity
+        self._inbound.set_owner(owner_of(identity.role, self.address, config.authentication.anonymous_role))
+        self.lifetime.on_authenticated(self._handshake.connect, identity.principal)
+        if config.authentication.enabled:
+            self._pre_auth.stop_counting()
+        if self._handshake.wants_broker:
+            if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
+                self._tasks.start_soon(self._connect_broker)
+        elif self._workers.is_profile_fresh:
+            self._enter_lookup_mode(self._workers.profile)
+        else:
+            self._inbound.hold_frames()
+            self._tasks.start_soon(self._enter_lookup_mode_later)
+
+    async def _enter_lookup_mode_later(self) -> None:
+        self._enter_lookup_mode(await self._workers.broker_profile())
+        self._release_frames()
+
+    def _enter_lookup_mode(self, profile: CommandConnected | None) -> None:
+        if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is not Action.SEND_CONNECTED:
+            return
+        self._pre_auth.stop_counting()
+        self._lookup_mode.set_identity(self.identity)
+        self.lifetime.start_in_lookup_mode(partial(self._handshake.stored_relay, self.identity))
+        self._transport.send(self._handshake.connected_frame(profile))
+        self._timeouts.start_keep_alive()
+        self._age.start_deadline()
+        if self._is_draining:
+            self.drain()
+        self._handshake.record_duration("total")
+        self._handshake.finish_handshake()
 
     # ---- the relay
 
-    async def _relay(self) -> None:
-        rest = await self._transport.stop_reading()
-        if not await self._transport.wait_until_sent():  # Connected would be read as the other half of something
-            self.cause = DisconnectCause.CLIENT_DOES_NOT_READ
-            return
-        link = self._broker_connector.link
-        session = self.lifetime.relay_session(
-            link.connected.message, self.identity, answers_broker=link.broker.host if link.answers_challenges else ""
-        )
-        about = self._handshake.stored_relay(self.identity)
-        about.leave_at_ms = self._age.leave_at_ms(self._relays.now())
+    async def _connect_broker(self) -> None:
+        failure = await self._handshake.connect_broker(self.identity)
+        if failure is not None:
+            self._fail(failure)
+        elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
+            self._handshake.record_duration("broker")
+            self._handshake.record_duration("total")
+            self._stop_serving()
+            self._services.nursery.start_soon(self._start_relay)
+        else:  # the client has gone in this very moment
+            await self._broker_connector.close_link()
+
+    async def _start_relay(self) -> None:
+        """Hand both connections to a relay. Where none starts, close them like those of any other session."""
         try:
-            await self._relays.begin(
-                self._broker_connector.relay_start(
-                    self._transport.stream, about, first_to_broker=self._held + rest, session=session
-                )
-            )
+            rest = await self._transport.stop_reading()
+            if await self._transport.wait_until_sent():
+                await self._services.relays.start_relay(self._relay_start(rest))
+                self.became_relay = True
+                self._pre_auth.stop_counting()
+            else:  # CONNECTED would be read as the other half of a frame
+                self._close_on(Event.CLIENT_STALLED, DisconnectCause.CLIENT_DOES_NOT_READ)
         except RelayStartFailed as error:
-            self._closer.set_final_frame(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))
-            self.cause = DisconnectCause.RELAY_NOT_BEGUN
-            self._log_failure(str(error))
-            await self._closer.send_final_frame()
-        else:
-            self.became_relay = True
-            self._pre_auth.stop_counting()
+            self._fail(relay_start_failure(error))
+        except Exception as error:  # noqa: BLE001 -- the session ends in any case
+            self._on_internal_error(error)
+        finally:
+            if self.became_relay:
+                self._finish()
+            else:
+                self._machine.handle(Event.SHUT_DOWN)  # for a start that was cancelled, or met an internal error
+                await self._close()
+
+    def _relay_start(self, rest: bytes) -> RelayStart:
+        """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
+        link, relays = self._broker_connector.link, self._services.relays
+        stored = self._handshake.stored_relay(self.identity)
+        stored.leave_at_ms = self._age.leave_at_ms(relays.now())
+        answers_broker = link.broker.host if link.answers_challenges else ""
+        session = self.lifetime.relay_session(link.connected.message, self.identity, answers_broker=answers_broker)
+        held = self._held + rest
+        return self._broker_connector.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
+
+    # ---- the lifetime of the client's authentication, in lookup mode
+
+    def _on_lifetime_event(self, event: LifetimeEvent) -> None:
+        match event:
+            case ChallengeDue():
+                self._transport.send(event.frame)
+                self._release_postponed()  # the answer to the challenge is behind it
+            case VerdictKnown():
+                if event.identity is not None:
+                    self.identity = event.identity
+                    self._lookup_mode.set_identity(event.identity)
+                self._release_postponed()
+            case SessionClosing():
+                self._inbound.hold_frames()
+            case LifetimeOver() if not self.is_over:
+                self._tasks.start_soon(self._close_after_answers, event)
+
+    def _release_postponed(self) -> None:
+        if self._postponed is not None:
+            self._release_frames()
+
+    async def _close_after_answers(self, over: LifetimeOver) -> None:
+        await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
+        if self._machine.handle(Event.DENIED) is Action.FAIL:
+            self._closer.set_final_frame(over.frame)
+            self._end(over.cause)

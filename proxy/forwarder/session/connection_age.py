@@ -1,4 +1,4 @@
-"""How old one client's connection may become (`limits.max_connection_age_ms`)."""
+"""The age that one client's connection may reach (`limits.max_connection_age_ms`)."""
 
 import random
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import seconds
 
 SPREAD = 0.1
-"""So much of the age is added or taken away by connection: those that came together must not leave together."""
+"""The share of the age that is added or taken away at random: clients that came together must not leave together."""
 
 fraction: Callable[[], float] = random.random  # no secret
 
 
 class ConnectionAge:
-    """One connection's. ``begin`` in lookup mode, where ``on_reached`` is called; a relay is told ``leave_at_ms``."""
+    """The age limit of one connection: a deadline in lookup mode, which calls ``on_reached``; a time for a relay."""
 
     def __init__(
         self, deadlines: Deadlines, limits: Limits, accepted_at: float, on_reached: Callable[[], None]
@@ -26,14 +26,17 @@ class ConnectionAge:
         self._leave_at = accepted_at + age_s * (1 - SPREAD + 2 * SPREAD * fraction()) if age_s else 0.0
 
     def start_deadline(self) -> None:
-        """Count: the connection is in lookup mode."""
+        """Start the deadline: the connection is in lookup mode."""
         if self._leave_at:
             self._deadline.set(self._leave_at)
 
     def clear_deadline(self) -> None:
-        """Count no more."""
+        """Call ``on_reached`` no more."""
         self._deadline.clear()
 
     def leave_at_ms(self, now_s: float) -> int:
-        """When a relay is to be ended, by the clock that says ``now_s`` and that all processes share; 0: never."""
+        """Return when a relay is to be ended, in milliseconds; 0: never.
+
+        ``now_s``: the time now, by the clock that the result is of, and that all processes share.
+        """
         return max(1, round((now_s + self._leave_at - trio.current_time()) * 1000)) if self._leave_at else 0

@@ -1,181 +1,176 @@
 """Lookup mode: a client's requests, from its frames to the frames that answer them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 import trio
 from google.protobuf.message import DecodeError
 
 from proto import commands
-from proto.commands import CommandCorrupt, command_name, parse_command
+from proto.commands import command_name
 from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
-from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure_answer, kind_of
+from proto.lookup_kinds import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.common.logs import get_logger
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.session.lookup_batch import LookupBatch
+from proxy.forwarder.session.lookup_failures import (
+    NO_MEMORY,
+    NO_ROOM,
+    TOO_MANY,
+    UNAVAILABLE,
+    code_of_rpc_error,
+    envelope_failure,
+    failure_frame,
+    parse_request,
+)
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
 from proxy.runtime.fairness.fair_capacity import Reservation
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.client import RETRIES_MAX
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024
-"""Requests under way and answers not yet sent that one client may make us keep."""
+"""The bytes of requests in flight and of answers not yet sent that are kept for one client."""
 
 LARGE_ANSWER_BYTES = 512 * 1024
-"""What a request counts beforehand, and until its answer has left, whose answer may be large."""
+"""What a request counts in advance, and until its answer has left, if its answer may be large."""
 
 WAITING_BYTES = BYTES_MAX // 2
-"""The same while it waits for room: only two of a client's do, and the others stay unread."""
+"""The same while it waits for room: only two requests of a client wait, and the others stay unread."""
 
 DELIVERY_SHARE = 2
-"""A client that has not taken a large answer in this share of a lookup's time is given up if others wait for room."""
+"""A client that has not taken a large answer in this share of a lookup's time is closed if others wait for room."""
 
 DELIVERY_LOOK_S = 0.25
 
 MODEST_BYTES = 64 * 1024
-"""What a client may have under way and unsent although the process's budget is short; above it, it is read no more."""
+"""What a client may have in flight and unsent even when the process's budget is short; above it, reading stops."""
 
 TOLERATED_BYTES = 16 * 1024
 """What may wait for a client in any case: behind TLS every answer waits for a moment."""
 
-UNAVAILABLE = "The proxy's lookup service is not available"
-_CODES: Mapping[int | None, int] = {
-    Status.TOO_MANY_REQUESTS: ServerError.TooManyRequests,
-    Status.UNKNOWN_SERVER_ERROR: ServerError.UnknownError,
-}
-"""What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
-
-_OK = int(Status.OK)  # as names of their enums they would be searched for each time
+_OK = int(Status.OK)  # looked up once: access by the name of a protobuf enum costs a search
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
-
-NO_MEMORY = "The proxy has too many lookups under way"
-TOO_MANY = "Too many lookups under way in this connection"
-NO_ROOM = "The proxy has too many large answers under way"
-NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 
 class LookupMode:
-    """One client's requests under way, bounded in number and in bytes.
+    """The requests of one client that are in flight, bounded in number and in bytes.
 
-    Requests that are read in one go travel in one Envelope, and answers that come in one go leave in one go. A request
-    is a serialized BaseCommand, and nobody looks into it here unless it fails. Above the number a request is answered
-    TooManyRequests. Above the bytes nothing more is read from this client until some of its answers have left: it feels
-    that, and nobody else; ``on_room`` is called then. ``on_corrupt``: for a request that turns out to be none.
+    Requests that are read together travel in one Envelope, and answers that come together leave together. A request is
+    a serialized BaseCommand, which is not parsed here unless it fails. Above the number a request is answered with
+    TooManyRequests. Above the bytes no more is read from this client until some of its answers have left: only this
+    client feels that, and ``transport`` has its waiting frames handled then. ``on_corrupt`` is called for a request
+    that turns out to be none.
 
-    A request whose answer may be large is asked by itself, once there is room for the answer (Backends.room), which is
-    its until the client has taken it.
+    A request whose answer may be large travels alone, once there is room for the answer (WorkerClients.room), which is
+    reserved until the client has taken it.
     """
 
-    def __init__(  # noqa: PLR0917 -- what belongs to one session
+    def __init__(
         self,
-        backends: WorkerClients,
-        metrics: ForwarderMetrics,
         client_address: str,
-        tasks: TaskSpawner,
-        wire: ClientTransport,
-        on_room: Callable[[], None],
+        workers: WorkerClients,
+        metrics: ForwarderMetrics,
+        transport: ClientTransport,
         on_corrupt: Callable[[RemoteProtocolError], None],
     ) -> None:
         self.in_flight = InFlightCounter()
-        self._workers = backends
-        self._metrics = metrics
         self._client_address = client_address
-        self._tasks = tasks
-        self._transport = wire
-        self._on_room = on_room
+        self._workers = workers
+        self._metrics = metrics
+        self._transport = transport
+        self._tasks = transport.tasks
         self._on_corrupt = on_corrupt
-        self._most = backends.config.limits.max_concurrent_lookups_per_connection
+        self._in_flight_max = workers.config.limits.max_concurrent_lookups_per_connection
         self._tick = current_tick()
-        self._closed = False
-        self._full = False
-        self._bytes = 0
+        self._is_closed = False
+        self._is_full = False
+        self._kept_bytes = 0
         self._reservations: set[Reservation] = set()
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
         self._owner = owner_of("", client_address)
-        self._budget = backends.budget
-        self._taken = 0
-        self._unsent = ByteReservation(backends.budget, self._owner)
-        wire.on_unsent_changed = self._unsent_changed
-        self._head = b""
+        self._budget = workers.budget
+        self._reserved_bytes = 0
+        self._unsent = ByteReservation(workers.budget, self._owner)
+        transport.on_unsent_changed = self._on_unsent_changed
+        self._envelope_head = b""
 
     def set_identity(self, identity: ClientIdentity) -> None:
-        """Whose requests these are, from now on."""
+        """Send requests in the name of this client from now on, and count their memory for it."""
         self._identity = identity
         owner = owner_of(identity.role, self._client_address, self._workers.config.authentication.anonymous_role)
         if owner != self._owner:
-            self._budget.transfer_bytes(self._owner, owner, self._taken)
+            self._budget.transfer_bytes(self._owner, owner, self._reserved_bytes)
             self._unsent.transfer_to(owner)
             self._owner = owner
-        self._head = self._workers.envelope_head(identity, self._client_address)
+        self._envelope_head = self._workers.envelope_head(identity, self._client_address)
 
     @property
     def has_room(self) -> bool:
-        """Whether more requests may be taken in."""
-        kept = self._bytes + self._transport.unsent_bytes
-        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.shares_enforced)
-        return not self._full
+        """Return whether more requests may be taken in."""
+        kept = self._kept_bytes + self._transport.unsent_bytes
+        self._is_full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.shares_enforced)
+        return not self._is_full
 
     def forward_request(self, request: bytes) -> None:
-        """Take a request in; it leaves with the next ``flush``. Raises CommandCorrupt."""
-        if self.in_flight.count >= self._most:
+        """Take a request in; it leaves with the next ``send_batch``. Raises CommandCorrupt."""
+        if self.in_flight.count >= self._in_flight_max:
             self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-            self._transport.send(_failed(*_parsed(request), ServerError.TooManyRequests, TOO_MANY))
+            self._transport.send(failure_frame(*parse_request(request), ServerError.TooManyRequests, TOO_MANY))
             return
-        if not self._take_bytes(request):
+        if not self._reserve_request(request):
             return
         self.in_flight.increment()
-        self._bytes += len(request)
+        self._kept_bytes += len(request)
         self._batch.append(request)
 
     def forward_parsed_request(self, command: BaseCommand, request: bytes) -> None:
-        """The same, where it was parsed already. Raises CommandCorrupt where its message is missing."""
-        if not kind_of(command).may_be_large or self.in_flight.count >= self._most:
+        """Take a request in that was parsed already. Raises CommandCorrupt where its message is missing."""
+        if not kind_of(command).may_be_large or self.in_flight.count >= self._in_flight_max:
             self.forward_request(request)
             return
-        if not self._take_bytes(request):
+        if not self._reserve_request(request):
             return
         self.in_flight.increment()
         reservation = self._workers.room.try_reserve(self._owner)
-        self._bytes += len(request) + (WAITING_BYTES if reservation is None else LARGE_ANSWER_BYTES)
+        self._kept_bytes += len(request) + (WAITING_BYTES if reservation is None else LARGE_ANSWER_BYTES)
         batch = self._new_batch([request])
         if reservation is None:
             self._tasks.start_soon(self._wait_for_room, batch)
         else:
             self._reservations.add(reservation)
-            self._tasks.start_soon(self._ask_large, batch, reservation)
+            self._tasks.start_soon(self._send_large, batch, reservation)
 
-    def _take_bytes(self, request: bytes) -> bool:
-        """Count a request, or refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
+    def _reserve_request(self, request: bytes) -> bool:
+        """Count a request's memory; refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
         size = len(request) + REQUEST_OVERHEAD_BYTES
         if self._budget.reserve_bytes(self._owner, size):
-            self._taken += size
+            self._reserved_bytes += size
             return True
         self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-        self._transport.send(_failed(*_parsed(request), ServerError.TooManyRequests, NO_MEMORY))
+        self._transport.send(failure_frame(*parse_request(request), ServerError.TooManyRequests, NO_MEMORY))
         return False
 
-    def _unsent_changed(self) -> None:
-        """Count what the client does not take. One that takes nothing while others need the memory is closed. What
-        was lent room for (large answers) is counted there.
+    def _on_unsent_changed(self) -> None:
+        """Count what the client does not take. Close one that takes nothing while others need the memory.
+
+        Large answers are not counted here: they have reserved room of their own.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        unsent = max(
-            0, self._transport.unsent_bytes - sum(reservation.size_bytes for reservation in self._reservations)
-        )
+        reserved = sum(reservation.size_bytes for reservation in self._reservations)
+        unsent = max(0, self._transport.unsent_bytes - reserved)
         if not self._unsent.resize(unsent) and unsent > TOLERATED_BYTES:
             get_logger().warning(
                 "a client does not take its answers, and others need the memory",
@@ -186,56 +181,54 @@ class LookupMode:
             self._transport.abort_sending()
 
     def send_batch(self) -> None:
-        """Send on what was taken in since the last time: nothing more is there to be read."""
-        if not self._batch or self._closed:
+        """Send the requests that were taken in since the last time: no more frames are here now."""
+        if not self._batch or self._is_closed:
             return
         requests, self._batch = self._batch, []
         batch = self._new_batch(requests)
-        if not self._ask_now(batch):
-            self._tasks.start_soon(self._ask_later, batch)
+        if not self._send_now(batch):
+            self._tasks.start_soon(self._send_in_task, batch)
 
-    def _new_batch(self, requests: list[bytes]) -> "_Batch":
-        return _Batch(requests, self._tick.now + self._workers.answer_timeout_s)
+    def _new_batch(self, requests: list[bytes]) -> LookupBatch:
+        return LookupBatch(requests, self._tick.now + self._workers.answer_timeout_s)
 
     def close(self) -> None:
-        """The client has gone: what is under way is nobody's business any more."""
-        self._closed = True
-        for reservation in self._reservations:  # of which some may belong to tasks that will not begin
+        """Give back what is counted for the client, which has gone; answers that still come are dropped."""
+        self._is_closed = True
+        for reservation in self._reservations:  # some may belong to tasks that will not start
             reservation.release()
-        self._budget.release_bytes(self._owner, self._taken)
-        self._taken = 0
+        self._budget.release_bytes(self._owner, self._reserved_bytes)
+        self._reserved_bytes = 0
         self._unsent.resize(0)
 
-    # ---- the short way: no task waits for the answers
+    # ---- the fast path: no task waits for the answers
 
-    def _ask_now(self, batch: "_Batch") -> bool:
-        return self._workers.forward_envelope_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
+    def _send_now(self, batch: LookupBatch) -> bool:
+        return self._workers.forward_envelope_now(self._envelope(batch), batch.deadline, partial(self._on_reply, batch))
 
-    def _envelope(self, batch: "_Batch") -> bytes:
-        """Its parts are one message: protobuf reads fields in any order."""
-        return b"".join((self._head, *map(encode_embedded_request, batch.waiting.values())))
+    def _envelope(self, batch: LookupBatch) -> bytes:
+        """Return the Envelope as its parts, joined: protobuf reads the fields of a message in any order."""
+        return b"".join((self._envelope_head, *map(encode_embedded_request, batch.waiting.values())))
 
-    def _heard(self, batch: "_Batch", reply: Reply | None) -> None:
-        if self._closed:
+    def _on_reply(self, batch: LookupBatch, reply: Reply | None) -> None:
+        if self._is_closed:
             return
         if reply is None or reply.status != _OK:
-            self._tasks.start_soon(self._ask_later, batch)
+            self._tasks.start_soon(self._send_in_task, batch)
         else:
-            self._deliver(batch, reply.response, more=reply.has_more)
+            self._deliver_answers(batch, reply.response, more=reply.has_more)
 
-    # ---- the long way
+    # ---- the slow path: a task for each Envelope
 
-    async def _ask_later(self, batch: "_Batch") -> None:
+    async def _send_in_task(self, batch: LookupBatch) -> None:
         try:
-            await self._ask(batch)
+            await self._send_with_retries(batch)
         except RpcError as error:
-            status = error.status if isinstance(error, RpcCallRefused) else None
-            code = _CODES.get(status, ServerError.ServiceNotReady)
-            self._fail_all(batch, code, UNAVAILABLE, str(error))
+            self._fail_all(batch, code_of_rpc_error(error), UNAVAILABLE, str(error))
         finally:
-            self._done(batch.take_all())
+            self._finish_requests(batch.take_waiting())
 
-    async def _wait_for_room(self, batch: "_Batch") -> None:
+    async def _wait_for_room(self, batch: LookupBatch) -> None:
         reservation: Reservation | None = None
         try:
             with trio.move_on_at(batch.deadline):
@@ -245,31 +238,32 @@ class LookupMode:
                 self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
                 return
             self._reservations.add(reservation)
-            self._bytes += LARGE_ANSWER_BYTES
+            self._kept_bytes += LARGE_ANSWER_BYTES
         finally:
-            self._give(WAITING_BYTES)
+            self._release_kept(WAITING_BYTES)
             if reservation is None:
-                self._done(batch.take_all())
-        await self._ask_large(batch, reservation)
+                self._finish_requests(batch.take_waiting())
+        await self._send_large(batch, reservation)
 
-    async def _ask_large(self, batch: "_Batch", reservation: Reservation) -> None:
-        """The answer may be large, and its client slow to take it."""
+    async def _send_large(self, batch: LookupBatch, reservation: Reservation) -> None:
+        """Send a request whose answer may be large, and which the client may be slow to take."""
         try:
-            await self._ask_later(batch)
+            await self._send_in_task(batch)
             reservation.shrink_to(batch.answer_bytes)
             if self._transport.unsent_bytes:
-                await self._until_taken(self._transport.queued_bytes)
+                await self._wait_until_delivered(self._transport.queued_bytes)
         finally:
             self._reservations.discard(reservation)
             reservation.release()
-            self._give(LARGE_ANSWER_BYTES)
+            self._release_kept(LARGE_ANSWER_BYTES)
 
-    async def _until_taken(self, position: int) -> None:
-        """Wait until the client has taken what was sent up to there. While nobody else wants the room, its time is that
-        of any write; else it is short.
+    async def _wait_until_delivered(self, position: int) -> None:
+        """Wait until the client has taken what was sent up to a position of ``ClientTransport.queued_bytes``.
+
+        While no other client waits for the room, it may take the time of any write; else its time is short.
         """
-        room, patience_s = self._workers.room, self._workers.answer_timeout_s / DELIVERY_SHARE
-        is_late_at = trio.current_time() + patience_s
+        room, delivery_s = self._workers.room, self._workers.answer_timeout_s / DELIVERY_SHARE
+        is_late_at = trio.current_time() + delivery_s
         while True:
             with trio.move_on_after(DELIVERY_LOOK_S) as look:
                 await self._transport.wait_until_taken(position)
@@ -280,80 +274,80 @@ class LookupMode:
                     "a client does not take a large answer, and others wait for room",
                     client=self._client_address,
                     principal=self._identity.role,
-                    waited_s=patience_s,
+                    waited_s=delivery_s,
                     limit="limits.max_topic_lists_bytes",
                 )
                 self._transport.abort_sending()
                 return
 
-    async def _ask(self, batch: "_Batch") -> None:
-        """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
+    async def _send_with_retries(self, batch: LookupBatch) -> None:
+        """Send a batch to a lookup worker; where that dies, send what is unanswered to another. Raises RpcError."""
         retries_left = RETRIES_MAX
         while batch.waiting:
             try:
-                await self._ask_once(batch)
+                await self._send_once(batch)
             except RpcConnectionLost:
                 retries_left -= 1
                 if retries_left < 0:
                     raise
 
-    async def _ask_once(self, batch: "_Batch") -> None:
-        batch.renumber()
+    async def _send_once(self, batch: LookupBatch) -> None:
+        batch.renumber_waiting()
         envelope = self._envelope(batch)
         async with AsyncExitStack() as stack:
-            with _in_time(batch):
+            with batch.fail_at_deadline():
                 call = await stack.enter_async_context(self._workers.forward_envelope(envelope, batch.deadline))
             more = True
             while more:
-                with _in_time(batch):
+                with batch.fail_at_deadline():
                     part, more = await call.next_part()
-                self._deliver(batch, part, more=more)
+                self._deliver_answers(batch, part, more=more)
 
-    # ---- both
+    # ---- answers, on both paths
 
-    def _deliver(self, batch: "_Batch", part: bytes, *, more: bool) -> None:
-        """Send the client what a part of the reply answers. After the last part all are answered."""
+    def _deliver_answers(self, batch: LookupBatch, part: bytes, *, more: bool) -> None:
+        """Send the client the answers in a part of the reply; after the last part, fail requests without one."""
         try:
             response = EnvelopeResponse.FromString(part)
         except DecodeError:
-            self._fail_all(batch, *_envelope_error(None), "a reply that cannot be read")
+            self._fail_all(batch, *envelope_failure(None), "a reply that cannot be read")
             return
         if response.error != _ENVELOPE_OK:
-            self._fail_all(batch, *_envelope_error(response.error), response.error_message)
+            self._fail_all(batch, *envelope_failure(response.error), response.error_message)
             return
         waiting = batch.waiting
         answered = response.answered[:]
         numbers = set(answered)
         if len(numbers) != len(answered) or not numbers <= waiting.keys():
-            self._fail_all(batch, *_envelope_error(None), "a reply with an answer to nothing, or a second one")
+            self._fail_all(batch, *envelope_failure(None), "a reply with an answer to nothing, or a second one")
             return
         frames = response.frames
         batch.answer_bytes += len(frames)
         self._transport.send(frames)
-        self._done([waiting.pop(number) for number in numbers])
+        self._finish_requests([waiting.pop(number) for number in numbers])
         for refused in response.refused:
-            self._refused(batch, refused)
+            self._fail_refused(batch, refused)
         if not more and waiting:
-            self._fail_all(batch, *_envelope_error(None), "the reply lacks an answer")
+            self._fail_all(batch, *envelope_failure(None), "the reply lacks an answer")
 
-    def _refused(self, batch: "_Batch", refused: RefusedRequest) -> None:
+    def _fail_refused(self, batch: LookupBatch, refused: RefusedRequest) -> None:
         request = batch.waiting.pop(refused.index, None)
         if request is not None:
-            self._fail([request], *_envelope_error(refused.error), refused.error_message)
+            self._fail([request], *envelope_failure(refused.error), refused.error_message)
 
-    def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
-        left = batch.take_all()
+    def _fail_all(self, batch: LookupBatch, code: int, text: str, reason: str) -> None:
+        left = batch.take_waiting()
         if left:
             self._fail(left, code, text, reason)
 
     def _fail(self, requests: Sequence[bytes], code: int, text: str, reason: str) -> None:
-        """Tell the client that these failed."""
+        """Answer requests with an error."""
         try:
-            parsed = [_parsed(request) for request in requests]
-        except RemoteProtocolError as error:  # that is why they failed
+            parsed = [parse_request(request) for request in requests]
+        except RemoteProtocolError as error:  # which is why they failed
             self._on_corrupt(error)
         else:
-            self._transport.send(b"".join(_failed(command, kind, code, text) for command, kind in parsed))
+            self._transport.send(b"".join(failure_frame(command, kind, code, text) for command, kind in parsed))
             get_logger().warning(
                 "lookups were not forwarded",
                 client=self._client_address,
@@ -362,25 +356,25 @@ class LookupMode:
                 kinds=",".join(sorted({kind.name for _, kind in parsed})),
                 reason=reason,
             )
-        self._done(requests)
+        self._finish_requests(requests)
 
-    def _done(self, requests: Iterable[bytes]) -> None:
+    def _finish_requests(self, requests: Iterable[bytes]) -> None:
         count, size = 0, 0
         for request in requests:
             count += 1
             size += len(request)
         if count:
             self.in_flight.decrement(count)
-            if not self._closed:
+            if not self._is_closed:
                 taken = size + count * REQUEST_OVERHEAD_BYTES
-                self._taken -= taken
+                self._reserved_bytes -= taken
                 self._budget.release_bytes(self._owner, taken)
-            self._give(size)
+            self._release_kept(size)
 
-    def _give(self, size: int) -> None:
-        self._bytes -= size
-        if self._full and self.has_room:
-            self._on_room()
+    def _release_kept(self, size: int) -> None:
+        self._kept_bytes -= size
+        if self._is_full and self.has_room:
+            self._transport.handle_waiting_frames()
 
     def refuse_command(self, command: BaseCommand) -> None:
         """Answer a command that only a broker serves, in the form that its sender can match."""
@@ -394,55 +388,3 @@ class LookupMode:
         )
         text = f"{name} needs a connection to a broker; this one only serves lookups"
         self._transport.send(commands.refusal(command, ServerError.NotAllowedError, text))
-
-
-class _Batch:
-    """Requests that travel in one Envelope; ``waiting``: those without an answer, by their number."""
-
-    __slots__ = ("answer_bytes", "deadline", "waiting")
-
-    def __init__(self, requests: Sequence[bytes], deadline: float) -> None:
-        self.answer_bytes = 0
-        """How much has been sent to the client in answer to them."""
-        self.deadline = deadline
-        self.waiting = dict(enumerate(requests))
-
-    def take_all(self) -> list[bytes]:
-        """Those that wait; nobody waits any more then."""
-        left = list(self.waiting.values())
-        self.waiting.clear()
-        return left
-
-    def renumber(self) -> None:
-        """What is left travels once more."""
-        self.waiting = dict(enumerate(self.waiting.values()))
-
-
-@contextmanager
-def _in_time(batch: _Batch) -> Iterator[None]:
-    """Raises RpcDeadlineExceeded at the batch's deadline."""
-    try:
-        with trio.fail_at(batch.deadline):
-            yield
-    except trio.TooSlowError:
-        raise RpcDeadlineExceeded("no answer in time") from None
-
-
-def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
-    """A request and its kind. Raises CommandCorrupt where it only began as one."""
-    command = parse_command(request)
-    if command.type not in KINDS:
-        raise CommandCorrupt(f"{command_name(command.type)} that begins as another command")
-    return command, kind_of(command)
-
-
-def _failed(command: BaseCommand, kind: LookupKind, code: int, text: str) -> bytes:
-    """The frame that says that a request failed."""
-    return encode_frame(failure_answer(kind, client_request_id(command, kind), code, text).SerializeToString())
-
-
-def _envelope_error(error: int | None) -> tuple[int, str]:
-    """KIP-590: an envelope's own error is no business of the client's, beyond whether to come back with a new one."""
-    if error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE:
-        return ServerError.AuthenticationError, NO_LONGER_VALID
-    return ServerError.UnknownError, "The proxy cannot forward this request"

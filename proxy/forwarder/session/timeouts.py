@@ -1,10 +1,11 @@
-"""How long a client is waited for: until its handshake must be done; then, in lookup mode, for an answer to a PING."""
+"""How long a client may take: for its handshake; then, in lookup mode, to answer a PING."""
 
 from collections.abc import Callable
 
 import trio
 
 from proto import commands
+from proto.client_machine import Event
 from proxy.config.types import Limits
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.runtime.loop.deadlines import Deadlines
@@ -12,53 +13,53 @@ from proxy.runtime.loop.tasks import seconds
 
 
 class ClientTimeouts:
-    """One client's. ``begin`` when it has come, ``keep_alive`` once it is in lookup mode, ``end``.
+    """The timeouts of one client: the handshake's deadline, then the keep-alive of lookup mode.
 
-    ``give_up`` is called when it has been waited for long enough. While ``is_unheard`` says that nothing is read from
-    it, it may well have answered.
+    ``on_timeout`` is called with Event.HANDSHAKE_TIMEOUT or Event.KEEP_ALIVE_TIMEOUT. While ``is_unread`` returns True,
+    nothing is read from the client, so it may well have answered, and does not time out.
     """
 
     def __init__(
         self,
         deadlines: Deadlines,
-        wire: ClientTransport,
+        transport: ClientTransport,
         limits: Limits,
         *,
-        give_up: Callable[[], None],
-        is_unheard: Callable[[], bool],
+        on_timeout: Callable[[Event], None],
+        is_unread: Callable[[], bool],
     ) -> None:
         self._deadline = deadlines.new_deadline(self._on_deadline)
-        self._transport = wire
+        self._transport = transport
         self._handshake_s = seconds(limits.handshake_timeout_ms)
         self._keep_alive_s = seconds(limits.keep_alive_interval_ms)
-        self._give_up = give_up
-        self._is_unheard = is_unheard
+        self._on_timeout = on_timeout
+        self._is_unread = is_unread
         self._keeps_alive = False
         self._pinged_at = float("-inf")
 
     def start_handshake_deadline(self, accepted_at: float) -> None:
-        """It has so much time for its handshake."""
+        """Start the handshake's deadline; ``accepted_at`` is in Trio's time."""
         self._deadline.set(accepted_at + self._handshake_s)
 
     def start_keep_alive(self) -> None:
-        """From now on it is pinged where it says nothing by itself."""
+        """From now on send a PING whenever the client has sent nothing for an interval."""
         self._keeps_alive = True
         self._deadline.set(trio.current_time() + self._keep_alive_s)
 
     def clear_deadline(self) -> None:
-        """Nothing is waited for any more."""
+        """Time the client out no more."""
         self._deadline.clear()
 
     def _on_deadline(self) -> None:
-        now, heard_at = trio.current_time(), self._transport.received_at
+        now, received_at = trio.current_time(), self._transport.received_at
         if not self._keeps_alive:
-            self._give_up()
-        elif self._is_unheard():
+            self._on_timeout(Event.HANDSHAKE_TIMEOUT)
+        elif self._is_unread():
             self._deadline.set(now + self._keep_alive_s)
-        elif now < heard_at + self._keep_alive_s:
-            self._deadline.set(heard_at + self._keep_alive_s)
-        elif self._pinged_at > heard_at:
-            self._give_up()
+        elif now < received_at + self._keep_alive_s:
+            self._deadline.set(received_at + self._keep_alive_s)
+        elif self._pinged_at > received_at:
+            self._on_timeout(Event.KEEP_ALIVE_TIMEOUT)
         else:
             self._pinged_at = now
             self._deadline.set(now + self._keep_alive_s)

@@ -1,4 +1,4 @@
-"""A client's authentication, as the forwarder sees it: it carries bytes and knows nothing of mechanisms (PIP-30)."""
+"""A client's authentication by an auth worker. The forwarder carries bytes and knows no mechanism (PIP-30)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Who a client is, as the auth worker said; both parts empty where the cluster does not authenticate.
+    """A client's principal and its sealed form; both empty where the cluster does not authenticate.
 
     ``original``: the client's own credentials, where they are forwarded.
     """
@@ -35,11 +35,11 @@ class ClientIdentity:
 
     @property
     def proxy_log_fields(self) -> dict[str, str]:
-        """For logs: the proxy before this one, if there is one."""
+        """Log fields that name the proxy before this one, if there is one."""
         return {"proxy": self.principal.proxy} if self.principal.proxy else {}
 
     def broker_identity(self, method: str, data: bytes) -> BrokerIdentity:
-        """How a broker is told of this client, by a proxy with this method and data of its own."""
+        """Build this client's identity for a broker, with the proxy's own authentication ``method`` and ``data``."""
         return BrokerIdentity(method, data, self.role, self.original)
 
 
@@ -48,10 +48,10 @@ ANONYMOUS = ClientIdentity(Principal())
 
 @dataclass(frozen=True, slots=True)
 class ClientEndpoint:
-    """What is known of a client by its connection alone.
+    """Facts about a client from its connection alone.
 
-    ``accepted_at``: in Trio's time. ``certificate``: as DER, checked in the TLS handshake; empty: none. ``listener``:
-    the number of the one that it came to.
+    ``accepted_at``: in Trio's time. ``certificate``: as DER, verified in the TLS handshake; empty: none. ``listener``:
+    the index of the listener that accepted it.
     """
 
     address: str
@@ -62,14 +62,14 @@ class ClientEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The auth worker wants more: a frame for the client."""
+    """The auth worker needs another round: a frame for the client."""
 
     frame: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """No: what the client is told, and the reason, a short stable name for the log."""
+    """The auth worker denied the client: the error for the client, and a short stable reason for the log."""
 
     refusal: Refusal
     reason: str
@@ -78,36 +78,41 @@ class Denial:
 Verdict = ClientIdentity | Challenge | Denial
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeSettings:
+    """Settings of authentication exchanges.
+
+    ``timeout_s``: for all rounds of an exchange together. ``forwards_credentials``: the client's credentials go to the
+    broker. ``one_round_methods``: those with a single round, which may be sent to an auth worker twice.
+    """
+
+    timeout_s: float
+    forwards_credentials: bool
+    one_round_methods: frozenset[str]
+
+
 class AuthenticationExchange:
-    """One client's rounds, all with one auth worker, and within one deadline."""
+    """One exchange of a client: rounds with the same auth worker, within one deadline."""
 
     def __init__(
-        self,
-        worker: RpcClient,
-        client: ClientEndpoint,
-        connect: CommandConnect,
-        *,
-        timeout_s: float,
-        forwards_credentials: bool,
-        one_round_methods: frozenset[str],
+        self, worker: RpcClient, client: ClientEndpoint, connect: CommandConnect, settings: ExchangeSettings
     ) -> None:
-        """``one_round_methods``: those of which the first round is the last, and may be asked twice."""
         self._worker = worker
         self._id = worker.new_id()
         self._client = client
         self._connect = connect
-        self._deadline = trio.current_time() + timeout_s
-        self._forwards_credentials = forwards_credentials
-        self._has_one_round = commands.auth_method_of(connect) in one_round_methods
+        self._deadline = trio.current_time() + settings.timeout_s
+        self._forwards_credentials = settings.forwards_credentials
+        self._has_one_round = commands.auth_method_of(connect) in settings.one_round_methods
         self._rounds = 0
         self._under_way = False
 
     async def authenticate_round(self, command: BaseCommand) -> Verdict:
-        """Have CONNECT or the answer to a challenge judged. Raises RpcError.
+        """Send CONNECT, or the answer to a challenge, to the auth worker and return its verdict. Raises RpcError.
 
-        Where the worker dies, the round is asked again only for a method of one round. What begins an exchange of
-        several may be good for one use (a Kerberos server takes the same ticket's authenticator for a replay), and no
-        answer to a challenge is ever given twice: there the client is told to come again.
+        If the worker ends meanwhile, the round is repeated only for a method of one round. The first data of several
+        rounds may be valid only once (a Kerberos server takes the same ticket's authenticator for a replay), and no
+        answer to a challenge is ever sent twice: such a client has to connect again.
         """
         first = not self._rounds
         request = self._first_request() if first else self._next_request(command)
@@ -123,7 +128,7 @@ class AuthenticationExchange:
         return verdict
 
     def abandon_exchange(self) -> None:
-        """The client has gone: what is kept of its rounds can be forgotten."""
+        """Tell the auth worker to drop the state of an unfinished exchange: the client has closed."""
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)
@@ -164,45 +169,48 @@ class AuthenticationExchange:
 
 
 ExchangeFactory = Callable[[CommandConnect], AuthenticationExchange]
-"""Begins the rounds of a client that said this CONNECT."""
+"""Callable that starts an exchange for a client with this CONNECT."""
 
 
 class Reauthenticator:
-    """A client's rounds after the first ones: an AUTH_RESPONSE that answers no round begins them anew (KIP-368).
+    """Re-authentication of a client: an AUTH_RESPONSE that answers no round starts a new exchange (KIP-368).
 
-    It is judged as if the client came now and had said in CONNECT what it says in its answer; so nobody gets by it what
-    a new connection would not get him.
+    The exchange is verified as if the client connected now with a CONNECT that contains its answer's data. So a client
+    gains nothing by re-authentication that a new connection would not give it.
     """
 
-    def __init__(self, connect: CommandConnect, begin: ExchangeFactory) -> None:
+    def __init__(self, connect: CommandConnect, new_exchange: ExchangeFactory) -> None:
         self._connect = connect
-        self._begin = begin
-        self._rounds: AuthenticationExchange | None = None
+        self._new_exchange = new_exchange
+        self._exchange: AuthenticationExchange | None = None
         self._is_over = False
         self.last_identity: ClientIdentity | None = None
-        """Who the client last was; None before the first time."""
+        """Identity of the last successful re-authentication; None before the first one."""
 
     async def reauthenticate(self, command: BaseCommand) -> Verdict:
-        """See proxy.forwarder.relay.expiring.relay_session. Raises RpcError."""
-        rounds = self._rounds or self._begin(self._connect_with(command))
-        self._rounds = None
+        """Have an AUTH_RESPONSE verified, one at a time, as proxy.forwarder.relay.expiring.relay_session describes.
+
+        Raises RpcError.
+        """
+        exchange = self._exchange or self._new_exchange(self._connect_with(command))
+        self._exchange = None
         try:
-            verdict = await rounds.authenticate_round(command)
+            verdict = await exchange.authenticate_round(command)
             if isinstance(verdict, Challenge) and not self._is_over:
-                self._rounds = rounds
+                self._exchange = exchange
         finally:
-            if self._rounds is None:
-                rounds.abandon_exchange()
+            if self._exchange is None:
+                exchange.abandon_exchange()
         if isinstance(verdict, ClientIdentity):
             self.last_identity = verdict
         return verdict
 
     def abandon_exchange(self) -> None:
-        """The client has gone: what is kept of rounds under way, or still comes of them, can be forgotten."""
+        """Abandon an unfinished exchange, also one that has a round under way: the client has closed."""
         self._is_over = True
-        if self._rounds is not None:
-            self._rounds.abandon_exchange()
-            self._rounds = None
+        if self._exchange is not None:
+            self._exchange.abandon_exchange()
+            self._exchange = None
 
     def _connect_with(self, command: BaseCommand) -> CommandConnect:
         answer = command.auth_response.response

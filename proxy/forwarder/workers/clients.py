@@ -1,4 +1,4 @@
-"""What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
+"""Clients of the auth and lookup workers, and the settings in force, shared by all sessions of a forwarder."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +30,7 @@ from proxy.forwarder.workers.authentication import (
     AuthenticationExchange,
     ClientEndpoint,
     ClientIdentity,
+    ExchangeSettings,
 )
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
@@ -47,17 +48,17 @@ from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.replies import PendingCall
 
-_ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time
+_ENVELOPE = int(Method.ENVELOPE)  # a constant: access to an enum's member costs a look-up each time
 
 _ANSWER_GRACE_S = 1.0
-"""How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
+"""Additional wait of a forwarder beyond the lookup worker's own timeout: the worker's error has more details."""
 
 _PROFILE_TIMEOUT_S = 1.0
 _PROFILE_LIFETIME_S = 1.0
 
 
 class TargetRefused(Exception):
-    """The lookup worker says that a relay's target is not allowed; ``reason`` is a short stable name."""
+    """The lookup worker does not allow a relay's target; ``reason`` is a short stable name."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -65,28 +66,37 @@ class TargetRefused(Exception):
 
 
 class WorkerClients:
-    """Calls to the auth and lookup workers, in the words of a session."""
+    """Calls to the auth and lookup workers, as sessions need them.
+
+    The constructor raises ConfigError where certificates are unusable.
+    """
 
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
-        """Raises ConfigError where certificates cannot be used."""
         self.config = config
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
-        """How long to wait for the answers to an Envelope."""
+        """Timeout of an Envelope's answers, in seconds."""
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
         self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
-        """For answers that may be large."""
+        """Capacity for answers that may be large."""
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
-        """For all else that is kept for clients before the relay."""
-        self._link_factory = BrokerLinkFactory(
+        """Budget for everything else that is held for clients before the relay."""
+        self._broker_links = BrokerLinkFactory(
             Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION
         )
-        self._one_round_methods = one_round_methods(config.authentication)
+        self._exchange_settings = ExchangeSettings(
+            timeout_s=seconds(config.limits.handshake_timeout_ms),
+            forwards_credentials=config.brokers.forward_authorization_credentials,
+            one_round_methods=one_round_methods(config.authentication),
+        )
         self._auth = auth
         self._lookup = lookup
         self.profile: CommandConnected | None = None
 
     def inherit_budgets(self, room: FairCapacity, budget: ByteBudget) -> None:
-        """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
+        """Continue with the capacity and budget of the previous settings.
+
+        What is lent from them still counts; otherwise each reload would add a capacity of its own.
+        """
         limits = self.config.limits
         room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
         self.room = room
@@ -97,21 +107,14 @@ class WorkerClients:
     # ---- auth workers
 
     def new_authentication_exchange(self, client: ClientEndpoint, connect: CommandConnect) -> AuthenticationExchange:
-        """The rounds of one client, all with the same auth worker."""
-        return AuthenticationExchange(
-            self._auth.pick_client(),
-            client,
-            connect,
-            timeout_s=seconds(self.config.limits.handshake_timeout_ms),
-            forwards_credentials=self.config.brokers.forward_authorization_credentials,
-            one_round_methods=self._one_round_methods,
-        )
+        """Start the exchange of one client with one auth worker."""
+        return AuthenticationExchange(self._auth.pick_client(), client, connect, self._exchange_settings)
 
     # ---- lookup workers
 
     @staticmethod
     def envelope_head(identity: ClientIdentity, client_address: str) -> bytes:
-        """What all of a client's Envelopes have in common: whose requests they are (KIP-590)."""
+        """Encode the common part of a client's Envelopes, which names the principal of the requests (KIP-590)."""
         envelope = EnvelopeRequest(
             version=ENVELOPE_VERSION,
             principal_type=identity.principal.type,
@@ -125,7 +128,10 @@ class WorkerClients:
         return envelope.SerializeToString()
 
     def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
-        """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.start_call."""
+        """Send an Envelope to a lookup worker if one can be reached at once; return False otherwise.
+
+        See RpcClient.start_call for the callback.
+        """
         worker = self._lookup.pick_client()
         return worker.start_call(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
 
@@ -135,11 +141,11 @@ class WorkerClients:
 
     @property
     def is_profile_fresh(self) -> bool:
-        """Whether ``profile`` will do: it changes when brokers are upgraded."""
+        """Whether ``profile`` is recent enough: it changes when brokers are upgraded."""
         return self.profile is not None and trio.current_time() - self._profile_at < _PROFILE_LIFETIME_S
 
     async def broker_profile(self) -> CommandConnected | None:
-        """What brokers of this cluster say of themselves; None where that is not known (yet)."""
+        """Return the CONNECTED with which brokers of this cluster answer; None while it is unknown."""
         now = trio.current_time()
         try:
             response = await self._lookup.pick_client().call(
@@ -156,7 +162,7 @@ class WorkerClients:
         return self.profile
 
     async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
-        """Open the broker's side of a relay: to the broker that CONNECT names, or to any where the name is empty.
+        """Connect a relay to the broker that CONNECT names, or to any broker where the name is empty.
 
         Raises TargetRefused, BrokerLinkFailed, RpcError.
         """
@@ -178,21 +184,22 @@ class WorkerClients:
         if target.denial:
             raise TargetRefused(target.denial, target.detail)
 
-        # With forwarded credentials the client is asked, and it says whether it can be; without any nobody is.
-        is_asked = brokers.credentials is not None and identity.original is None
+        # With forwarded credentials the broker challenges the client, and CONNECT says if it supports that. Without any
+        # credentials there are no challenges.
+        challenges_proxy = brokers.credentials is not None and identity.original is None
 
         def make_connect(credentials: Credentials, method: str, data: bytes) -> CommandConnect:
-            told = identity.broker_identity(method, data)
-            answers = bool(credentials.expires_at_unix_ms) if is_asked else None
+            broker_identity = identity.broker_identity(method, data)
+            answers = bool(credentials.expires_at_unix_ms) if challenges_proxy else None
             return broker_connect(
-                connect, told, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
+                connect, broker_identity, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
             )
 
         link, credentials = await self._open_first([target, *target.others], make_connect)
-        return replace(link, answers_challenges=is_asked and bool(credentials.expires_at_unix_ms))
+        return replace(link, answers_challenges=challenges_proxy and bool(credentials.expires_at_unix_ms))
 
     def broker_credentials(self, broker_host: str) -> Credentials:
-        """Begin to authenticate the proxy at a broker of a relay once more. Raises RpcError."""
+        """Start another authentication of the proxy at a relay's broker. Raises RpcError."""
         return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
 
     async def _open_first(
@@ -200,9 +207,9 @@ class WorkerClients:
         targets: Sequence[ResolveTargetResponse | OtherBroker],
         make_connect: Callable[[Credentials, str, bytes], CommandConnect],
     ) -> tuple[BrokerLink, Credentials]:
-        """Open the first of these brokers that can be reached and takes clients now, and say with which credentials.
+        """Connect to the first of these brokers that is reachable and accepts clients; return the credentials, too.
 
-        Each has an equal share of the time that is left, so that a silent one leaves some to those behind it. Raises
+        Each broker gets an equal share of the time left, so that a silent one leaves time for those behind it. Raises
         BrokerLinkFailed.
         """
         brokers = self.config.brokers
@@ -211,9 +218,9 @@ class WorkerClients:
             is_last = number == len(targets)
             broker = HostPort(target.host, target.port)
             credentials = self.broker_credentials(broker.host)
-            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
+            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes time, too
             try:
-                link = await self._link_factory.open_link(
+                link = await self._broker_links.open_link(
                     broker,
                     tuple(target.addresses),
                     credentials,

@@ -1,10 +1,10 @@
-"""Connections that are read by callback: all of a process in one epoll, drained by one task.
+"""The reactor: sockets of a process that are read by callback, all in one epoll.
 
-To wake a Trio task for each chunk costs several times what the chunk itself does. So one task waits for the epoll
-(epolls nest), reads whatever is there from all of its sockets, and gives it to whoever wants it; what they have to say
-leaves at the end of the round (proxy.runtime.loop.tick).
+To wake a Trio task for each chunk costs several times what the chunk itself does. So one task drains the epoll
+(proxy.runtime.loop.epoll_loop), reads what is there from each socket, and passes it to the socket's callback. What the
+callbacks want to send leaves at the end of the batch (proxy.runtime.loop.tick).
 
-What is no plain socket (TLS, a stream in a test) is read by its own task instead, behind the same call.
+What is no plain socket (TLS, a stream in a test) is read by a task of its own instead, behind the same call.
 """
 
 import os
@@ -14,24 +14,20 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.loop.timer_fd import TimerFd
+from proxy.runtime.loop.epoll_loop import EpollLoop, Events
+from proxy.runtime.loop.tick import Tick, current_tick
 
 RECEIVE_BYTES = 65_536
-EVENTS_PER_ROUND = 64
-LINGER_S = 0.001
-BUSY_GAP_S = 0.0003
-"""How long the next bytes are waited for without Trio, and how closely they must follow for that to be worth it."""
 
 OnData = Callable[[bytes | bytearray], None]
 OnEnd = Callable[[Exception | None], None]
 
 
 class Reading:
-    """One socket that is being read.
+    """The reading of one socket, which can be paused and resumed.
 
-    ``on_end`` is called once: with None at the end of the stream, with trio.BrokenResourceError, or with what
-    ``on_data`` raised. Whoever closes the socket calls ``pause`` before.
+    ``on_end`` is called once: with None at the end of the stream, with trio.BrokenResourceError, or with the exception
+    that ``on_data`` raised. The owner calls ``pause`` before it closes the socket.
     """
 
     def __init__(
@@ -51,7 +47,7 @@ class Reading:
         self._ended = False
 
     def pause(self) -> None:
-        """Leave what comes in the kernel."""
+        """Leave what arrives in the kernel; does nothing if already paused."""
         if self._registered:
             self._registered = False
             del self._readings[self._descriptor]
@@ -59,14 +55,14 @@ class Reading:
                 self._epoll.unregister(self._descriptor)
 
     def resume(self) -> None:
-        """Read what comes."""
+        """Read what arrives, unless the stream has ended."""
         if not self._registered and not self._ended and not self._epoll.closed:
             self._epoll.register(self._descriptor, select.EPOLLIN)
             self._registered = True
             self._readings[self._descriptor] = self
 
     def on_readable(self) -> None:
-        """Take what is there."""
+        """Read what is there, at most RECEIVE_BYTES, and pass it to ``on_data``."""
         try:
             data = os.read(self._descriptor, RECEIVE_BYTES)
         except BlockingIOError:
@@ -90,87 +86,61 @@ class Reading:
         self._on_end(error)
 
 
-class Reactor:
-    """See the module. ``may_linger`` says whether nobody else in this process is in a hurry; to be set by who knows.
+class Reactor(EpollLoop):
+    """The sockets of a process that are read by callback; ``run`` is the task that reads them.
 
-    ``clock``: seconds that only go forward; a test brings its own, since a slow machine may need any time for any step.
+    ``clock``: monotonic seconds; a test brings its own, since a slow machine may need any time for any step.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._epoll = select.epoll()
-        self._alarm = TimerFd()
-        self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
-        self.may_linger: Callable[[], bool] = lambda: True
+        super().__init__(self._process_events, clock=clock)
         self._readings: dict[int, Reading] = {}
-        self._served_at = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something was read a moment ago."""
-        return self._clock() - self._served_at < BUSY_GAP_S
+        self._tick: Tick
 
     async def run(self) -> None:
         """Read until cancelled."""
         _current.set(self)
+        self._tick = current_tick()
         try:
-            while True:
-                await trio.lowlevel.wait_readable(self._epoll.fileno())
-                self._serve()
+            await super().run()
         finally:
             _current.set(None)
-            self._epoll.close()
-            self._alarm.close()
 
     def start_reading(self, descriptor: int, on_data: OnData, on_end: OnEnd) -> Reading:
-        """Begin to read a non-blocking socket."""
-        reading = Reading(self._epoll, self._readings, descriptor, on_data, on_end)
+        """Start to read a non-blocking socket."""
+        reading = Reading(self.epoll, self._readings, descriptor, on_data, on_end)
         reading.resume()
         return reading
 
-    def _serve(self) -> None:
-        """Read what is there; where much goes on, also what comes in the next moment."""
-        clock = self._clock
-        now = clock()
-        until = now + LINGER_S
-        lingers = now - self._served_at < BUSY_GAP_S and self.may_linger()
-        if lingers:
-            self._alarm.arm(LINGER_S)
-        turn, readings = current_tick(), self._readings
-        events = self._epoll.poll(0, EVENTS_PER_ROUND)
-        while events:
-            with turn:
-                for descriptor, _mask in events:
-                    reading = readings.get(descriptor)
-                    if reading is not None:  # else it was ended earlier in this round
-                        reading.on_readable()
-            now = clock()
-            if now >= until:
-                break
-            # Without a timeout: the alarm ends it.
-            events = self._epoll.poll(-1 if lingers else 0, EVENTS_PER_ROUND)
-        self._served_at = now
+    def _process_events(self, events: Events) -> None:
+        readings = self._readings
+        with self._tick:
+            for descriptor, _mask in events:
+                reading = readings.get(descriptor)
+                if reading is not None:  # else it has ended earlier in this batch
+                    reading.on_readable()
 
 
 _current: trio.lowlevel.RunVar[Reactor | None] = trio.lowlevel.RunVar("reactor", None)
 
 
 def current_reactor() -> Reactor | None:
-    """The reactor of this process, where one runs."""
+    """Return the reactor of this process; None where none runs."""
     return _current.get()
 
 
 async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
-    """Give all that comes to ``on_data``, until the stream's end. Raises what ``on_data`` raises, and
-    trio.BrokenResourceError.
+    """Pass all that arrives to ``on_data`` until the stream's end.
+
+    Raises what ``on_data`` raises, and trio.BrokenResourceError.
     """
     reactor = current_reactor()
     if reactor is not None and isinstance(stream, trio.SocketStream):
         await _until_end(reactor, stream.socket.fileno(), on_data)
         return
-    turn = current_tick()
+    tick = current_tick()
     while data := await stream.receive_some(RECEIVE_BYTES):
-        with turn:
+        with tick:
             on_data(data)
 
 

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
 from proxy.common.errors import ConfigError
-from proxy.config.load import decode_config
 from proxy.config.types import Config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs

@@ -1,15 +1,15 @@
-"""How many connections each client address has at each forwarder, for ``limits.max_connections_per_address``.
+"""Tables of the connections that each client address has at each forwarder, for ``limits.max_connections_per_address``.
 
-Each forwarder writes a table of its own, in memory that it has made and sealed: nobody else can ever map it for writing
-(F_SEAL_FUTURE_WRITE, memfd_create(2)). The supervisor checks the seals and passes the descriptor on to the others; they
-add up what the tables say. A reader may be late by the few connections that are being accepted at that very moment.
+Each forwarder writes a table of its own, in memory that it has created and sealed: no other process can ever map it for
+writing (F_SEAL_FUTURE_WRITE, memfd_create(2)). The supervisor checks the seals and passes the descriptor on to the
+others; they add up the tables. A reader may be late by the few connections that are being accepted at that very moment.
 
-A table is believed only as long as it claims no more connections than one forwarder may have: one that was taken over
-can refuse some addresses by a lie, but not everybody.
+A table is trusted only as long as it claims no more connections than one forwarder may have: a compromised forwarder
+can have some addresses refused, but not all.
 
-Two cells of eight bytes before the rows say which multiplication spreads addresses over the rows; it is chosen by the
-writer at random, so no client can choose addresses that fall together. Each row is an address as a number and its
-connections. An address stands in one of the _WINDOW rows from its own on; where all of them are taken, it is not
+Two cells of eight bytes before the rows hold the multiplier and the offset that spread addresses over the rows; the
+writer chooses them at random, so no client can choose addresses that collide. Each row is an address as a number and
+its connections. An address is in one of the _WINDOW rows from its own on; where all of them are taken, it is not
 counted for others.
 """
 
@@ -36,21 +36,21 @@ _F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since 5.1; the fcntl module has no
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
 
 CHECK_INTERVAL_S = 1.0
-"""For how long a table's sum is believed before it is added up again."""
+"""For how long a table's sum is used before it is added up again."""
 
 _IPV4_AT = 0x0100_0000 << 32
-"""Where IPv4 addresses stand among IPv6 networks: in a part that is nobody's (RFC 6666)."""
+"""Where IPv4 addresses are among IPv6 networks: in the discard prefix, which no host has (RFC 6666)."""
 
 
 def _number_of(network: str) -> int:
-    """A network as a row holds it, different for each of them. Raises OSError where it is none."""
+    """Return a network's number, different for each network. Raises OSError if it is no network."""
     if ":" in network:
         return int.from_bytes(socket.inet_pton(socket.AF_INET6, network.removesuffix("/64"))[:8]) or 1
     return _IPV4_AT | int.from_bytes(socket.inet_pton(socket.AF_INET, network))
 
 
 def is_sealed_table(descriptor: int) -> bool:
-    """Whether this is a table that only the process which made it can write to, and nobody can cut short."""
+    """Return whether this is a table that only the process which created it can write, and no process can truncate."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
@@ -70,7 +70,7 @@ class _Rows:
         self._factor, self._salt = self._cells[0], self._cells[1]
 
     def spread(self, factor: int, salt: int) -> None:
-        """Choose how addresses are spread over the rows, before the first is written."""
+        """Set how addresses are spread over the rows, before the first is written."""
         self._cells[0], self._cells[1] = factor, salt
         self._read_head()
 
@@ -79,16 +79,16 @@ class _Rows:
         return _HEAD_CELLS + 2 * row
 
     def count_of(self, number: int) -> int:
-        """What the table says of an address."""
+        """Return an address's connections by this table."""
         at = self._window_of(number)
         window = self._cells[at : at + 2 * _WINDOW].tolist()
-        for place in range(0, 2 * _WINDOW, 2):
-            if window[place] == number:
-                return int(window[place + 1])
+        for cell in range(0, 2 * _WINDOW, 2):
+            if window[cell] == number:
+                return int(window[cell + 1])
         return 0
 
     def set(self, number: int, count: int) -> None:
-        """Write what an address has; nothing where there is no row left for it."""
+        """Write an address's connections, unless there is no row left for it."""
         at, cells = self._window_of(number), self._cells
         free = -1
         for cell in range(at, at + 2 * _WINDOW, 2):
@@ -102,12 +102,12 @@ class _Rows:
             cells[free + 1] = count
 
     def total(self) -> int:
-        """All connections that the table claims."""
+        """Return the sum of all connections in the table."""
         return sum(self._cells[_HEAD_CELLS + 1 :: 2])
 
 
 class _OthersTable:
-    """Another forwarder's table, as it is read here."""
+    """Another forwarder's table, read only."""
 
     def __init__(self, descriptor: int) -> None:
         self.rows = _Rows(mmap.mmap(descriptor, TABLE_BYTES, prot=mmap.PROT_READ))
@@ -115,7 +115,7 @@ class _OthersTable:
         self._total = 0
 
     def is_credible(self, connections_max: int) -> bool:
-        """Whether it claims no more connections than one forwarder may have."""
+        """Return whether it claims no more connections than one forwarder may have."""
         now = trio.current_time()
         if now - self._added_up_at >= CHECK_INTERVAL_S:
             self._added_up_at, self._total = now, self.rows.total()
@@ -123,7 +123,7 @@ class _OthersTable:
 
 
 class AddressTables:
-    """This forwarder's table, and those of the others. ``publish`` is given the descriptor of each table made here."""
+    """This forwarder's table, and those of the others."""
 
     def __init__(self) -> None:
         self._own: _Rows | None = None
@@ -132,14 +132,14 @@ class AddressTables:
         self._unpublished = -1
 
     def start_publishing(self, publish: Callable[[int], None]) -> None:
-        """Give each table to ``publish`` from now on, which closes the descriptor; also one that is there already."""
+        """Call ``publish`` with the descriptor of each table, which it closes; also of one that exists already."""
         self._publish = publish
         if self._unpublished >= 0:
             descriptor, self._unpublished = self._unpublished, -1
             publish(descriptor)
 
     def track_connections(self, by_address: Mapping[str, int] | None) -> None:
-        """Write to a table from now on, which begins with these connections; None: to none any more."""
+        """Write this forwarder's connections to a table from now on, which starts with these; None: to none."""
         if by_address is None:
             self._own = None
             return
@@ -163,23 +163,23 @@ class AddressTables:
             self._publish(descriptor)
 
     def set_connections(self, address: str, count: int) -> None:
-        """Say how many connections an address has here."""
+        """Set how many connections an address has here."""
         if self._own is not None:
             with suppress(OSError):
                 self._own.set(_number_of(address), count)
 
     def read_table(self, forwarder: int, descriptor: int) -> None:
-        """Read another forwarder's table from now on, in place of the one that it had. Closes the descriptor."""
+        """Read another forwarder's new table from now on; closes the descriptor."""
         try:
             self._others[forwarder] = _OthersTable(descriptor)
         finally:
             os.close(descriptor)
 
     def others_connections(self, address: str, enough: int, connections_max: int) -> int:
-        """How many connections an address has at the other forwarders.
+        """Return how many connections an address has at the other forwarders.
 
-        Only where there may be ``enough`` of them the tables are added up: those that claim more than
-        ``connections_max`` in all are not believed.
+        Only if there may be ``enough`` of them, each table is added up: one that claims more than ``connections_max``
+        in all does not count.
         """
         if not self._others:
             return 0

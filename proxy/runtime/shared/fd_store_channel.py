@@ -1,4 +1,4 @@
-"""The line between a forwarder and the supervisor's fd store: messages with descriptors beside them (unix(7)).
+"""The channel between a forwarder and the supervisor's fd store: messages with descriptors (unix(7), SCM_RIGHTS).
 
 A socket of sequenced packets: each message arrives whole or not at all. Once one is sent, it arrives even if its sender
 is killed at that very moment, since it and its descriptors are in the kernel.
@@ -22,26 +22,26 @@ MESSAGE_BYTES_MAX = 160 * 1024
 """Below the usual send buffer (net.core.wmem_default, 208 KiB), of which a packet must leave some for the kernel."""
 
 RECORD_BYTES_MAX = 8 * 1024
-"""What may be kept of a relay: much of it is what its client said of itself, and the supervisor keeps all of them."""
+"""The largest record of a relay: much of it is what its client claimed, and the supervisor holds all records."""
 
 LEFT_BEHIND_PER_MESSAGE_MAX = 1_000
 CLIENT_IP_CHARACTERS_MAX = 64
-"""Of a relay that is left behind: an IPv6 address with its scope is the longest."""
+"""The longest IP address of a relay that is left behind: IPv6 with its scope."""
 
 _INT_BYTES = array.array("i").itemsize
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
 
 
 class StoreLost(Exception):
-    """The other end of the line is gone."""
+    """The other end of the channel is gone."""
 
 
 class MessageTooLong(Exception):
-    """More than one message may hold."""
+    """The content is more than one message may hold."""
 
 
 def create_store_sockets() -> tuple[socket.socket, socket.socket]:
-    """A line: the supervisor's end, and the forwarder's."""
+    """Create the two sockets of a channel: the supervisor's end and the forwarder's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for sock in (ours, theirs):
         sock.setblocking(False)
@@ -49,13 +49,13 @@ def create_store_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 class StoreChannel:
-    """One end of the line. One task may send and one receive at a time."""
+    """One end of the channel. One task may send and one receive at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     def send_now(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
-        """Send without waiting. Raises BlockingIOError where there is no room, MessageTooLong, StoreLost."""
+        """Send without waiting. Raises BlockingIOError if there is no room, MessageTooLong, StoreLost."""
         data = message.SerializeToString()
         if len(data) > MESSAGE_BYTES_MAX or len(descriptors) > DESCRIPTORS_MAX:
             raise MessageTooLong(f"{len(data)} bytes and {len(descriptors)} descriptors in one message")
@@ -66,7 +66,7 @@ class StoreChannel:
             raise StoreLost(error.strerror) from None
 
     async def send(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
-        """Send. Raises MessageTooLong, StoreLost, OSError. Cancelled before, or sent: never both."""
+        """Send, and wait for room. Raises MessageTooLong, StoreLost, OSError. If cancelled, nothing was sent."""
         await trio.lowlevel.checkpoint()
         while True:
             try:
@@ -82,10 +82,10 @@ class StoreChannel:
                 return
 
     async def receive(self) -> tuple[StoreMessage, list[int]] | None:
-        """The next message and its descriptors, now this process's to close; None once the other end is gone.
-        Raises DecodeError.
+        """Receive the next message and its descriptors, which are this process's to close; None if the other end is
+        gone. Raises DecodeError.
 
-        Fewer descriptors than the message speaks of mean that this process may open no more files.
+        Fewer descriptors than the message names mean that this process may open no more files.
         """
         # First, not last: between its arrival and its return a message must not be lost to anything.
         await trio.lowlevel.checkpoint()
@@ -97,7 +97,7 @@ class StoreChannel:
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.sock)
             except ConnectionResetError:
-                continue  # said once, and before what the other end had sent: that comes now
+                continue  # reported once, before what the other end had sent: that comes now
             else:
                 break
         descriptors = array.array("i")
@@ -121,6 +121,6 @@ class StoreChannel:
 
 
 def close_descriptors(descriptors: Sequence[int]) -> None:
-    """Close descriptors that were received and are not wanted."""
+    """Close descriptors that were received and are not needed."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,22 +1,23 @@
-"""A forwarder's relays as its successor needs to know them: which pipe holds whose bytes, and what was moved.
+"""The relay table: what a forwarder's successor needs to know of its relays, in memory that outlives the process.
 
-The table is memory that outlives the process: the supervisor made it and holds its descriptor. A forwarder that is
-killed in the middle of anything leaves it as it was between two stores of eight bytes. Sockets and pipes themselves are
-in the supervisor's fd store (proxy.supervisor.handover.fd_store); all else of a relay (ends, errors) the kernel says
-again.
+It tells which pipe holds the bytes of which direction, and how much was moved. The supervisor creates the table and
+holds its descriptor. A forwarder that is killed in the middle of anything leaves it as it was between two stores of
+eight bytes. Sockets and pipes themselves are in the supervisor's fd store (proxy.supervisor.handover.fd_store); all
+else of a relay (ends, errors) the kernel says again.
 
 Four parts, one after the other, all of cells of eight bytes:
 
 * One row of four cells for each direction of a relay: the id of the pipe that is bound to it, bytes and operations
   moved, and one more. The first two rows are no relay's: they sum up the relays that have ended.
   A relay that stays in a forwarder which was replaced keeps its rows, and that process alone writes them until it sets
-  ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the place's current forwarder's.
-* One row for each direction of a relay whose frames are followed (proxy.forwarder.relay.expiring.splice_pump); the
-first two sum up again.
-* One row for each principal whose use is counted by name (proxy.forwarder.relay.usage): sums of relays that have ended.
-* The journal of a sum: see ``RelayTable.give``.
+  ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the current forwarder's.
+* One row for each direction of a framed relay, written and read by proxy.forwarder.relay.expiring.journal; the first
+  two sum up again.
+* One row for each principal of which the use is counted by name (proxy.forwarder.relay.usage): sums of relays that have
+  ended.
+* The journal of a sum: see ``RelayTable.release_relay_id``.
 
-The memory is sparse: rows that were never used cost nothing, so what is not followed is not looked for in the second.
+The memory is sparse: rows that were never used cost nothing, so the second part is read only for framed relays.
 """
 
 import mmap
@@ -40,7 +41,7 @@ WAYS = (TO_BROKER, TO_CLIENT)
 
 _CELLS_PER_ROW = 4
 PIPE = 0
-"""Which pipe is bound; 0: none. Set before bytes enter the pipe, cleared after the last has left it: a pipe may be
+"""The id of the bound pipe; 0: none. Set before bytes enter the pipe, cleared after the last has left it: a pipe may be
 bound and empty, but never hold bytes and be unbound.
 """
 ENDED_BEHIND = -1
@@ -52,10 +53,10 @@ _IDS_USED = _MORE
 """Of the very first row: how many ids were ever in use."""
 _PRINCIPAL = _MORE
 """Of a relay's first row: the number of its principal's row."""
-_FOLLOWED = _CELLS_PER_ROW + _MORE
-"""Of a relay's second row: whether its frames are followed."""
+_FRAMED = _CELLS_PER_ROW + _MORE
+"""Of a relay's second row: whether it is framed, and has rows of the second part."""
 
-# ---- the cells of a direction whose frames are followed
+# ---- the cells of a direction of a framed relay
 
 _CELLS_PER_FRAMED_ROW = 16
 BOUNDARY = 0
@@ -67,7 +68,9 @@ HEAD = 1
 HEAD_CELLS = 5
 """How many cells a frame's beginning may take. Set before it is consumed."""
 INJECTING = 6
-"""What is about to be put into the empty pipe that is bound; 0: nothing. While it is set, nothing leaves the pipe."""
+"""What is about to be injected into the empty pipe that is bound; 0: nothing. While it is set, nothing leaves the
+pipe.
+"""
 MESSAGES = 7
 PHASE = 8
 EXPIRES_AT = 9
@@ -77,11 +80,11 @@ LAST_AT = 11
 CLOSING = 12
 HAS_PRODUCER = 13
 EXCHANGE = 14
-"""Of the way to the broker only: where the proxy's own re-authentication at the broker stands
+"""Of the way to the broker only: the phase of the proxy's own re-authentication at the broker
 (proto.broker_exchange).
 """
 OBSERVED = 15
-"""Of the way to the client only: whether the end of this life was counted where ends are only observed."""
+"""Of the way to the client only: whether the session's end was counted where ends are only observed."""
 
 # ---- the cells of a principal
 
@@ -100,7 +103,7 @@ NAME_BYTES_MAX = (_CELLS_PER_PRINCIPAL - _NAME) * 8
 
 _JOURNAL_CELLS = 32
 _SUMMED = 0
-"""Which relay is being summed up, and its principal's number; the new sums stand behind it."""
+"""Which relay is being summed up, and its principal's number; the new sums are behind it."""
 _IDS = 1 << 20
 
 _FRAMED_AT = (RELAYS_MAX + 1) * 2 * _CELLS_PER_ROW
@@ -110,14 +113,15 @@ _BYTES = (_JOURNAL_AT + _JOURNAL_CELLS) * 8
 
 
 def create_table() -> int:
-    """A descriptor of memory for a table, all zero."""
+    """Create memory for a table, all zero; return its descriptor."""
     return create_shared_memory("relay-table", _BYTES)
 
 
 def upgrade_table(descriptor: int) -> int:
-    """A table that an older program made, in this one's size: a new descriptor, or the same. The rest of it is clear.
+    """Return a table in this program's size: a copy of one that an older program created, or the same.
 
-    Parts are only ever added behind those that are there. Nobody may use the table meanwhile.
+    Closes the descriptor if a copy was made. Parts are only ever added behind those that are there; the rest of a copy
+    is zero. No process may use the table meanwhile.
     """
     size = os.fstat(descriptor).st_size
     if size >= _BYTES:
@@ -132,27 +136,27 @@ def upgrade_table(descriptor: int) -> int:
 
 
 def row(relay_id: int, way: int) -> int:
-    """Where the row of a relay's direction begins."""
+    """Return where the row of a relay's direction begins."""
     return (relay_id * 2 + way) * _CELLS_PER_ROW
 
 
 def framed_row(relay_id: int, way: int) -> int:
-    """Where the second row of a relay's direction begins, for those whose frames are followed."""
+    """Return where the second row of a relay's direction begins, for framed relays."""
     return _FRAMED_AT + (relay_id * 2 + way) * _CELLS_PER_FRAMED_ROW
 
 
 def principal_row(number: int) -> int:
-    """Where the row of a principal begins."""
+    """Return where the row of a principal begins."""
     return _PRINCIPALS_AT + number * _CELLS_PER_PRINCIPAL
 
 
 def as_cell(data: bytes) -> int:
-    """Up to eight bytes as a cell holds them, in memory's own order."""
+    """Return up to eight bytes as a cell holds them, in memory's own order."""
     return int.from_bytes(data.ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
 def _sums_at(principal: int) -> list[int]:
-    """The cells that a relay of this principal's is summed up in."""
+    """Return the cells that a relay of this principal is summed up in."""
     at = principal_row(principal)
     moved = [row(0, way) + cell for way in WAYS for cell in (BYTES, OPERATIONS)]
     messages = [framed_row(0, way) + MESSAGES for way in WAYS]
@@ -165,18 +169,54 @@ def _sums_at(principal: int) -> list[int]:
 
 
 class RelayTable:
-    """The table, seen from a forwarder; which rows are taken, is its own knowledge."""
+    """The table as a forwarder uses it. Which rows are free is known to the forwarder alone.
+
+    Operations on a direction's row take the row's position (``row``). A successor relies on their order: ``bind_pipe``
+    before bytes enter the pipe, ``add_moved`` once they have left it, ``unbind_pipe`` when it is empty. Only the
+    methods of the pumps that run for each portion write ``cells`` themselves, in the same order.
+    """
 
     def __init__(self, descriptor: int = -1) -> None:
-        """Use a table that the supervisor keeps, or, without one, memory of this process."""
+        """Use a table that the supervisor keeps or, without one, memory of this process."""
         self.cells = memoryview(mmap.mmap(descriptor, _BYTES)).cast("q")
         self._free: list[int] = []
-        self._followed: set[int] = set()
+        self._framed: set[int] = set()
+
+    # ---- a direction
+
+    def bind_pipe(self, direction_row: int, pipe_id: int) -> None:
+        """Bind a pipe to a direction, before any of its bytes enter the pipe."""
+        self.cells[direction_row + PIPE] = pipe_id
+
+    def unbind_pipe(self, direction_row: int) -> None:
+        """Unbind a direction's pipe, which is empty, or of which the bytes are dropped."""
+        self.cells[direction_row + PIPE] = 0
+
+    def bound_pipe(self, direction_row: int) -> int:
+        """Return the id of the pipe that is bound to a direction; 0: none."""
+        return self.cells[direction_row + PIPE]
+
+    def add_moved(self, direction_row: int, size: int) -> None:
+        """Count a portion of ``size`` bytes that has reached a direction's sink."""
+        self.cells[direction_row + BYTES] += size
+        self.cells[direction_row + OPERATIONS] += 1
+
+    def add_bytes(self, direction_row: int, size: int) -> None:
+        """Count bytes that were sent ahead of a relay, and are no portion."""
+        self.cells[direction_row + BYTES] += size
+
+    def bytes_moved(self, direction_row: int) -> int:
+        """Return how many bytes have ever reached a direction's sink."""
+        return self.cells[direction_row + BYTES]
+
+    def add_messages(self, relay_id: int, way: int, messages: int) -> None:
+        """Count messages of a direction of a framed relay."""
+        self.cells[framed_row(relay_id, way) + MESSAGES] += messages
 
     # ---- rows
 
     def allocate_relay_id(self) -> int:
-        """A free relay id; its rows are clear. Raises OverflowError where the table is full."""
+        """Return a free relay id, of which the rows are zero. Raises OverflowError if the table is full."""
         if self._free:
             return self._free.pop()
         if self.cells[_IDS_USED] == RELAYS_MAX:
@@ -185,60 +225,62 @@ class RelayTable:
         return self.cells[_IDS_USED]
 
     def record_principal(self, relay_id: int, principal: int) -> None:
-        """Note whose a relay is: the number of the principal's row."""
+        """Record the number of the principal's row that a relay is counted in."""
         self.cells[row(relay_id, TO_BROKER) + _PRINCIPAL] = principal
 
     def record_framed(self, relay_id: int) -> None:
-        """Note that a relay has rows of the second kind."""
-        self.cells[row(relay_id, TO_BROKER) + _FOLLOWED] = 1
-        self._followed.add(relay_id)
+        """Record that a relay has rows of the second part."""
+        self.cells[row(relay_id, TO_BROKER) + _FRAMED] = 1
+        self._framed.add(relay_id)
 
     def is_framed(self, relay_id: int) -> bool:
-        """Whether a relay has rows of the second kind."""
-        return bool(self.cells[row(relay_id, TO_BROKER) + _FOLLOWED])
+        """Return whether a relay has rows of the second part."""
+        return bool(self.cells[row(relay_id, TO_BROKER) + _FRAMED])
 
     def release_relay_id(self, relay_id: int) -> None:
         """Sum up a relay that has ended, and free its rows.
 
-        Exact, whenever this process is killed: the new sums are written down first, and who follows writes them where
-        they belong once more.
+        Exact, whenever this process is killed: the new sums are written to the journal first, and a successor writes
+        them where they belong once more.
         """
         cells = self.cells
-        for place, sum_ in enumerate(self._new_sums(relay_id)):
-            cells[_JOURNAL_AT + 1 + place] = sum_
+        for position, sum_ in enumerate(self._new_sums(relay_id)):
+            cells[_JOURNAL_AT + 1 + position] = sum_
         cells[_JOURNAL_AT + _SUMMED] = relay_id + _IDS * cells[row(relay_id, TO_BROKER) + _PRINCIPAL]
         self._sum_up()
-        self._followed.discard(relay_id)
+        self._framed.discard(relay_id)
         self._free.append(relay_id)
 
     def _sum_up(self) -> None:
-        """Do what the journal says; as often as needed."""
+        """Write the sums of the journal where they belong; doing so again changes nothing."""
         cells = self.cells
         principal, relay_id = divmod(cells[_JOURNAL_AT + _SUMMED], _IDS)
-        for place, total in enumerate(_sums_at(principal)):
-            cells[total] = cells[_JOURNAL_AT + 1 + place]
+        for position, total in enumerate(_sums_at(principal)):
+            cells[total] = cells[_JOURNAL_AT + 1 + position]
         self._clear(relay_id)
         cells[_JOURNAL_AT + _SUMMED] = 0
 
     def record_ended_behind(self, relay_id: int) -> None:
-        """Leave the final counts of a relay that was left behind to the forwarder whose table this is now."""
+        """Record that this process writes nothing more to the rows of a relay that was left behind in it: the successor
+        may sum them up.
+        """
         self.cells[row(relay_id, TO_BROKER) + PIPE] = ENDED_BEHIND  # last: it may be summed up from now on
 
     def has_ended_behind(self, relay_id: int) -> bool:
-        """Whether the process that a relay was left behind in has written its last to the relay's rows."""
+        """Return whether the process that a relay was left behind in writes nothing more to the relay's rows."""
         return self.cells[row(relay_id, TO_BROKER) + PIPE] == ENDED_BEHIND
 
     def _clear(self, relay_id: int) -> None:
         cells = self.cells
         first = row(relay_id, TO_BROKER)
-        if cells[first + _FOLLOWED]:
+        if cells[first + _FRAMED]:
             framed = framed_row(relay_id, TO_BROKER)
             for cell in range(framed, framed + 2 * _CELLS_PER_FRAMED_ROW):
                 cells[cell] = 0
         for way in WAYS:
             for cell in (BYTES, OPERATIONS, PIPE):
                 cells[row(relay_id, way) + cell] = 0
-        cells[first + _FOLLOWED] = 0
+        cells[first + _FRAMED] = 0
         cells[first + _PRINCIPAL] = 0
 
     def _new_sums(self, relay_id: int) -> list[int]:
@@ -250,66 +292,69 @@ class RelayTable:
         return [cells[total] + one for total, one in zip(at, more, strict=True)]
 
     def adopt_rows(self, taken: set[int]) -> None:
-        """Go on where a predecessor ended, with the relays that are left, and sum up all others.
+        """Continue a predecessor's table: keep the rows of the relays in ``taken``, and sum up all others.
 
-        ``taken``: those that were taken over, and those that predecessors still have.
+        ``taken``: the relays that were taken over, and those that predecessors still have.
         """
         if self.cells[_JOURNAL_AT + _SUMMED]:
             self._sum_up()
         for relay_id in range(1, self.cells[_IDS_USED] + 1):
             if relay_id not in taken:
                 self.release_relay_id(relay_id)
-            elif self.cells[row(relay_id, TO_BROKER) + _FOLLOWED]:
-                self._followed.add(relay_id)
+            elif self.cells[row(relay_id, TO_BROKER) + _FRAMED]:
+                self._framed.add(relay_id)
 
     # ---- sums
 
     def total(self, way: int, cell: int) -> int:
-        """A counter, summed over all relays: those that have ended, and those that live."""
+        """Return a counter summed over all relays, live ones and those that have ended."""
         cells = self.cells
         return sum(cells[row(0, way) + cell : row(cells[_IDS_USED] + 1, way) : 2 * _CELLS_PER_ROW])
 
     def messages_of(self, relay_id: int) -> tuple[int, int]:
-        """Messages to the broker and to the client; none where nobody counts them."""
+        """Return a relay's messages to the broker and to the client; zeros where they are not counted."""
         cells = self.cells
-        if not cells[row(relay_id, TO_BROKER) + _FOLLOWED]:
+        if not cells[row(relay_id, TO_BROKER) + _FRAMED]:
             return 0, 0
         return tuple(cells[framed_row(relay_id, way) + MESSAGES] for way in WAYS)  # type: ignore[return-value]
 
     def messages_total(self, way: int) -> int:
-        """Of all relays whose messages are counted."""
+        """Return the messages of one direction, summed over all relays of which they are counted."""
         ended = self.cells[framed_row(0, way) + MESSAGES]
-        return ended + sum(self.messages_of(relay_id)[way] for relay_id in self._followed)
+        return ended + sum(self.messages_of(relay_id)[way] for relay_id in self._framed)
 
     # ---- principals
 
     def principal_name(self, number: int) -> str:
-        """The name in a principal's row; empty: the row is free."""
+        """Return the name in a principal's row; empty if the row is free."""
         at = principal_row(number)
         size = self.cells[at + _NAME_BYTES]
         return self.cells[at + _NAME : at + _CELLS_PER_PRINCIPAL].tobytes()[:size].decode()
 
     def name_principal(self, number: int, name: str) -> None:
-        """Take a free row for a name of at most NAME_BYTES_MAX bytes."""
+        """Write a name of at most NAME_BYTES_MAX bytes to a free principal's row."""
         at, data = principal_row(number), name.encode()
         for cell, part in enumerate(range(0, len(data), 8)):
             self.cells[at + _NAME + cell] = as_cell(data[part : part + 8])
-        self.cells[at + _NAME_BYTES] = len(data)  # last: a name that is half written is none
+        self.cells[at + _NAME_BYTES] = len(data)  # last: a name that is half written does not count
 
     def add_session(self, number: int) -> None:
-        """Count a relay that begins."""
+        """Count a relay that starts."""
         at = principal_row(number)
         if not self.cells[at + _PRINCIPAL_SINCE]:
             self.cells[at + _PRINCIPAL_SINCE] = int(time.time() * 1000)
         self.cells[at + PRINCIPAL_SESSIONS] += 1
 
     def principal_since_s(self, number: int) -> float | None:
-        """When a principal's first session began, in seconds since 1970; all its sums were zero before."""
+        """Return when a principal's first session began, in seconds since 1970; all its sums were zero before.
+
+        None if it had no session yet.
+        """
         return self.cells[principal_row(number) + _PRINCIPAL_SINCE] / 1000 or None
 
     def principal_sums(self, numbers: range) -> dict[int, list[int]]:
-        """For each of these principals: bytes and messages of all its relays, [to the broker, to the client] each, then
-        sessions.
+        """Return five sums for each of these principals, over all its relays: bytes to the broker, bytes to the client,
+        messages to the broker, messages to the client, sessions.
         """
         cells = self.cells
         sums = {number: list(cells[principal_row(number) : principal_row(number) + 5]) for number in numbers}
@@ -319,7 +364,7 @@ class RelayTable:
             if mine is not None:
                 mine[0] += cells[first + BYTES]
                 mine[1] += cells[first + _CELLS_PER_ROW + BYTES]
-        for relay_id in self._followed:
+        for relay_id in self._framed:
             mine = sums.get(cells[row(relay_id, TO_BROKER) + _PRINCIPAL])
             if mine is not None:
                 mine[2] += cells[framed_row(relay_id, TO_BROKER) + MESSAGES]

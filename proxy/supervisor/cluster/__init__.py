@@ -1,1 +1,1 @@
-"""The cluster of workers: slots that are kept filled, started and drained in order."""
+"""The cluster of workers: worker slots, started and drained in order."""

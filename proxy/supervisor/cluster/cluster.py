@@ -1,33 +1,31 @@
-"""The cluster of workers: started in order, told about each other, reloaded, drained in order."""
+"""The cluster of workers: start in order, peers, reload, replacement, quiescing for an exec, drain in order."""
 
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
 import trio
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
-from proxy import __version__
 from proxy.common.logs import get_logger
-from proxy.config.load import (
-    changes_that_need_a_restart,
-    changes_that_need_an_upgrade,
+from proxy.config.changes import (
     changes_that_need_new_processes,
-    forwarder_count,
+    reload_refusal,
 )
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
-from proxy.supervisor.cluster.slot import ServeChannel, SlotState, SpawnWorker, WorkerRun, WorkerSlot
+from proxy.supervisor.cluster.listeners import ClientListeners
+from proxy.supervisor.cluster.metrics import ClusterMetrics
+from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.standby import StandbyForwarder
+from proxy.supervisor.cluster.worker_run import WorkerRun, wait_until_imported
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.exec_handover import HandoverState, serialize_slot, slot_key
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -39,7 +37,7 @@ from proxy.supervisor.processes.configure import (
     encode_config_for,
 )
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
-from proxy.supervisor.startup.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
+from proxy.supervisor.startup.sockets import RuntimeDirectory
 
 START_TIMEOUT_S = 30.0
 PEERS_TIMEOUT_S = 5.0
@@ -47,13 +45,13 @@ QUIESCE_TIMEOUT_S = 5.0
 REPLACING_POLL_S = 0.1
 
 START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
-"""Who must be there before whom; the drain goes the other way. Nobody waits for the admin worker."""
+"""Order in which roles become ready; a drain goes the other way. No role waits for the admin worker."""
 
-SEAL_KEY_ROLES = frozenset({Role.AUTH, Role.LOOKUP})  # who seals principals, or opens them
+SEAL_KEY_ROLES = frozenset({Role.AUTH, Role.LOOKUP})  # the roles that seal or open principals
 
 
 class Cluster:
-    """All workers of one supervisor, and what they share. ``serve_admin`` answers what an admin worker asks."""
+    """All workers of one supervisor, and what they share. ``serve_admin`` serves an admin worker's channel."""
 
     def __init__(
         self,
@@ -65,24 +63,20 @@ class Cluster:
         self.config = config
         self.all_started = trio.Event()
         self.leaving = False
-        """Whether clients should not be sent here any more, though they are still accepted."""
+        """Whether load balancers should send no more clients, though they are still accepted (shutdown.delay_ms)."""
         self.draining = False
         self.generation = handover.generation
         self.replacing = handover.generation > 1
-        self.listeners: list[socket.socket] = []
-        self._binds: list[str] = []
-        for index, listener in enumerate(config.listener):
-            self._bind_listener(f"listener[{index}].bind", listener.bind, handover)
-        self.registry = new_registry()
-        register_process_metrics(self.registry)
+        self.listeners = ClientListeners(config, handover)
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
-            (role, index): handover.take_service_socket(role, index) or directory.bind(f"{role.value}-{index}.sock")
+            (role, index): handover.take_service_socket(role, index)
+            or directory.bind_socket(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
             for index in range(count)
         }
-        # An upgrade cannot take forwarders away: somebody has to go on with their relays.
+        # An upgrade cannot remove forwarders: their relays need a process.
         forwarders = max(forwarder_count(config), len(handover.fd_store_slots))
         self.fd_store_slots = [
             *handover.fd_store_slots,
@@ -96,66 +90,48 @@ class Cluster:
         self._address_tables = AddressTableExchange()
         self._standby = StandbyForwarder(self._spawn_forwarder)
         self._serve_admin = serve_admin
-        places = [(Role.ADMIN, 0)] * (serve_admin is not None)
-        places += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
-        self.slots = [self._new_slot(role, index) for role, index in places]
+        slot_keys = [(Role.ADMIN, 0)] * (serve_admin is not None)
+        slot_keys += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
+        self.slots = [self._new_slot(role, index) for role, index in slot_keys]
         for slot in self.slots:
             inherited = handover.workers.pop((slot.role, slot.index), None)
             if inherited is not None:
                 slot.inherit_worker(inherited)
-            # A first start that fails must not end what the program before left.
+            # A start that fails must not end what the program before the exec has left.
             slot.must_start = self.generation == 1
             if not slot.must_start and slot.role is not Role.ADMIN:
                 slot.ready.set()
         self._handover = handover
-        self._register_metrics()
+        self._metrics = ClusterMetrics(START_ORDER, lambda: sum(len(slot.relays) for slot in self.fd_store_slots))
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The supervisor's own metrics."""
+        return self._metrics.registry
 
     @property
     def started(self) -> bool:
-        """Whether every place has been filled once."""
+        """Whether every slot has been filled once."""
         return self.all_started.is_set()
-
-    def _bind_listener(self, key: str, bind: str, handover: HandoverState) -> None:
-        sock = handover.take_listener(bind)
-        if sock is None:
-            try:
-                sock = bind_tcp(key, bind)
-            except StartFailed as error:
-                if self.generation == 1:
-                    raise
-                # What the program before left must not end by this.
-                get_logger().error("the cluster goes on without a listener", reason=str(error))
-                return
-        self.listeners.append(sock)
-        self._binds.append(bind)
-
-    def _register_metrics(self) -> None:
-        self._restarts = Counter(
-            "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
-        )
-        for role in START_ORDER:
-            self._restarts.labels(of=role.value)
-        stored = Gauge(
-            "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
-        )
-        stored.set_function(lambda: sum(len(shelf.relays) for shelf in self.fd_store_slots))
-        info = Gauge(
-            "pulsar_proxy_build_info", "Always 1; the version is the label.", ["version"], registry=self.registry
-        )
-        info.labels(version=__version__).set(1)
 
     def _new_slot(self, role: Role, index: int) -> WorkerSlot:
         if role is Role.FORWARDER:
-            keep_shelf = partial(self._serve_fd_store, index)
-            process_ended = self.fd_store_slots[index].on_process_ended
-            return WorkerSlot(
-                role, index, self._next_forwarder, self._start_worker, self._on_worker_ended, keep_shelf, process_ended
+            hooks = SlotHooks(
+                spawn=self._next_forwarder,
+                start=self._start_worker,
+                on_end=self._on_worker_ended,
+                serve_channel=partial(self._serve_fd_store, index),
+                on_process_ended=self.fd_store_slots[index].on_process_ended,
             )
-
-        service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
-        spawn: SpawnWorker = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
-        keep = self._serve_admin if role is Role.ADMIN else None
-        return WorkerSlot(role, index, spawn, self._start_worker, self._on_worker_ended, keep)
+        else:
+            service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
+            hooks = SlotHooks(
+                spawn=lambda: WorkerProcess.spawn(role, service=service),
+                start=self._start_worker,
+                on_end=self._on_worker_ended,
+                serve_channel=self._serve_admin if role is Role.ADMIN else None,
+            )
+        return WorkerSlot(role, index, hooks)
 
     async def _next_forwarder(self) -> WorkerProcess:
         return self._standby.take_worker() or await self._spawn_forwarder()
@@ -165,16 +141,12 @@ class Cluster:
 
     async def _serve_fd_store(self, index: int, worker: WorkerProcess) -> None:
         if worker.store_channel is None:
-            raise RuntimeError("a forwarder without a line to the fd store")
-
-        # Only with its START: a process that has not got that far would keep them open if the supervisor were killed.
-        def listeners() -> list[int]:
-            return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
-
+            raise RuntimeError("a forwarder without a channel to the fd store")
         tables = self._address_tables.open_channel(index)
         orderly = await self.fd_store_slots[index].serve_forwarder(
             worker.store_channel,
-            listeners,
+            # Only with its START: a process before it would keep them open if the supervisor were killed.
+            self.listeners.descriptors,
             pid=worker.pid,
             is_new=not worker.is_inherited,
             tables=tables,
@@ -184,7 +156,7 @@ class Cluster:
             worker.kill()
 
     def slots_of(self, role: Role) -> list[WorkerSlot]:
-        """The places of one role."""
+        """Return the slots of one role."""
         return [slot for slot in self.slots if slot.role is role]
 
     # ---- start
@@ -196,7 +168,7 @@ class Cluster:
                 if self.draining:  # a signal that came while the first workers were starting
                     return
                 if role is Role.FORWARDER:
-                    self._start_listening()
+                    self.listeners.start_listening()
                 for slot in self.slots_of(role):
                     nursery.start_soon(slot.run)
                 await self._wait_until_ready([] if role is Role.ADMIN else [role])
@@ -208,7 +180,9 @@ class Cluster:
                 nursery.start_soon(self._standby.run)
             self.all_started.set()
             if self.generation > 1:
-                await self.replace_all([role for role in START_ORDER if role is not Role.ADMIN])  # that one is new
+                await self.replace_all(
+                    [role for role in START_ORDER if role is not Role.ADMIN]
+                )  # the admin worker is new
                 await self._handover.close_unused()
             ready.set()
 
@@ -216,15 +190,10 @@ class Cluster:
         for slot in [slot for role in roles for slot in self.slots_of(role)]:
             await slot.ready.wait()
 
-    def _start_listening(self) -> None:
-        """Only now may clients come: whoever serves them is ready."""
-        for listener in self.listeners:
-            listener.listen(BACKLOG)
-
     async def _start_worker(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
-        """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
+        """Announce a new worker to its peers, then send it START with all that it needs. Raises RpcError."""
         if slot.role is Role.ADMIN:  # the others need not wait for its imports
-            await slot.wait_until_imported(worker)
+            await wait_until_imported(worker)
         async with self._workers_lock:
             peers = self._peers()
             async with trio.open_nursery() as nursery:
@@ -242,17 +211,17 @@ class Cluster:
         try:
             await worker.send_command(Method.SET_PEERS, SetPeersRequest(peers=peers), timeout_s=PEERS_TIMEOUT_S)
         except RpcError as error:
-            # It is ending, or it hangs: it would turn the new worker away. Its successor will be told at its start.
+            # It is ending, or it hangs, and would refuse the new worker. Its successor gets the peers by START.
             get_logger().warning("a worker was not told of its peers; ending it", pid=worker.pid, reason=str(error))
             worker.kill()
 
     def _peers(self) -> list[Peer]:
-        """Who may call workers; the admin worker calls none, and is a stranger to them."""
-        callers = [(slot.role, life) for slot in self.slots for life in slot.runs if slot.role is not Role.ADMIN]
-        return [Peer(pid=life.worker.pid, role=role.value) for role, life in callers]
+        """Return the processes that may call workers; the admin worker calls none, so no worker accepts it."""
+        callers = [(slot.role, run) for slot in self.slots for run in slot.runs if slot.role is not Role.ADMIN]
+        return [Peer(pid=run.worker.pid, role=role.value) for role, run in callers]
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
-        """The workers of some roles; not those that only finish what they have."""
+        """Return the running workers of some roles, without replaced ones that finish their work."""
         return [
             slot.worker
             for slot in self.slots
@@ -260,30 +229,30 @@ class Cluster:
         ]
 
     def _leaving_forwarders(self) -> list[WorkerProcess]:
-        """Forwarders that were replaced and still have relays."""
-        return [life.worker for slot in self.slots_of(Role.FORWARDER) for life in slot.leaving_runs]
+        """Return forwarders that were replaced and still have relays."""
+        return [run.worker for slot in self.slots_of(Role.FORWARDER) for run in slot.leaving_runs]
 
     def _on_worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
             self._counters.set_connections(slot.index, 0)
         if not self.draining:
-            self._restarts.labels(of=slot.role.value).inc()
+            self._metrics.count_restart(slot.role)
 
     # ---- reload
 
     async def reload(self, config: Config) -> None:
-        """Give every worker a new configuration; all or nobody. Raises ReloadRefused.
+        """Give every worker a new configuration, or none. Raises ReloadRefused.
 
-        Most of it a worker takes over as it is, and nobody notices. What it cannot, makes new processes necessary,
-        which follow the old ones without a reset.
+        A running worker takes most changes over. For those that it cannot, new processes replace the old ones without
+        a reset of connections.
         """
-        refusal = _reload_refusal(self.config, config)
+        refusal = reload_refusal(self.config, config)
         if refusal:
             raise ReloadRefused(refusal)
         new_processes = changes_that_need_new_processes(self.config, config)
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
             if not new_processes:
-                # Looked for one role after another: who has died meanwhile has no say.
+                # Looked up one role after another: a worker that has died meanwhile has no vote.
                 roles = [role for role in START_ORDER if role is not Role.ADMIN]
                 asked = (worker for role in roles for worker in self._running({role}))
                 await configure_all(asked, self.config, config)
@@ -297,7 +266,7 @@ class Cluster:
     # ---- new processes
 
     async def replace_all(self, roles: Iterable[Role] = START_ORDER) -> None:
-        """Let new processes follow the old ones, one by one; relays go on, lookups under way are finished."""
+        """Replace workers by new processes, one by one; relays go on, lookups under way are finished."""
         self.replacing = True
         try:
             for role in roles:
@@ -312,7 +281,7 @@ class Cluster:
 
     async def _replace(self, slot: WorkerSlot) -> None:
         try:
-            # A forwarder at least leaves its counters: two cannot write the same table.
+            # A forwarder hands over at least its counters: two processes cannot write the same table.
             hand_over = slot.role is Role.FORWARDER
             done = await slot.replace_worker(hand_over=hand_over, drain_timeout_ms=self.config.limits.drain_timeout_ms)
         except OSError as error:
@@ -321,7 +290,7 @@ class Cluster:
             get_logger().info("replaced a worker" if done else "a worker's successor did not start", who=slot.name)
 
     async def wait_for_leaving(self) -> None:
-        """Return when no worker is being replaced, and no replaced one is left that still finishes what it has."""
+        """Wait until no worker is being replaced, and every replaced one has ended."""
         while self.replacing:  # noqa: ASYNC110 -- once in an upgrade
             await trio.sleep(REPLACING_POLL_S)
         for slot in self.slots:
@@ -329,9 +298,9 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def quiesced(self) -> AsyncIterator[list[SerializedWorker]]:
-        """Nothing changes and no call is under way; the workers as another program in this process may inherit them.
+        """Keep the slots unchanged with no call under way, and yield the workers for the next program.
 
-        A worker that does not come to rest is ended: whoever comes next begins with another.
+        A worker that does not quiesce in time is killed; the next program spawns another.
         """
         at_rest: dict[WorkerRun, SerializedWorker] = {}
         async with contextlib.AsyncExitStack() as locks:
@@ -343,40 +312,37 @@ class Cluster:
                 for slot in self.slots:
                     if slot.role is not Role.ADMIN:
                         nursery.start_soon(slot.quiesce_workers, at_rest, QUIESCE_TIMEOUT_S)
-            for slot in self.slots_of(Role.ADMIN):  # it has nothing that would have to go on; last, as /healthz is its
+            for slot in self.slots_of(Role.ADMIN):  # it has no work to continue; last, since it serves /healthz
                 await slot.end_before_exec(QUIESCE_TIMEOUT_S)
             try:
-                # One that has died in the meantime has left nothing but numbers, which are others' now.
-                yield [at_rest[life] for slot in self.slots for life in slot.runs if life in at_rest]
+                # Of one that has died in the meantime only numbers are left, which may be other processes' now.
+                yield [at_rest[run] for slot in self.slots for run in slot.runs if run in at_rest]
             finally:
                 for slot in self.slots:
-                    for life in slot.runs:
-                        life.worker.resume_calls()
+                    for run in slot.runs:
+                        run.worker.resume_calls()
 
     def handover_fields(self, workers: list[SerializedWorker]) -> dict[str, Any]:
-        """What another program in this process has to know: fields of proxy.supervisor.handover.exec_handover.State."""
+        """Return the cluster's part of the fields of proxy.supervisor.handover.exec_handover.SerializedHandover."""
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
             "seal_key": self._seal_key,
-            "listeners": {bind: sock.fileno() for bind, sock in zip(self._binds, self.listeners, strict=True)},
-            "services": {slot_key(*place): sock.fileno() for place, sock in self._services.items()},
+            "listeners": self.listeners.descriptors_by_bind(),
+            "services": {slot_key(*key): sock.fileno() for key, sock in self._services.items()},
             "connections": self._connections_fd,
-            "fd_store_slots": [serialize_slot(shelf) for shelf in self.fd_store_slots],
+            "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
             "workers": workers,
         }
 
     # ---- drain
 
     async def drain(self) -> None:
-        """Finish in order: forwarders let their clients leave, then the workers that they needed may go. All together
-        have the time that is configured.
-        """
+        """Drain role by role: first forwarders, then the workers that they call, all within limits.drain_timeout_ms."""
         self.draining = True
         until = trio.current_time() + seconds(self.config.limits.drain_timeout_ms)
         self._standby.stop()
-        for listener in self.listeners:
-            listener.close()
+        self.listeners.close()
         for role in reversed(START_ORDER):
             async with trio.open_nursery() as nursery:
                 for slot in self.slots_of(role):
@@ -387,28 +353,20 @@ class Cluster:
         if slot.role is not Role.FORWARDER:
             await slot.drain_workers(until)
             return
-        shelf = self.fd_store_slots[slot.index]
-        # As long as the store keeps relays, somebody has to go on with them.
-        await slot.drain_workers(until, needs_successor=lambda: bool(shelf.relays))
-        shelf.close_stored()  # nobody will go on with what it may have left
+        store_slot = self.fd_store_slots[slot.index]
+        # As long as the fd store holds relays, they need a forwarder.
+        await slot.drain_workers(until, needs_successor=lambda: bool(store_slot.relays))
+        store_slot.close_stored()  # no process will continue what may be left
 
     def kill_workers(self) -> None:
-        """End every worker, now."""
+        """Kill every worker."""
         for slot in self.slots:
-            for life in slot.runs:
-                life.worker.kill()
+            for run in slot.runs:
+                run.worker.kill()
 
     def close_sockets(self) -> None:
-        """Close what was bound."""
-        for sock in (*self.listeners, *self._services.values()):
+        """Close all sockets that the cluster has bound, and the address tables."""
+        self.listeners.close()
+        for sock in self._services.values():
             sock.close()
         self._address_tables.close()
-
-
-def _reload_refusal(old: Config, new: Config) -> str:
-    """Say which changes a reload cannot make, and what can; nothing where it can make all."""
-    upgrade, restart = changes_that_need_an_upgrade(old, new), changes_that_need_a_restart(old, new)
-    parts = [f"a restart is needed to change: {', '.join(restart)}"] if restart else []
-    if upgrade:
-        parts.append(f"an upgrade (pulsar-trio-proxy upgrade) is needed to change: {', '.join(upgrade)}")
-    return "; ".join(parts)

@@ -1,47 +1,39 @@
-"""A place in the cluster that one worker process fills: keeps it filled, with pauses between failures, and lets one
-worker follow another without a gap.
-"""
+"""A slot of the cluster, filled by one worker process: restarts with pauses, and replacement without a gap."""
 
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
+from proto.rpc_pb2 import DrainRequest
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import Backoff, seconds
-from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcError
+from proxy.supervisor.cluster.worker_run import DRAIN_GRACE_S, WorkerRun, request_drain, wait_until_imported
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import StartFailed
 
-HEALTH_INTERVAL_S = 5.0
-HEALTH_TIMEOUT_S = 5.0
-HEALTH_FAILURES_MAX = 3
-
 STABLE_AFTER_S = 1.0
-"""A worker that lived this long was no failure to start; its successor comes at once."""
+"""A worker that ran this long has not failed to start; its successor is spawned at once."""
 
 PAUSE_MAX_S = {Role.ADMIN: 1.0, Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.FORWARDER: 1.0}
 """The longest pause between failures. Relays may be waiting for a forwarder, Kubernetes' probes for an admin worker."""
 
-DRAIN_GRACE_S = 5.0
-"""How much longer than its timeout a drain is waited for."""
-
-IMPORT_TIMEOUT_S = 30.0
 HAND_OVER_TIMEOUT_S = 10.0
 
 LEAVING_MAX = 8
-"""Replaced workers of one place that finish what they have at the same time; each takes the memory of a process
-(proxy.config.memory.WORKER_BYTES), which no container's plan knows of (docs/upgrade.md).
+"""Replaced workers of one slot that finish their work at the same time; each takes the memory of a process
+(proxy.config.memory.WORKER_BYTES), which no container's plan includes (docs/upgrade.md).
 """
 
 NEXT_PROGRAM_DRAIN_MS = 1_000
 
 
 class SlotState(enum.StrEnum):
-    """What is to be seen of a place."""
+    """State of a slot, as /status shows it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -49,47 +41,36 @@ class SlotState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-class WorkerRun:
-    """One process in a place. ``left``: it has ended, or its place is another's; ``shelf_free``: nothing more comes
-    from it that its successor would have to know. ``retired``: it was replaced, and finishes what it has by
-    ``leaves_until`` (Trio's time).
-    """
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self.worker = worker
-        self.slot_vacated = trio.Event()
-        self.ended = trio.Event()
-        self.channel_drained = trio.Event()
-        self.retired = False
-        self.drain_until = float("inf")
-        self.exit_code = 0
-
-
 SpawnWorker = Callable[[], Awaitable[WorkerProcess]]
 StartWorker = Callable[["WorkerSlot", WorkerProcess], Awaitable[None]]
 ServeChannel = Callable[[WorkerProcess], Awaitable[None]]
 
 
-class WorkerSlot:
-    """One role and number.
+def _ignore_pid(_pid: int) -> None:
+    pass
 
-    ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
-    ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last; that of an
-    admin worker answers what it asks. ``process_ended`` is called with the process id of each worker that has ended,
-    after everything that it said was heard. ``must_start``: whether a very first worker that cannot start ends the
-    cluster.
+
+@dataclass(frozen=True, slots=True)
+class SlotHooks:
+    """What the cluster does for one slot.
+
+    ``spawn`` makes a process. ``start`` sends it all that it needs to serve, and makes it the slot's worker. ``on_end``
+    is called after a worker has ended unexpectedly. ``serve_channel`` serves a worker's own channel until it is
+    drained: for a forwarder the fd store, for an admin worker its calls. ``on_process_ended`` is called with the
+    process id of each worker that has ended, after everything that it sent was applied.
     """
 
-    def __init__(  # noqa: PLR0917 -- one call
-        self,
-        role: Role,
-        index: int,
-        spawn: SpawnWorker,
-        start: StartWorker,
-        on_end: Callable[["WorkerSlot"], None],
-        serve_channel: ServeChannel | None = None,
-        on_process_ended: Callable[[int], None] = lambda _pid: None,
-    ) -> None:
+    spawn: SpawnWorker
+    start: StartWorker
+    on_end: Callable[["WorkerSlot"], None]
+    serve_channel: ServeChannel | None = None
+    on_process_ended: Callable[[int], None] = _ignore_pid
+
+
+class WorkerSlot:
+    """The slot of one role and index. ``must_start``: whether a first worker that cannot start ends the cluster."""
+
+    def __init__(self, role: Role, index: int, hooks: SlotHooks) -> None:
         self.role = role
         self.index = index
         self.state = SlotState.STARTING
@@ -98,11 +79,7 @@ class WorkerSlot:
         self.runs: list[WorkerRun] = []
         self.ready = trio.Event()
         self.must_start = True
-        self._spawn = spawn
-        self._start = start
-        self._on_end = on_end
-        self._serve_worker_channel = serve_channel
-        self._on_process_ended = on_process_ended
+        self._hooks = hooks
         self._stopping = False
         self._stop_begun = trio.Event()
         self._needs_successor: Callable[[], bool] = lambda: False
@@ -115,55 +92,55 @@ class WorkerSlot:
 
     @property
     def name(self) -> str:
-        """Role and number, for logs."""
+        """Role and index, for logs."""
         return f"{self.role}-{self.index}"
 
     @property
     def leaving_runs(self) -> list[WorkerRun]:
-        """Workers that were replaced and finish what they have, the oldest first."""
-        return [life for life in self.runs if life.retired and life.worker is not self.worker]
+        """Runs of workers that were replaced and finish their work, the oldest first."""
+        return [run for run in self.runs if run.retired and run.worker is not self.worker]
 
     async def wait_for_leaving(self) -> None:
-        """Return when no worker that was replaced still finishes what it has."""
-        for life in list(self.runs):
-            if life.retired:
-                await life.ended.wait()
+        """Wait until every replaced worker has ended."""
+        for run in list(self.runs):
+            if run.retired:
+                await run.ended.wait()
 
     def inherit_worker(self, worker: WorkerProcess) -> None:
-        """Begin with a worker that runs already (after the supervisor became another by exec)."""
+        """Fill the slot with a running worker, which the program before the exec has started."""
         self._inherited = worker
         self.worker = worker
         self.state = SlotState.RUNNING
         self.ready.set()
 
-    # ---- the place
+    # ---- filling
 
     @property
     def _is_finished(self) -> bool:
-        """Whether nobody else comes into this place; in a drain somebody may have to."""
+        """Whether no further worker fills this slot; in a drain, relays left behind may need one."""
         return self._stopping and not self._needs_successor()
 
     async def run(self) -> None:
-        """Keep the place filled until ``stop``. Raises StartFailed where the very first worker cannot start."""
+        """Keep the slot filled until ``stop_workers``. Raises StartFailed where the very first worker cannot start."""
         async with trio.open_nursery() as self._nursery:
             while not self._is_finished:
                 await self._run_one_worker()
             self.state = SlotState.STOPPED
 
     async def _run_one_worker(self) -> None:
-        """One worker, until its place is free."""
+        """Run one worker until the slot is vacant, then pause if it failed."""
         started = trio.current_time()
         try:
-            life = await self._obtain_run()
-        except OSError as error:  # no descriptors, no memory, no processes to be had
+            run = await self._obtain_run()
+        except OSError as error:  # out of descriptors, memory or processes
             if self.must_start and not self.ready.is_set():
                 raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
             get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
         else:
-            await life.slot_vacated.wait()
-            if life.retired or self._is_finished:
+            await run.slot_vacated.wait()
+            if run.retired or self._is_finished:
                 return
-            self._on_run_failed(life)
+            self._on_run_failed(run)
         self.restarts += 1
         self.state = SlotState.RESTARTING
         if trio.current_time() - started >= STABLE_AFTER_S:
@@ -172,63 +149,63 @@ class WorkerSlot:
             await trio.sleep(self._backoff.next_pause_s())
 
     async def _obtain_run(self) -> WorkerRun:
-        async with self._change_lock:  # not while ``replace`` is about it
+        async with self._change_lock:  # not during ``replace_worker``
             if self._next_run is not None:
-                life, self._next_run = self._next_run, None
-                return life
+                run, self._next_run = self._next_run, None
+                return run
             if self._inherited is not None:
                 worker, self._inherited = self._inherited, None
-                life = self._start_run(worker)
-                self._nursery.start_soon(self._kill_if_hung, life)
-                return life
-            life = self._start_run(await self._spawn())
+                run = self._start_run(worker)
+                self._nursery.start_soon(run.kill_if_hung)
+                return run
+            run = self._start_run(await self._hooks.spawn())
             if self._is_finished:
-                life.worker.kill()
+                run.worker.kill()
             else:
-                await self._start_worker(life)
-            return life
+                await self._start_worker(run)
+            return run
 
     def _start_run(self, worker: WorkerProcess) -> WorkerRun:
-        life = WorkerRun(worker)
-        self.runs.append(life)
-        self._nursery.start_soon(self._supervise_run, life)
-        return life
+        run = WorkerRun(worker, self.name)
+        self.runs.append(run)
+        self._nursery.start_soon(self._supervise_run, run)
+        return run
 
-    async def _supervise_run(self, life: WorkerRun) -> None:
-        """Talk to a process until it has ended and has been heard to the end."""
-        worker = life.worker
+    async def _supervise_run(self, run: WorkerRun) -> None:
+        """Run a process's channels until it has ended and everything that it sent was applied."""
+        worker = run.worker
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve_channel_of, life)
+                nursery.start_soon(self._serve_channel_of, run)
                 async with trio.open_nursery() as talking:
                     talking.start_soon(worker.run_channel)
-                    life.exit_code = await worker.wait()
+                    run.exit_code = await worker.wait()
                     talking.cancel_scope.cancel()
-            self._on_process_ended(worker.pid)
+            self._hooks.on_process_ended(worker.pid)
         finally:
             worker.kill()
-            self.runs.remove(life)
+            self.runs.remove(run)
             if self.worker is worker:
                 self.worker = None
-            life.slot_vacated.set()
-            life.ended.set()
+            run.slot_vacated.set()
+            run.ended.set()
 
-    async def _serve_channel_of(self, life: WorkerRun) -> None:
-        if self._serve_worker_channel is not None:
-            await self._serve_worker_channel(life.worker)
-        life.channel_drained.set()
+    async def _serve_channel_of(self, run: WorkerRun) -> None:
+        if self._hooks.serve_channel is not None:
+            await self._hooks.serve_channel(run.worker)
+        run.channel_drained.set()
 
-    def _on_run_failed(self, life: WorkerRun) -> None:
-        self._on_end(self)
-        get_logger().error("a worker ended; starting another", who=self.name, pid=life.worker.pid, code=life.exit_code)
+    def _on_run_failed(self, run: WorkerRun) -> None:
+        self._hooks.on_end(self)
+        get_logger().error("a worker ended; starting another", who=self.name, pid=run.worker.pid, code=run.exit_code)
 
-    async def _start_worker(self, life: WorkerRun) -> bool:
-        """Have a new worker start; whether it runs."""
-        worker = life.worker
+    async def _start_worker(self, run: WorkerRun) -> bool:
+        """Send a new worker its START; return True if it runs."""
+        worker = run.worker
         if self.worker is None:
             self.worker = worker
         try:
-            await self._start(self, worker)
+            await self._hooks.start(self, worker)
         except RpcError as error:
             if not self._stopping:
                 if self.must_start and not self.ready.is_set():
@@ -240,49 +217,34 @@ class WorkerSlot:
             return False
         self.ready.set()
         self._came_up.set()
-        self._nursery.start_soon(self._kill_if_hung, life)
+        self._nursery.start_soon(run.kill_if_hung)
         return True
-
-    async def _kill_if_hung(self, life: WorkerRun) -> None:
-        """End a worker that hangs: it would keep its clients waiting for ever."""
-        missed = 0
-        while missed < HEALTH_FAILURES_MAX:
-            with trio.move_on_after(HEALTH_INTERVAL_S):
-                await life.slot_vacated.wait()
-                return
-            try:
-                await life.worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=HEALTH_TIMEOUT_S)
-                missed = 0
-            except RpcError:
-                missed += 1
-        get_logger().error("a worker hangs; ending it", who=self.name, pid=life.worker.pid)
-        life.worker.kill()
 
     # ---- one worker after another
 
     async def replace_worker(self, *, hand_over: bool, drain_timeout_ms: int) -> bool:
-        """Let a new process take the place; whether it runs. The old one finishes what it has, and ends.
+        """Replace the worker by a new process; return True if that runs. The old one finishes its work and ends.
 
         ``hand_over``: the old one first leaves its relays to the fd store, and the new one takes them from there.
-        Otherwise the old one stays in its place until the new one is ready, and for good if that does not start.
+        Otherwise the old one stays in the slot until the new one is ready, and for good if that does not start.
         """
         async with self._change_lock:
-            old = next((life for life in self.runs if life.worker is self.worker), None)
-            if old is None:  # it has died in the meantime: whoever comes now is new
+            old = next((run for run in self.runs if run.worker is self.worker), None)
+            if old is None:  # it has died in the meantime: its successor is new anyway
                 return True
-            life = self._start_run(await self._spawn())
+            run = self._start_run(await self._hooks.spawn())
             if self._stopping:
-                life.worker.kill()
+                run.worker.kill()
                 return False
             if hand_over:
-                await self._wait_until_imported_or_stopping(life.worker)
-                if self._stopping:  # the relays are the old one's to drain
-                    life.worker.kill()
+                await self._wait_until_imported_or_stopping(run.worker)
+                if self._stopping:  # the old one has to drain its relays
+                    run.worker.kill()
                     return False
                 await self._await_relay_release(old, drain_timeout_ms)
-            up = await self._start_worker(life)
+            up = await self._start_worker(run)
             if up:
-                self._next_run = life
+                self._next_run = run
                 if not old.retired:
                     self._retire(old, drain_timeout_ms)
             if old.retired:
@@ -290,29 +252,24 @@ class WorkerSlot:
             return up
 
     async def quiesce_workers(self, at_rest: dict[WorkerRun, SerializedWorker], timeout_s: float) -> None:
-        """Prepare the place's workers to be inherited, and note how; end those that do not come to rest in time."""
-        for life in list(self.runs):
-            one = await life.worker.quiesce_and_serialize(self.index, timeout_s=timeout_s)
+        """Quiesce the slot's workers for an exec and add them to ``at_rest``; kill those that take too long."""
+        for run in list(self.runs):
+            one = await run.worker.quiesce_and_serialize(self.index, timeout_s=timeout_s)
             if one is not None:
-                at_rest[life] = one
+                at_rest[run] = one
                 continue
             get_logger().error("a worker does not come to rest; ending it", who=self.name)
-            life.worker.kill()
-            await life.slot_vacated.wait()
+            run.worker.kill()
+            await run.slot_vacated.wait()
 
     async def end_before_exec(self, timeout_s: float) -> None:
-        """End workers that another program in this process starts afresh; in time, they finish what they have."""
-        for life in list(self.runs):
-            life.retired = True  # it has not failed
+        """End workers that the next program spawns again; they have ``timeout_s`` to finish their work."""
+        for run in list(self.runs):
+            run.retired = True  # it has not failed
             with trio.move_on_after(timeout_s):
-                await self._drain_and_stop(life, NEXT_PROGRAM_DRAIN_MS)
-            life.worker.kill()
-            await life.slot_vacated.wait()
-
-    async def wait_until_imported(self, worker: WorkerProcess) -> None:
-        """Until a new process has done its imports, or failed to: relays need not stand still for that."""
-        with contextlib.suppress(RpcError):  # it has not been started: that it says so is all we want to know
-            await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=IMPORT_TIMEOUT_S)
+                await run.drain_and_stop(NEXT_PROGRAM_DRAIN_MS)
+            run.worker.kill()
+            await run.slot_vacated.wait()
 
     async def _wait_until_imported_or_stopping(self, worker: WorkerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -322,11 +279,11 @@ class WorkerSlot:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(end_early)
-            await self.wait_until_imported(worker)
+            await wait_until_imported(worker)
             nursery.cancel_scope.cancel()
 
     async def _await_relay_release(self, old: WorkerRun, drain_timeout_ms: int) -> None:
-        """Until an old forwarder has left its relays to the store."""
+        """Retire a forwarder and wait until it has left its relays to the fd store; kill one that does not."""
         self._retire(old, drain_timeout_ms)
         with trio.move_on_after(HAND_OVER_TIMEOUT_S):
             await old.channel_drained.wait()
@@ -336,54 +293,40 @@ class WorkerSlot:
             await old.channel_drained.wait()
 
     def _enforce_leaving_max(self) -> None:
-        """End the oldest workers that still finish what they have, where there are too many of them."""
-        for life in self.leaving_runs[: max(0, len(self.leaving_runs) + 1 - LEAVING_MAX)]:
+        """Stop the oldest replaced workers where one more would exceed LEAVING_MAX."""
+        for run in self.leaving_runs[: max(0, len(self.leaving_runs) + 1 - LEAVING_MAX)]:
             get_logger().error(
                 "a replaced worker is ended before its time, and its connections with it: too many replacements "
                 "follow each other within limits.drain_timeout_ms",
                 who=self.name,
-                pid=life.worker.pid,
+                pid=run.worker.pid,
                 most=LEAVING_MAX,
             )
-            self._nursery.start_soon(life.worker.stop)
+            self._nursery.start_soon(run.worker.stop)
 
     def _retire(self, old: WorkerRun, drain_timeout_ms: int) -> None:
-        self._enforce_leaving_max()  # not earlier: its successor might not start
+        self._enforce_leaving_max()  # not earlier: the successor might not start
         old.retired = True
         old.drain_until = trio.current_time() + seconds(drain_timeout_ms)
-        self._nursery.start_soon(self._drain_and_stop, old, drain_timeout_ms)
+        self._nursery.start_soon(old.drain_and_stop, drain_timeout_ms)
 
-    async def _drain_and_stop(self, old: WorkerRun, drain_timeout_ms: int) -> None:
-        request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=True)
-        await self._request_drain(old.worker, request, "a replaced worker did not drain")
-        await old.worker.stop()
-
-    async def _request_drain(self, worker: WorkerProcess, request: DrainRequest, failure: str) -> bool:
-        """Let a worker finish what it has; whether it was lost meanwhile."""
-        try:
-            await worker.send_command(Method.DRAIN, request, timeout_s=seconds(request.timeout_ms) + DRAIN_GRACE_S)
-        except RpcError as error:
-            get_logger().warning(failure, who=self.name, reason=str(error))
-            return isinstance(error, RpcConnectionLost)
-        return False
-
-    # ---- the end
+    # ---- draining and stopping
 
     async def drain_workers(self, until: float, *, needs_successor: Callable[[], bool] = lambda: False) -> None:
-        """Let the place's workers finish what they have until then (Trio's time), end them, and start no other.
+        """Drain the slot's workers until then (Trio's time), stop them, and spawn no other.
 
-        Where one dies meanwhile and ``needs_successor``, another one follows it, and finishes the rest.
+        Where one dies meanwhile and ``needs_successor()``, another one follows it and drains the rest.
         """
         self._stopping = True
         self._stop_begun.set()
         self._needs_successor = needs_successor
-        # A hand-over under way: the relays are its successor's to drain.
+        # During a hand-over, the successor has to drain the relays.
         with trio.move_on_at(max(until, trio.current_time() + DRAIN_GRACE_S)):
             async with self._change_lock:
                 pass
         async with trio.open_nursery() as nursery:
-            for life in self.leaving_runs:
-                nursery.start_soon(self._drain_leaving, life, until)
+            for run in self.leaving_runs:
+                nursery.start_soon(self._drain_leaving, run, until)
             while (worker := await self._next_worker_to_drain(until)) is not None:
                 if not await self._drain_worker(worker, until):
                     break
@@ -392,13 +335,13 @@ class WorkerSlot:
             await self.wait_for_leaving()
         await self.stop_workers()
 
-    async def _drain_leaving(self, life: WorkerRun, until: float) -> None:
-        """Have a replaced worker end its connections in order, within the time that it has anyway."""
-        left_ms = max(0, round((min(until, life.drain_until) - trio.current_time()) * 1000))
-        await self._request_drain(life.worker, DrainRequest(timeout_ms=left_ms), "a replaced worker did not drain")
+    async def _drain_leaving(self, run: WorkerRun, until: float) -> None:
+        """Drain a replaced worker, at the latest when its own time is up."""
+        left_ms = max(0, round((min(until, run.drain_until) - trio.current_time()) * 1000))
+        await request_drain(run.worker, DrainRequest(timeout_ms=left_ms), self.name, "a replaced worker did not drain")
 
     async def _next_worker_to_drain(self, until: float) -> WorkerProcess | None:
-        """The place's worker once it runs; None where none does and none is needed, or none comes in time."""
+        """Return the slot's worker once it runs; None where none is needed, or none starts in time."""
         while True:
             came_up = self._came_up = trio.Event()
             if self.worker is not None and self.state is SlotState.RUNNING:
@@ -409,28 +352,28 @@ class WorkerSlot:
                 await came_up.wait()
 
     async def _drain_worker(self, worker: WorkerProcess, until: float) -> bool:
-        """Let one worker finish; whether it died instead."""
+        """Drain one worker; return True if it died instead."""
         left_ms = max(0, round((until - trio.current_time()) * 1000))
-        lost = await self._request_drain(worker, DrainRequest(timeout_ms=left_ms), "a worker did not drain")
+        lost = await request_drain(worker, DrainRequest(timeout_ms=left_ms), self.name, "a worker did not drain")
         if lost:
-            for life in [life for life in self.runs if life.worker is worker]:
-                worker.kill()  # it cannot be talked to any more
-                await life.ended.wait()
+            for run in [run for run in self.runs if run.worker is worker]:
+                worker.kill()  # its channel is gone
+                await run.ended.wait()
         return lost
 
     def lock_changes(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """While it lasts, no worker comes into this place."""
+        """Return a context in which no worker enters this slot."""
         return self._change_lock
 
     def stop_filling(self) -> None:
-        """Start no other worker."""
+        """Spawn no further worker."""
         self._stopping = True
         self._stop_begun.set()
         self._needs_successor = lambda: False
 
     async def stop_workers(self) -> None:
-        """End the place's workers, and start no other."""
+        """Stop the slot's workers, and spawn no other."""
         self.stop_filling()
         async with trio.open_nursery() as nursery:
-            for life in list(self.runs):
-                nursery.start_soon(life.worker.stop)
+            for run in list(self.runs):
+                nursery.start_soon(run.worker.stop)

@@ -1,6 +1,6 @@
-"""A forwarder that is ready before it is needed: it has done its imports, and waits for its START.
+"""The standby forwarder: a process that has done its imports and waits for its START.
 
-When a forwarder dies, its relays stand still until a successor has them; to start Python would be most of that time.
+When a forwarder dies, its relays pause until a successor has them; most of that time would be the start of Python.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,11 +11,11 @@ from proxy.common.logs import get_logger
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 PAUSE_S = 1.0
-"""How long after one was taken the next is started: the successor itself needs the CPU first."""
+"""Pause after one was taken before the next is spawned: the successor itself needs the CPU first."""
 
 
 class StandbyForwarder:
-    """At most one process, made anew some time after it was taken or has died."""
+    """At most one standby process; PAUSE_S after it was taken or has died, another is spawned."""
 
     def __init__(self, spawn: Callable[[], Awaitable[WorkerProcess]]) -> None:
         self._spawn = spawn
@@ -25,7 +25,7 @@ class StandbyForwarder:
         self._stopped = trio.Event()
 
     async def run(self) -> None:
-        """Keep one ready until cancelled or stopped."""
+        """Keep one process ready until cancelled or stopped."""
         try:
             await self._keep_ready()
         finally:
@@ -43,7 +43,7 @@ class StandbyForwarder:
                 await trio.sleep(PAUSE_S)
 
     async def _wait_until_taken(self, worker: WorkerProcess) -> None:
-        """Until it is taken, or has died."""
+        """Wait until the process is taken or has died; end one that was not taken."""
         taken = self._taken
         try:
             async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ class StandbyForwarder:
         await worker.wait()
 
     def take_worker(self) -> WorkerProcess | None:
-        """The process, if there is one; it is the caller's from now on."""
+        """Return the process, which is the caller's from now on; None where there is none."""
         worker, self._worker = self._worker, None
         if worker is not None:
             self._taken.set()
@@ -76,10 +76,10 @@ class StandbyForwarder:
         return worker
 
     def stop(self) -> None:
-        """End the process, if there is one, and start no other."""
+        """End the process, if there is one, and spawn no other."""
         self._running.cancel()
 
     async def stop_and_wait(self) -> None:
-        """Stop, and return when nothing is left of it."""
+        """Stop, and wait until the process has ended."""
         self.stop()
         await self._stopped.wait()

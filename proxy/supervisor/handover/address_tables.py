@@ -1,6 +1,4 @@
-"""The forwarders' tables of client addresses (proxy.runtime.shared.address_tables), passed on from each to all
-others.
-"""
+"""Exchange of the forwarders' tables of client addresses (proxy.runtime.shared.address_tables)."""
 
 import errno
 import os
@@ -12,79 +10,79 @@ from proxy.runtime.shared.address_tables import is_sealed_table
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_descriptors
 
 PUBLISHED_MAX = 100
-"""Tables that one forwarder may publish in its life: it makes one whenever the limit is set where it was not."""
+"""Tables that one forwarder may publish: it makes one whenever a reload turns the limit on."""
 
 
 class AddressTableExchange:
-    """The last table of each place, and the lines over which the others are told."""
+    """The latest table of each forwarder slot, and the channels that receive the others' tables."""
 
     def __init__(self) -> None:
         self._tables: dict[int, int] = {}
         self._subscribers: list[AddressTableChannel] = []
 
-    def open_channel(self, place: int) -> "AddressTableChannel":
-        """A forwarder's part in it."""
-        return AddressTableChannel(self, place)
+    def open_channel(self, index: int) -> "AddressTableChannel":
+        """Create the channel of the forwarder slot with this index."""
+        return AddressTableChannel(self, index)
 
-    def subscribe(self, line: "AddressTableChannel") -> None:
-        """Tell a line of the other places' tables, now and from now on."""
-        self._subscribers.append(line)
-        for place, table in self._tables.items():
-            line.send_table(place, table)
+    def subscribe(self, channel: "AddressTableChannel") -> None:
+        """Send a channel the other slots' tables, those that exist and every later one."""
+        self._subscribers.append(channel)
+        for index, table in self._tables.items():
+            channel.send_table(index, table)
 
-    def unsubscribe(self, line: "AddressTableChannel") -> None:
-        """Tell a line of nothing more."""
-        if line in self._subscribers:
-            self._subscribers.remove(line)
+    def unsubscribe(self, channel: "AddressTableChannel") -> None:
+        """Stop sending tables to a channel; does nothing for one that is not subscribed."""
+        if channel in self._subscribers:
+            self._subscribers.remove(channel)
 
-    def publish_table(self, place: int, table: int) -> None:
-        """Keep a place's table, and tell the others of it."""
-        old = self._tables.pop(place, -1)
+    def publish_table(self, index: int, table: int) -> None:
+        """Replace a slot's table by this descriptor, and send it to all other slots."""
+        old = self._tables.pop(index, -1)
         if old >= 0:
             os.close(old)
-        self._tables[place] = table
-        for line in self._subscribers:
-            line.send_table(place, table)
+        self._tables[index] = table
+        for channel in self._subscribers:
+            channel.send_table(index, table)
 
     def close(self) -> None:
-        """Close all tables."""
+        """Close the descriptors of all tables."""
         close_descriptors(list(self._tables.values()))
         self._tables.clear()
 
 
 class AddressTableChannel:
-    """One forwarder's line to the fd store, as far as tables go over it."""
+    """The part of a forwarder's fd store channel that carries address tables."""
 
-    def __init__(self, exchange: AddressTableExchange, place: int) -> None:
+    def __init__(self, exchange: AddressTableExchange, index: int) -> None:
         self._exchange = exchange
-        self._index = place
+        self._index = index
         self._published = 0
         self._channel: StoreChannel | None = None
 
     def on_forwarder_started(self, channel: StoreChannel) -> None:
-        """Tell the forwarder, which has started, of the others' tables."""
+        """Send a forwarder that has started the others' tables over its channel."""
         self._channel = channel
         self._exchange.subscribe(self)
 
     def on_channel_closed(self) -> None:
-        """The forwarder's line has ended."""
+        """Forget the channel of a forwarder that has ended."""
         self._exchange.unsubscribe(self)
         self._channel = None
 
-    def send_table(self, place: int, table: int) -> None:
-        """Send a table on, if it is another place's. One that does not listen goes without it."""
-        if self._channel is None or place == self._index:
+    def send_table(self, index: int, table: int) -> None:
+        """Send another slot's table to the forwarder; one that does not read its channel goes without it."""
+        if self._channel is None or index == self._index:
             return
         try:
-            self._channel.send_now(StoreMessage(address_tables=[place]), (table,))
+            self._channel.send_now(StoreMessage(address_tables=[index]), (table,))
         except (OSError, StoreLost) as error:
-            if getattr(error, "errno", 0) != errno.EBADF:  # its line has just ended
+            if getattr(error, "errno", 0) != errno.EBADF:  # its channel has just been closed
                 get_logger().warning(
                     "a forwarder counts max_connections_per_address without another one's clients", reason=str(error)
                 )
 
     def accept_published(self, descriptors: Sequence[int]) -> None:
-        """Pass on the table that the forwarder has published. Raises StoreLost where it is none."""
+        """Publish the one table that the forwarder has sent. Raises StoreLost for what is none."""
         self._published += 1
         if len(descriptors) != 1 or not is_sealed_table(descriptors[0]) or self._published > PUBLISHED_MAX:
             close_descriptors(descriptors)

@@ -1,8 +1,8 @@
-"""What one supervisor leaves to the next: an upgrade is the same process with another program (exec).
+"""Handover of the supervisor's state across an exec: an upgrade is the same process with another program.
 
-Descriptors stay open across an exec, children stay children. All that the next program has to know stands in a piece
-of memory, whose descriptor it is told: numbers of descriptors and processes, what the fd store knows about each relay,
-and the key of sealed principals, which therefore never stands in an argument or a file.
+Descriptors stay open across an exec, children stay children. All else that the next program needs is serialized into a
+memfd, whose descriptor is an argument: numbers of descriptors and processes, the fd store's records of each relay, and
+the key of sealed principals, which therefore never appears in an argument or a file.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Those that mean something to the supervisor; held back while nobody is there to take them."""
+"""Signals that the supervisor handles; blocked during the exec, while no program receives them."""
 
 _STANDARD_DESCRIPTOR_MAX = 2
 _WRITE_BYTES = 1 << 20
@@ -32,7 +32,7 @@ _PROGRAM = (sys.executable, "-P", "-m", "proxy")
 
 
 class SerializedFdStoreSlot(msgspec.Struct, frozen=True):
-    """A shelf of the fd store: its table, and about each relay and pipe what is known and two descriptors."""
+    """A slot of the fd store: its table, and each relay's and pipe's record and two descriptors."""
 
     table: int
     relays: dict[int, tuple[bytes, int, int]]
@@ -41,7 +41,7 @@ class SerializedFdStoreSlot(msgspec.Struct, frozen=True):
 
 
 class SerializedHandover(msgspec.Struct, frozen=True):
-    """What stands in the memory. Add fields with defaults, never change one: programs of two versions share it."""
+    """Content of the memfd. Programs of two versions share it: add fields with defaults, never change one."""
 
     generation: int
     runtime_dir: str
@@ -58,16 +58,16 @@ class SerializedHandover(msgspec.Struct, frozen=True):
 
     @property
     def relay_count(self) -> int:
-        """How many relays go on."""
-        return sum(len(shelf.relays) for shelf in self.fd_store_slots)
+        """Number of relays that continue in the next program."""
+        return sum(len(slot.relays) for slot in self.fd_store_slots)
 
     def descriptors(self) -> list[int]:
-        """Every descriptor that has to stay open."""
+        """Return every descriptor that has to stay open across the exec."""
         single = [self.runtime_lock, self.control, self.connections]
         single += [*self.admin.values(), *self.listeners.values(), *self.services.values()]
-        for shelf in self.fd_store_slots:
-            single.append(shelf.table)
-            single += [end for kept in (*shelf.relays.values(), *shelf.pipes.values()) for end in kept[1:]]
+        for slot in self.fd_store_slots:
+            single.append(slot.table)
+            single += [end for stored in (*slot.relays.values(), *slot.pipes.values()) for end in stored[1:]]
         for worker in self.workers:
             single += [end for end in (worker.channel, worker.liveness, worker.store) if end >= 0]
         return single
@@ -75,7 +75,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class HandoverState:
-    """What a supervisor begins with; of the very first one, nothing but a new key."""
+    """State inherited across exec, as live objects; on a first start only a new seal key."""
 
     generation: int = 1
     runtime_dir: str = ""
@@ -89,16 +89,16 @@ class HandoverState:
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
     drain_requested: bool = False
-    """Whether an operator asked for the end while one program became the other."""
+    """Whether an operator asked for a drain during the exec."""
 
     @classmethod
     def from_memfd(cls, descriptor: int) -> "HandoverState":
-        """Take over what the program before this one left."""
+        """Read what the program before the exec has serialized, and adopt its descriptors and workers."""
         with os.fdopen(descriptor, "rb") as memory:
             memory.seek(0)
             state = msgspec.msgpack.decode(memory.read(), type=SerializedHandover)
         for number in state.descriptors():
-            with contextlib.suppress(OSError):  # of a worker that died across the exec
+            with contextlib.suppress(OSError):  # of a worker that died during the exec
                 os.set_inheritable(number, False)
         workers = {}
         for one in state.workers:
@@ -114,7 +114,7 @@ class HandoverState:
             listeners={bind: adopt_socket(number) for bind, number in state.listeners.items()},
             service_sockets={_parse_slot_key(name): adopt_socket(number) for name, number in state.services.items()},
             connections_fd=state.connections,
-            fd_store_slots=[_deserialize_slot(shelf) for shelf in state.fd_store_slots],
+            fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
             workers=workers,
             drain_requested=state.drain,
         )
@@ -132,7 +132,7 @@ class HandoverState:
         return self.service_sockets.pop((role, index), None)
 
     async def close_unused(self) -> None:
-        """Let go of what the next cluster has no use for."""
+        """Close the sockets and end the workers that the new cluster has not taken."""
         for sock in (*self.admin_listeners.values(), *self.listeners.values(), *self.service_sockets.values()):
             sock.close()
         async with trio.open_nursery() as nursery:
@@ -141,32 +141,32 @@ class HandoverState:
 
 
 async def _end(worker: WorkerProcess) -> None:
-    """Stop a worker and fetch its exit code: until somebody does, it stands before all adopted children that ended."""
+    """Stop a worker and fetch its exit code: until then, it blocks the reaping of adopted children."""
     await worker.stop()
     await worker.wait()
 
 
-def serialize_slot(shelf: FdStoreSlot) -> SerializedFdStoreSlot:
-    """A shelf in numbers."""
+def serialize_slot(slot: FdStoreSlot) -> SerializedFdStoreSlot:
+    """Describe a slot by numbers and records."""
     return SerializedFdStoreSlot(
-        table=shelf.table_fd,
-        relays={number: (kept.record, kept.first, kept.second) for number, kept in shelf.relays.items()},
-        pipes={number: (kept.record, kept.first, kept.second) for number, kept in shelf.pipes.items()},
-        left_behind=shelf.left_behind,
+        table=slot.table_fd,
+        relays={number: (stored.record, stored.first, stored.second) for number, stored in slot.relays.items()},
+        pipes={number: (stored.record, stored.first, stored.second) for number, stored in slot.pipes.items()},
+        left_behind=slot.left_behind,
     )
 
 
 def _deserialize_slot(state: SerializedFdStoreSlot) -> FdStoreSlot:
     return FdStoreSlot(
         state.table,
-        {number: StoredFds(*kept) for number, kept in state.relays.items()},
-        {number: StoredFds(*kept) for number, kept in state.pipes.items()},
+        {number: StoredFds(*stored) for number, stored in state.relays.items()},
+        {number: StoredFds(*stored) for number, stored in state.pipes.items()},
         state.left_behind,
     )
 
 
 def slot_key(role: Role, index: int) -> str:
-    """How a place is written in the state."""
+    """Return the key of a worker slot in SerializedHandover."""
     return f"{role.value}-{index}"
 
 
@@ -176,12 +176,12 @@ def _parse_slot_key(name: str) -> tuple[Role, int]:
 
 
 def check_command_line(config_file: Path) -> list[str]:
-    """How the program that is installed now says whether it can read the configuration."""
+    """Return the command by which the installed program checks whether it can read the configuration."""
     return [*_PROGRAM, "check", "--config", str(config_file)]
 
 
 def _keep_open(numbers: set[int]) -> None:
-    """Let these descriptors survive an exec, and no others but the standard ones: libraries may think otherwise."""
+    """Make these descriptors survive an exec and all others but the standard ones not, whatever libraries have set."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- numbers, not paths
         number = int(name)
         if number > _STANDARD_DESCRIPTOR_MAX:
@@ -190,11 +190,12 @@ def _keep_open(numbers: set[int]) -> None:
 
 
 def exec_next_program(state: SerializedHandover, config_file: Path) -> NoReturn:
-    """Leave everything to whatever is installed now. No return: this program ends in the middle of this call.
+    """Replace this program by the installed one, with the state in a memfd. Does not return.
 
-    Raises OSError where that cannot be executed; then everything is as it was, but that there is no standby any more.
+    Raises OSError where the installed program cannot be executed; then all is as before, except that there is no
+    standby forwarder any more. The option ``--legacy`` is a format between versions: it keeps its name.
     """
-    memory = os.memfd_create("legacy", 0)  # without CLOEXEC
+    memory = os.memfd_create("handover", 0)  # without CLOEXEC
     remaining = memoryview(msgspec.msgpack.encode(state))
     while remaining:
         remaining = remaining[os.write(memory, remaining[:_WRITE_BYTES]) :]

@@ -1,11 +1,11 @@
 """The fd store: copies of each relay's sockets and of the pipes, for a forwarder's successor.
 
-A shelf belongs to one forwarder's place in the cluster. While a forwarder lives, it says over its line what to keep and
-what to drop; when it is gone, whatever it had said is read to the end, and the next one gets all that is kept. Nothing
-here ever looks into a relay: the sockets are only held.
+One FdStoreSlot belongs to one forwarder slot of the cluster. A running forwarder sends over its channel what to store
+and what to drop. After its end, its channel is read to the end, and its successor gets all that is stored. The fd store
+only holds the sockets: it never reads from or writes to them.
 
-A forwarder that is replaced names the relays that cannot move as its last word. Its successor is told of them, and when
-its process has ended: until then it goes on counting in the place's table.
+The last message of a replaced forwarder names the relays that cannot move. Its successor gets their ids, and a message
+once the process has ended: until then the old forwarder goes on counting in the slot's relay table.
 """
 
 import contextlib
@@ -32,57 +32,59 @@ from proxy.runtime.shared.relay_table import RELAYS_MAX, create_table, upgrade_t
 from proxy.supervisor.handover.address_tables import AddressTableChannel
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024
-"""One for each direction, and those in hand."""
+"""One for each direction, and spare ones that a forwarder has open."""
 
 RECORDS_BYTES_MAX = 1024 * RELAYS_MAX
-"""What may be kept of all relays of one forwarder together. Usual records take a few hundred bytes; a forwarder that
-was taken over could otherwise fill the supervisor with its longest ones.
+"""Bound on the records of all relays of one forwarder together. Usual records take a few hundred bytes; a compromised
+forwarder could otherwise fill the supervisor's memory with its longest ones.
 """
 
 RECORD_BYTES_OVERHEAD = 16
-"""What a record costs in a message beside its own bytes, at most."""
+"""Bytes that a record takes in a message beside its own, at most."""
 
 ListenerFds = Callable[[], Sequence[int]]
-"""Says the descriptors of the clients' listeners at the moment when they are sent: a drain closes them, and then their
-numbers may be anybody's.
+"""Returns the descriptors of the clients' listeners at the moment of sending: a drain closes them, and then the kernel
+may give their numbers to other files.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFds:
-    """Two descriptors, and what was said about them: a serialized StoredRelay or StoredPipe."""
+    """Two descriptors and their record: a serialized StoredRelay or StoredPipe."""
 
     record: bytes
     first: int
     second: int
 
     def close(self) -> None:
-        """Close both."""
+        """Close both descriptors."""
         os.close(self.first)
         os.close(self.second)
 
 
 def _log_channel_lost(error: Exception) -> None:
-    get_logger().error("lost a forwarder's line to the fd store; ending it", reason=str(error) or type(error).__name__)
+    get_logger().error(
+        "lost a forwarder's channel to the fd store; ending it", reason=str(error) or type(error).__name__
+    )
 
 
 @dataclass(slots=True)
 class FdStoreSlot:
-    """What is kept for one place."""
+    """Table, sockets and pipes that are stored for one forwarder slot."""
 
     table_fd: int = field(default_factory=create_table)
     relays: dict[int, StoredFds] = field(default_factory=dict)
     pipes: dict[int, StoredFds] = field(default_factory=dict)
     left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
-    """By the process id of the forwarder that has them: ids of relays, and their clients' IP addresses."""
+    """Relays that stay in a replaced forwarder, by its process id: ids and clients' IP addresses."""
     _channel: StoreChannel | None = field(default=None, init=False)
-    """The line of the forwarder that is told of the ends of its predecessors."""
+    """The channel of the running forwarder, which gets a message when a predecessor has ended."""
     _in_use: trio.Lock = field(default_factory=trio.Lock)
     _record_bytes: int = field(default=0, init=False)
     _full_was_logged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._record_bytes = sum(len(kept.record) for kept in self.relays.values())
+        self._record_bytes = sum(len(stored.record) for stored in self.relays.values())
 
     async def serve_forwarder(
         self,
@@ -94,11 +96,11 @@ class FdStoreSlot:
         tables: AddressTableChannel,
         stores_relays: bool = True,
     ) -> bool:
-        """Keep what the forwarder with this process id says until its line has ended; a new one first gets the clients'
-        listeners and what its predecessor left. Whether the line ended in order.
+        """Serve a forwarder until its channel has ended; return True if it ended in order.
 
-        One forwarder at a time: a successor waits here until its predecessor has said its last. ``keeps_relays``:
-        whether sockets and pipes are kept (``relay.crash_safe``).
+        A new forwarder (``is_new``) first gets the clients' listeners and what its predecessor left. One forwarder at a
+        time: a successor waits here until its predecessor's channel was read to the end. ``stores_relays``: whether
+        sockets and pipes are stored (``relay.crash_safe``).
         """
         async with self._in_use:
             self._full_was_logged = False
@@ -120,7 +122,7 @@ class FdStoreSlot:
     async def receive_messages(
         self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, stores_relays: bool = True
     ) -> None:
-        """Do what a forwarder says, until its line has ended and all of it was read."""
+        """Apply a forwarder's messages until its channel has ended and was read to the end."""
         while (received := await channel.receive()) is not None:
             message, descriptors = received
             if message.address_tables:
@@ -131,7 +133,7 @@ class FdStoreSlot:
                 close_descriptors(descriptors)
 
     def apply_message(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
-        """Do what one message of a forwarder says. Raises StoreLost where it says what no forwarder would."""
+        """Apply one message of a forwarder. Raises StoreLost for a message that no sound forwarder sends."""
         for relay_id in message.dropped_relays:
             self._drop_relay(relay_id)
             self._drop_left_behind(relay_id)
@@ -143,20 +145,20 @@ class FdStoreSlot:
             return
         if any(not 0 < relay.id <= RELAYS_MAX for relay in message.relays) or len(self.pipes) > PIPES_MAX:
             close_descriptors(descriptors)
-            raise StoreLost("a forwarder that wants more kept than it can have")
+            raise StoreLost("a forwarder that stores more than it can have")
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
             self._store_relay(relay, *next(ends))
         for pipe in message.pipes:
             self._drop_pipe(pipe.id)
-            # Not the message itself: it may hold fields that nobody knows, as long as a whole packet.
-            about = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
-            self.pipes[pipe.id] = StoredFds(about, *next(ends))
+            # Not the message itself: it may hold unknown fields, as long as a whole packet.
+            record = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
+            self.pipes[pipe.id] = StoredFds(record, *next(ends))
         if message.left_behind:
             self._record_left_behind(message.left_behind, pid)
 
     def _record_left_behind(self, relays: Iterable[RelayLeftBehind], pid: int) -> None:
-        """Note which relays stay in a forwarder that was replaced; each id once, so their number is bounded."""
+        """Record the relays that stay in a replaced forwarder; each id once, which bounds their number."""
         mine = self.left_behind.setdefault(pid, {})
         for relay in relays:
             if not 0 < relay.id <= RELAYS_MAX or len(relay.client_ip) > CLIENT_IP_CHARACTERS_MAX:
@@ -169,12 +171,12 @@ class FdStoreSlot:
             relays.pop(relay_id, None)
 
     def on_process_ended(self, pid: int) -> None:
-        """A forwarder's process has ended: tell its successor that nobody writes to the rows of its relays any more."""
+        """Tell the running forwarder that a predecessor has ended, which no longer writes the rows of its relays."""
         if self.left_behind.pop(pid, None) is None or self._channel is None:
             return
         try:
             self._channel.send_now(StoreMessage(ended_predecessor_pids=[pid]))
-        except (OSError, StoreLost) as error:  # the next forwarder of the place will see that they are nobody's
+        except (OSError, StoreLost) as error:  # the slot's next forwarder will see that no process has them
             get_logger().warning(
                 "a forwarder was not told that its predecessor has ended; it goes on counting the predecessor's "
                 "connections until it is replaced itself",
@@ -183,7 +185,7 @@ class FdStoreSlot:
             )
 
     def _store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
-        """Keep one relay, unless one forwarder would fill the supervisor's memory with such records."""
+        """Store one relay, unless the records of this forwarder would exceed RECORDS_BYTES_MAX."""
         self._drop_relay(relay.id)
         record = relay.SerializeToString()
         too_long = len(record) > RECORD_BYTES_MAX
@@ -203,25 +205,25 @@ class FdStoreSlot:
             )
 
     def _drop_relay(self, relay_id: int) -> None:
-        kept = self.relays.pop(relay_id, None)
-        if kept is not None:
-            self._record_bytes -= len(kept.record)
-            kept.close()
+        stored = self.relays.pop(relay_id, None)
+        if stored is not None:
+            self._record_bytes -= len(stored.record)
+            stored.close()
 
     def _drop_pipe(self, pipe_id: int) -> None:
-        kept = self.pipes.pop(pipe_id, None)
-        if kept is not None:
-            kept.close()
+        stored = self.pipes.pop(pipe_id, None)
+        if stored is not None:
+            stored.close()
 
     async def send_contents(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
-        """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
+        """Send a copy of everything to a new forwarder. Raises StoreLost where that one has ended, too."""
         self.table_fd = upgrade_table(self.table_fd)  # an upgrade may have brought it from an older program
         channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table_fd, *listeners))
         for batch in _batches(self.pipes.values()):
-            pipes = [StoredPipe.FromString(kept.record) for kept in batch]
+            pipes = [StoredPipe.FromString(stored.record) for stored in batch]
             await channel.send(StoreMessage(pipes=pipes), _descriptors(batch))
         for batch in _batches(self.relays.values()):
-            relays = [StoredRelay.FromString(kept.record) for kept in batch]
+            relays = [StoredRelay.FromString(stored.record) for stored in batch]
             await channel.send(StoreMessage(relays=relays), _descriptors(batch))
         for pid, behind in list(self.left_behind.items()):
             entries = [RelayLeftBehind(id=number, client_ip=ip) for number, ip in behind.items()]
@@ -231,28 +233,28 @@ class FdStoreSlot:
         await channel.send(StoreMessage(complete=True))
 
     def close_stored(self) -> None:
-        """Let go of all that is kept; the table stays."""
-        for kept in (*self.relays.values(), *self.pipes.values()):
-            kept.close()
+        """Close all stored sockets and pipes; the table stays."""
+        for stored in (*self.relays.values(), *self.pipes.values()):
+            stored.close()
         self.relays.clear()
         self.pipes.clear()
         self._record_bytes = 0
 
 
 def _descriptors(batch: Iterable[StoredFds]) -> list[int]:
-    return [end for kept in batch for end in (kept.first, kept.second)]
+    return [end for stored in batch for end in (stored.first, stored.second)]
 
 
-def _batches(shelf: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
-    """As many at a time as one message may hold."""
+def _batches(entries: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
+    """Split into batches that fit into one message each."""
     batch: list[StoredFds] = []
     size = 0
-    for kept in shelf:
-        more = len(kept.record) + RECORD_BYTES_OVERHEAD
+    for stored in entries:
+        more = len(stored.record) + RECORD_BYTES_OVERHEAD
         if batch and (2 * len(batch) + 2 > DESCRIPTORS_MAX or size + more > MESSAGE_BYTES_MAX):
             yield batch
             batch, size = [], 0
-        batch.append(kept)
+        batch.append(stored)
         size += more
     if batch:
         yield batch

@@ -1,1 +1,1 @@
-"""What operators and the admin worker can ask the supervisor."""
+"""Interfaces of operators and of the admin worker: control.sock, reports, status."""

@@ -1,8 +1,8 @@
-"""Who asks at control.sock: an operator, or a process that descends from the supervisor, which is none.
+"""Identification of callers at control.sock: descendants of the supervisor are no operators.
 
-All processes of a cluster run as one user, so a worker that was taken over could open control.sock like any operator,
-itself or by way of a process that it starts. It cannot choose its ancestors, though: the supervisor adopts whoever
-loses its parent below it (``become_subreaper``), so the chain of parents of every process that a worker has begun,
+All processes of a cluster run as one user, so a compromised worker could open control.sock like any operator, itself or
+by a process that it starts. It cannot choose its ancestors, though: the supervisor adopts every descendant that loses
+its parent (``become_subreaper``), so the chain of parents of every process that a worker has begun,
 directly or not, leads to the supervisor, for as long as that process lives.
 """
 
@@ -27,14 +27,14 @@ _ATTEMPTS = 3
 
 
 class ProcessStat(NamedTuple):
-    """What /proc says of a process: its parent, and when it began, in ticks of the kernel's clock."""
+    """Fields of /proc/<pid>/stat: the parent, and the start in ticks of the kernel's clock."""
 
     parent: int
     began: int
 
 
 class AncestryUnknown(Exception):
-    """A process whose ancestors cannot be seen. Says which."""
+    """The ancestors of a process cannot be determined. The text names the process."""
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:

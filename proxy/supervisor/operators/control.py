@@ -1,4 +1,4 @@
-"""control.sock: what an operator on this machine may ask of a running cluster."""
+"""The server at control.sock: status, drain, reload and upgrade for operators on this machine."""
 
 import os
 import socket
@@ -18,11 +18,11 @@ from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
 
 class UpgradeRefused(Exception):
-    """The cluster goes on with the program it has. Says why."""
+    """An upgrade was refused, and the running program goes on. The text is the reason."""
 
 
 class ControlServer:
-    """Serves status, drain, reload and upgrade."""
+    """RPC server of control.sock, with a callback for each operation."""
 
     def __init__(
         self,
@@ -77,5 +77,5 @@ class ControlServer:
 
 
 def control_path(runtime_dir: str) -> str:
-    """Where a cluster listens for its operators."""
+    """Return the path of control.sock in a runtime directory."""
     return os.path.join(runtime_dir, CONTROL_SOCKET)  # noqa: PTH118 -- a socket's address is text

@@ -1,1 +1,1 @@
-"""Worker processes as the supervisor sees them: start, configure, wait for, end."""
+"""Worker processes from the supervisor's side: spawning, configuring, waiting, ending."""

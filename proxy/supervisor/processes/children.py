@@ -1,7 +1,7 @@
-"""The supervisor's children: those that it started, and those that it adopts when their parents end.
+"""Reaping of child processes that the supervisor adopts as a subreaper, beside the workers that it started itself.
 
-Its own are waited for by whoever started them. Adopted ones are nobody's: they are reaped here, or their numbers would
-run out. The two must not be mixed up: an exit code can be fetched once.
+The code that spawned a worker waits for it. No code waits for an adopted child: it is reaped here, or the process ids
+would run out. The two kinds must not be mixed up, since the kernel gives out an exit code only once.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from typing import Protocol
 
 import trio
 
-LOOK_INTERVAL_S = 1.0
+REAP_INTERVAL_S = 1.0
 
 
 class AwaitedProcess(Protocol):
-    """A child that somebody waits for."""
+    """A child process that its spawner waits for."""
 
     @property
     def pid(self) -> int:
@@ -24,12 +24,12 @@ class AwaitedProcess(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, once it is known."""
+        """The exit code; None until the spawner has fetched it."""
         ...
 
 
 class ChildReaper:
-    """Which of this process's children are its own."""
+    """Registry of this process's own children, and reaper of all others."""
 
     def __init__(self) -> None:
         self._own: dict[int, AwaitedProcess] = {}
@@ -37,7 +37,7 @@ class ChildReaper:
 
     @contextlib.contextmanager
     def pause_while_spawning(self) -> Iterator[None]:
-        """While it lasts, a child may be there whose number is not known yet, and nobody is reaped."""
+        """Suspend reaping: a child may exist whose process id is not registered yet."""
         self._spawning += 1
         try:
             yield
@@ -45,30 +45,33 @@ class ChildReaper:
             self._spawning -= 1
 
     def register_own(self, process: AwaitedProcess) -> None:
-        """Leave a child's exit code to whoever waits for it."""
+        """Register a child whose spawner fetches the exit code."""
         self._own = {pid: one for pid, one in self._own.items() if one.returncode is None}
         self._own[process.pid] = process
 
     async def reap_adopted(self) -> None:
-        """Reap adopted children that have ended, until cancelled."""
+        """Reap adopted children that have ended, every ``REAP_INTERVAL_S``, until cancelled."""
         while True:
-            await trio.sleep(LOOK_INTERVAL_S)
+            await trio.sleep(REAP_INTERVAL_S)
             self.reap_ended()
 
     def reap_ended(self) -> None:
-        """Reap the adopted children that have ended, as far as none of our own stands before them."""
+        """Reap adopted children that have ended, up to the first own child whose exit code is not fetched yet.
+
+        The kernel reports the ended children in an order of its own and repeats the first until it is reaped.
+        """
         while not self._spawning and (pid := _ended_child()):
             process = self._own.get(pid)
             if process is None:
                 os.waitpid(pid, 0)  # it has ended: this does not wait
             elif process.returncode is None:
-                return  # whoever waits for it comes first
+                return  # its spawner has to fetch the exit code first
             else:
-                del self._own[pid]  # that one is known already: the number is another's now
+                del self._own[pid]  # its exit code was fetched: the process id is another's now
 
 
 def _ended_child() -> int:
-    """A child that has ended, whose exit code is not fetched by this; 0 where there is none."""
+    """Return the process id of a child that has ended, without fetching its exit code; 0 where there is none."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -77,4 +80,4 @@ def _ended_child() -> int:
 
 
 child_reaper = ChildReaper()
-"""This process's. The kernel knows only one set of children for each process, too."""
+"""The reaper of this process; one instance, as the kernel has one set of children for each process."""

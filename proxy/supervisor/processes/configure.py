@@ -1,4 +1,7 @@
-"""A new configuration for workers that run: all of them take it over, or none; the admin worker is not asked."""
+"""Reconfiguration of running workers: all of them take a new configuration over, or none.
+
+The admin worker has no vote.
+"""
 
 from collections.abc import Iterable
 
@@ -7,8 +10,8 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, Method
 from proxy.common.logs import get_logger
-from proxy.config.load import encode_config, without_secrets
 from proxy.config.types import Config
+from proxy.config.worker_config import encode_config, without_secrets
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
@@ -16,32 +19,32 @@ CONFIGURE_TIMEOUT_S = 10.0
 
 
 class ReloadRefused(Exception):
-    """A new configuration was not taken over; the old one is still in force. Says why."""
+    """A new configuration was not taken over, and the old one is still in force. The text is the reason."""
 
 
 def encode_config_for(role: Role, config: Config) -> bytes:
-    """Encode what a worker of a role may know of a configuration."""
+    """Encode the part of a configuration that a worker of a role may know: secrets are for auth workers alone."""
     return encode_config(config if role is Role.AUTH else without_secrets(config))
 
 
 async def configure_all(workers: Iterable[WorkerProcess], old: Config, new: Config) -> None:
-    """Give workers a new configuration, or those that have taken it over the old one again. Raises ReloadRefused."""
+    """Give workers a new configuration; where one refuses, give the others the old one back and raise ReloadRefused."""
     changed: list[WorkerProcess] = []
     for worker in workers:
         try:
             await _configure(worker, new)
         except RpcError as error:
             if not isinstance(error, RpcCallRefused):
-                worker.kill()  # whether it took it is unknown, or will be once it wakes up
+                worker.kill()  # unknown whether it took the configuration, or will once it wakes up
             await _roll_back(changed, old)
             raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error.reason}") from None
         changed.append(worker)
 
 
 async def configure_or_kill(workers: Iterable[WorkerProcess], config: Config) -> None:
-    """Give a new configuration to admin workers, or end them: their successors begin with it.
+    """Give a new configuration to admin workers; kill one that refuses, its successor starts with it.
 
-    They have no say in whether it is taken over, since they read what strangers send.
+    They have no vote on the reload, since they read unauthenticated input.
     """
     for worker in workers:
         try:
@@ -54,9 +57,9 @@ async def configure_or_kill(workers: Iterable[WorkerProcess], config: Config) ->
 
 
 async def configure_replaced(workers: Iterable[WorkerProcess], config: Config) -> None:
-    """Give a new configuration to replaced forwarders, for the relays that they still have; to all of them at once.
+    """Give a new configuration to replaced forwarders, for their remaining relays; to all of them concurrently.
 
-    They have no say in whether it is taken over: one may end at any moment, or be another version's.
+    They have no vote on the reload: one may end at any moment, or run another version of the program.
     """
     async with trio.open_nursery() as nursery:
         for worker in workers:

@@ -1,4 +1,4 @@
-"""One worker process, seen from the supervisor: start it, talk to it, end it."""
+"""One worker process from the supervisor's side: its spawning, its RPC channel, its end."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -30,7 +31,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class ProcessHandle(Protocol):
-    """What is used of trio.Process."""
+    """The part of trio.Process that the supervisor uses."""
 
     @property
     def pid(self) -> int:
@@ -39,20 +40,20 @@ class ProcessHandle(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, once there is one; negative for a signal."""
+        """The exit code; None until it was fetched, negative for a signal."""
         ...
 
     async def wait(self) -> int:
-        """The exit code, once there is one."""
+        """Wait for the process to end and return its exit code."""
         ...
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process with SIGKILL."""
         ...
 
 
 class InheritedProcess:
-    """A child process that an earlier program in this process started: the supervisor before its upgrade by exec."""
+    """A child that the program before the exec of an upgrade has spawned; implements ProcessHandle by a pidfd."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -61,7 +62,7 @@ class InheritedProcess:
         self._wait_lock = trio.Lock()
 
     async def wait(self) -> int:
-        """The exit code, once there is one."""
+        """Wait for the process to end and return its exit code."""
         async with self._wait_lock:
             if self.returncode is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
@@ -71,13 +72,16 @@ class InheritedProcess:
         return self.returncode
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process with SIGKILL."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
 class SerializedWorker(msgspec.Struct, frozen=True):
-    """A worker as the supervisor's next program takes it over: numbers that both know."""
+    """A worker as the next program takes it over: process id and descriptor numbers, which survive an exec.
+
+    Field names are a format between versions: add fields with defaults, never change one.
+    """
 
     role: str
     index: int
@@ -88,36 +92,42 @@ class SerializedWorker(msgspec.Struct, frozen=True):
     store: int = -1
 
 
-class WorkerProcess:
-    """A process and its lines to us: the RPC channel, the pipe whose end tells it that we are gone, a forwarder's line
-    to the fd store, and the line on which an admin worker asks.
+@dataclass(frozen=True, slots=True)
+class WorkerChannels:
+    """The supervisor's ends of one worker's channels.
+
+    ``rpc``: the channel for calls. ``liveness``: a pipe's end; the worker ends when it is closed. ``store``: a
+    forwarder's channel to the fd store. ``admin``: the socket on which an admin worker calls the supervisor.
     """
 
-    def __init__(  # noqa: PLR0917 -- private in all but name
-        self,
-        role: Role,
-        process: ProcessHandle,
-        channel: socket.socket,
-        liveness: int,
-        store: StoreChannel | None = None,
-        uptime_s: float = 0.0,
-        questions: socket.socket | None = None,
-    ) -> None:
+    rpc: socket.socket
+    liveness: int
+    store: StoreChannel | None = None
+    admin: socket.socket | None = None
+
+
+class WorkerProcess:
+    """A worker process and the supervisor's ends of its channels."""
+
+    def __init__(self, role: Role, process: ProcessHandle, channels: WorkerChannels, uptime_s: float = 0.0) -> None:
         self.role = role
         self.pid = process.pid
         self.started_at_s = time.monotonic() - uptime_s
-        self.store_channel = store
-        self.admin_socket = questions
+        self.store_channel = channels.store
+        self.admin_socket = channels.admin
         self.is_inherited = isinstance(process, InheritedProcess)
         self._process = process
-        self._liveness: int | None = liveness
-        self._channel = channel
+        self._liveness: int | None = channels.liveness
+        self._channel = channels.rpc
         self._connected = False
         self._rpc = RpcClient(self._connect_once, max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
 
     @classmethod
     async def spawn(cls, role: Role, *, service: int = -1, connections: int = -1) -> "WorkerProcess":
-        """Start a process by exec, never by fork: its memory holds nothing of ours. It waits for its START."""
+        """Spawn a process, which waits for its START.
+
+        By exec, never by fork alone: a worker's memory must hold nothing of the supervisor's.
+        """
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs_to_close:
 
             def both(ours: socket.socket, theirs: socket.socket) -> tuple[socket.socket, socket.socket]:
@@ -131,43 +141,46 @@ class WorkerProcess:
             ours, theirs = both(*socket.socketpair())
             ours.setblocking(False)
             store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
-            questions, questions_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
+            admin, admin_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
             descriptors = Descriptors(
                 channel=theirs.fileno(),
                 liveness=liveness_theirs,
                 service=service,
                 connections=connections,
                 store=store_theirs.fileno() if store_theirs is not None else -1,
-                questions=questions_theirs.fileno() if questions_theirs is not None else -1,
+                questions=admin_theirs.fileno() if admin_theirs is not None else -1,
             )
             with child_reaper.pause_while_spawning():
                 process = await trio.lowlevel.open_process(
-                    # -P: a folder called "auth" where the operator happens to stand must not become our code.
+                    # -P: a folder called "auth" in the operator's working directory must not be imported.
                     [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
                     stdin=subprocess.DEVNULL,
                     pass_fds=descriptors.inheritable(),
                     env=worker_environment(os.environ),
-                    process_group=0,  # Ctrl-C is for the supervisor alone
+                    process_group=0,  # Ctrl-C must reach the supervisor alone
                 )
                 child_reaper.register_own(process)
             undo.pop_all()
-        if questions is not None:
-            questions.setblocking(False)
-        channel = StoreChannel(store) if store is not None else None
-        return cls(role, process, ours, liveness_ours, channel, questions=questions)
+        if admin is not None:
+            admin.setblocking(False)
+        store_channel = StoreChannel(store) if store is not None else None
+        return cls(role, process, WorkerChannels(ours, liveness_ours, store_channel, admin))
 
     @classmethod
     def from_serialized(cls, serialized: SerializedWorker) -> "WorkerProcess":
-        """The worker of an earlier program in this process. Raises OSError where it has gone."""
+        """Take over a worker of the program before the exec. Raises OSError where its process has gone."""
         channel = adopt_socket(serialized.channel)
         os.set_inheritable(serialized.liveness, False)
         store = StoreChannel(adopt_socket(serialized.store)) if serialized.store >= 0 else None
         role, child = Role(serialized.role), InheritedProcess(serialized.pid)
         child_reaper.register_own(child)
-        return cls(role, child, channel, serialized.liveness, store, serialized.uptime_s)
+        return cls(role, child, WorkerChannels(channel, serialized.liveness, store), serialized.uptime_s)
 
     async def quiesce_and_serialize(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
-        """Let nothing be on its way in the channel; None where that cannot be had: the worker has ended or hangs."""
+        """Wait until no call is in flight, then describe the worker for the next program.
+
+        None where the worker has ended, or hangs for longer than ``timeout_s``.
+        """
         quiet = await self._rpc.quiesce(timeout_s=timeout_s)
         if not quiet or self._liveness is None or self._process.returncode is not None:
             return None
@@ -182,7 +195,7 @@ class WorkerProcess:
         )
 
     def resume_calls(self) -> None:
-        """There is no other program after all."""
+        """Allow calls again after ``quiesce_and_serialize``, since the exec did not take place."""
         self._rpc.resume()
 
     async def _connect_once(self) -> trio.abc.HalfCloseableStream:
@@ -192,7 +205,7 @@ class WorkerProcess:
         return trio.SocketStream(trio.socket.from_stdlib_socket(self._channel))
 
     async def run_channel(self) -> None:
-        """Keep the channel; runs beside everything else."""
+        """Run the RPC channel until it is closed; a task beside all calls."""
         await self._rpc.run()
 
     async def call(
@@ -202,24 +215,24 @@ class WorkerProcess:
         return await self._rpc.call(method, request, response_type, timeout_s=timeout_s)
 
     async def send_command(self, method: int, request: Message, *, timeout_s: float) -> None:
-        """Call the worker for something that has no answer but that it is done. Raises RpcError."""
+        """Call the worker and wait for an empty reply. Raises RpcError."""
         await self.call(method, request, Empty, timeout_s=timeout_s)
 
     async def wait(self) -> int:
-        """The exit code, once there is one; negative for a signal."""
+        """Wait for the process to end and return its exit code; negative for a signal."""
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask the process to end, by closing its liveness pipe; kill it where it does not."""
+        """Close the liveness pipe, which asks the process to end; kill it after ``EXIT_TIMEOUT_S``."""
         self._close_liveness()
         with trio.move_on_after(EXIT_TIMEOUT_S):
             await self._process.wait()
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process, and close its channel where no call ever used it."""
         self._close_liveness()
-        if not self._connected:  # nobody ever talked to it
+        if not self._connected:  # no call ever opened the channel
             self._connected = True
             self._channel.close()
         if self._process.returncode is None:

@@ -1,1 +1,1 @@
-"""What the supervisor does before any worker starts: binds sockets, raises limits."""
+"""Steps before any worker starts: binding sockets, raising limits."""

@@ -1,6 +1,6 @@
-"""Everything that is bound, is bound here, once, before any worker starts; workers inherit it.
+"""Binding of all sockets, once, before any worker starts; workers inherit them.
 
-A worker that dies takes no socket with it: clients and callers queue in the kernel until its successor is there.
+A worker that dies closes no listening socket: clients and callers queue in the kernel until its successor runs.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ PRIVILEGED_PORTS_END = 1024
 
 
 class StartFailed(Exception):
-    """The cluster cannot start; says what is in the way and what to do."""
+    """The cluster cannot start. The text names the obstacle and what to do about it."""
 
 
 def bind_tcp(key: str, bind: str) -> socket.socket:
-    """Bind (not yet listen on) ``address:port``; raises StartFailed, naming the configuration's key."""
+    """Bind, but do not yet listen on, ``address:port``. Raises StartFailed, which names the configuration's key."""
     where = parse_host_port(bind)
     try:
         entry = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -41,7 +41,7 @@ def bind_tcp(key: str, bind: str) -> socket.socket:
 
 
 def _advice(error: OSError, port: int) -> str:
-    """What an operator may do about an address that cannot be had."""
+    """Return what an operator may do about an address that cannot be bound."""
     if error.errno == errno.EADDRINUSE:
         return f"; `ss -ltnp 'sport = :{port}'` says by which process"
     if error.errno == errno.EADDRNOTAVAIL:
@@ -55,9 +55,9 @@ def _advice(error: OSError, port: int) -> str:
 
 
 def runtime_dir_obstacle(path: str) -> str:
-    """Say what keeps a cluster of this user from having its sockets in a folder, without making it; empty: nothing.
+    """Return what keeps this user from having a cluster's sockets in a folder, without making it; "" for nothing.
 
-    Raises StartFailed for what is in the way of every user.
+    Raises StartFailed for an obstacle to every user.
     """
     folder = Path(path)
     try:
@@ -92,13 +92,13 @@ def _owner_obstacle(path: str, state: os.stat_result) -> str:
 
 
 def bound_address(sock: socket.socket) -> str:
-    """Where a socket is bound, as people write it."""
+    """Return the address at which a socket is bound, as ``host:port``."""
     host, port = sock.getsockname()[:2]
     return str(HostPort(host, port))
 
 
 class RuntimeDirectory:
-    """The folder of the Unix sockets: of this user alone, and of one supervisor at a time."""
+    """The folder of the Unix sockets, private to this user and locked by one supervisor at a time."""
 
     def __init__(self, path: str, inherited_lock: int = -1) -> None:
         self.path = Path(path)
@@ -125,12 +125,12 @@ class RuntimeDirectory:
             raise StartFailed(f"cluster.runtime_dir: another cluster is running in {path}") from None
 
     @property
-    def lock(self) -> int:
-        """The descriptor that says whose folder this is, for as long as anybody has it open."""
+    def lock_fd(self) -> int:
+        """Descriptor of the lock file, which is locked for as long as any process has it open."""
         return self._lock.fileno()
 
-    def bind(self, name: str) -> socket.socket:
-        """A listening Unix socket in the folder, in place of whatever an earlier run left there."""
+    def bind_socket(self, name: str) -> socket.socket:
+        """Bind a listening Unix socket in the folder, in place of one that an earlier run has left."""
         path = self.path / name
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -143,7 +143,7 @@ class RuntimeDirectory:
         sock.setblocking(False)
         return sock
 
-    def clear(self) -> None:
+    def remove_sockets(self) -> None:
         """Remove the sockets; the folder and its lock stay."""
         for path in self.path.glob("*.sock"):
             with contextlib.suppress(OSError):

@@ -153,15 +153,15 @@ func runConnects(s settings) {
 	})
 }
 
-// asker is a connection in lookup mode. Each request is for another topic, so that no answer serves two.
-type asker struct {
+// lookupConn is a connection in lookup mode. Each request is for another topic, so that no answer serves two.
+type lookupConn struct {
 	client *client
 	asked  uint64
 	held   int
 	buffer []byte
 }
 
-func (a *asker) ask(count int) {
+func (a *lookupConn) sendLookups(count int) {
 	var batch []byte
 	for ; count > 0; count-- {
 		name := strconv.AppendUint([]byte(topic), uint64(a.client.fd)<<32|a.asked, 10)
@@ -172,7 +172,7 @@ func (a *asker) ask(count int) {
 }
 
 // answers counts those that have come.
-func (a *asker) answers() int {
+func (a *lookupConn) answers() int {
 	n := read(a.client.fd, a.buffer[a.held:])
 	if n == 0 {
 		die("a connection for lookups was cut")
@@ -182,25 +182,25 @@ func (a *asker) answers() int {
 	return count
 }
 
-func newAsker(c *client) *asker {
-	return &asker{client: c, buffer: make([]byte, answersBytes)}
+func newLookupConn(c *client) *lookupConn {
+	return &lookupConn{client: c, buffer: make([]byte, answersBytes)}
 }
 
 // runLookups: connections in lookup mode, each with so many requests under way.
 func runLookups(s settings) {
 	s.target = ""
 	d := newDialer(s)
-	askers := map[int32]*asker{}
+	lookupConns := map[int32]*lookupConn{}
 	for _, c := range d.openAll(s.connections) {
-		askers[int32(c.fd)] = newAsker(c)
+		lookupConns[int32(c.fd)] = newLookupConn(c)
 	}
 	measure(s, func(deadline int64, r *result) {
-		for _, a := range askers {
-			a.ask(s.underWay)
+		for _, a := range lookupConns {
+			a.sendLookups(s.underWay)
 		}
-		for waiting := len(askers) * s.underWay; waiting > 0; {
+		for waiting := len(lookupConns) * s.underWay; waiting > 0; {
 			for _, event := range d.poller.waitOrDie() {
-				a := askers[event.Fd]
+				a := lookupConns[event.Fd]
 				for {
 					answers := a.answers()
 					if answers == 0 {
@@ -208,7 +208,7 @@ func runLookups(s settings) {
 					}
 					r.Operations += int64(answers)
 					if monotonic() < deadline {
-						a.ask(answers)
+						a.sendLookups(answers)
 					} else {
 						waiting -= answers
 					}
@@ -222,7 +222,7 @@ func runLookups(s settings) {
 func runFresh(s settings) {
 	s.target = ""
 	d := newDialer(s)
-	askers := map[int32]*asker{}
+	lookupConns := map[int32]*lookupConn{}
 	measure(s, func(deadline int64, r *result) {
 		for i := 0; i < s.connections; i++ {
 			d.open()
@@ -235,22 +235,22 @@ func runFresh(s settings) {
 				}
 				if c.state != stateReady {
 					if d.advance(c, event.Events) {
-						askers[event.Fd] = newAsker(c)
-						askers[event.Fd].ask(1)
+						lookupConns[event.Fd] = newLookupConn(c)
+						lookupConns[event.Fd].sendLookups(1)
 					}
 					continue
 				}
-				a := askers[event.Fd]
+				a := lookupConns[event.Fd]
 				answers := a.answers()
 				r.Operations += int64(answers)
 				if answers == 0 {
 					continue
 				}
 				if a.asked < freshLookups {
-					a.ask(1)
+					a.sendLookups(1)
 					continue
 				}
-				delete(askers, event.Fd)
+				delete(lookupConns, event.Fd)
 				d.close(c)
 				if monotonic() < deadline {
 					d.open()

@@ -233,9 +233,10 @@ class LookupBroker:
         while data := connection.recv(1 << 16):
             decoder.receive_data(data)
             while (received := decoder.next_frame()) is not None:
-                self._reply(connection, Command.FromString(received.command))
+                self.reply_to(connection, Command.FromString(received.command))
 
-    def _reply(self, connection: socket.socket, command: Any) -> None:
+    def reply_to(self, connection: socket.socket, command: Any) -> None:
+        """Answer one command."""
         if command.type == BaseCommand.PING:
             connection.sendall(frame(BaseCommand.PONG, pong={}))
         elif command.type == BaseCommand.CONNECT:

@@ -22,9 +22,20 @@ COMMAND = Path(sys.executable).with_name("pulsar-proxy-analytics")
 JOB_TIMEOUT_S = 400
 TOKEN = "a-token-of-the-tests-own"
 
-SHORT_JOBS = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""They end before the JVM's better compiler has earned what it costs."""
-_ENVIRONMENT = os.environ | SHORT_JOBS
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Short jobs end before the JVM's better compiler has earned what it costs."""
+SHORT_JOBS = {"JDK_JAVA_OPTIONS": QUICK_START}
+FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+"""To compile a query costs more than to run it, and so do many tasks. (test_docs_commands runs jobs as they come.)"""
+_ENVIRONMENT = os.environ | {
+    "JDK_JAVA_OPTIONS": " ".join([QUICK_START, *(f"-D{name}={value}" for name, value in FEW_ROWS.items())])
+}
 # Several jobs share a Spark session where the test is not about their ends: a session costs seconds.
 _TOGETHER = """\
 import json, sys

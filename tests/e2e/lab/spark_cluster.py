@@ -21,7 +21,7 @@ from local.process import OwnedProcess
 
 import analytics.cli
 
-from .pipeline import SHORT_JOBS
+from .pipeline import FEW_ROWS, SHORT_JOBS
 from .waiting import eventually
 
 _HOME = Path(pyspark.__file__).parent
@@ -39,12 +39,7 @@ PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{packages}" exec {python} -S "$@"
 """
 _SETTINGS = {
     "spark.ui.enabled": "false",
-    # Few rows: compiling a query costs more than running it does, and so do many tasks.
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    **FEW_ROWS,
     "spark.eventLog.enabled": "true",
     "spark.eventLog.rolling.enabled": "false",
     "spark.eventLog.compress": "false",

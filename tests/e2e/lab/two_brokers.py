@@ -22,8 +22,6 @@ ZOOKEEPER_READY_S = 60.0
 SESSION_TIMEOUT_MS = 3000
 """So long after a broker's death its topics still count as its own."""
 
-_QUICK_START = "-XX:TieredStopAtLevel=1"
-
 
 class PairedBroker(Standalone):
     """One of the two; ``has_bookie``: it keeps the messages of both."""
@@ -38,7 +36,7 @@ class PairedBroker(Standalone):
             "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
             "defaultNumberOfNamespaceBundles": "16",
         }
-        super().__init__(home, data, conf=conf, jvm_options=[_QUICK_START])
+        super().__init__(home, data, conf=conf)
         self._metadata_url = metadata_url
         self._has_bookie = has_bookie
 
@@ -117,7 +115,7 @@ class TwoBrokers:
             "PULSAR_ZK_CONF": str(conf),
             "PULSAR_MEM": "-Xms32m -Xmx96m",
             "PULSAR_LOG_DIR": str(self._data / "logs"),
-            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self._data} {_QUICK_START}",
+            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self._data}",
         }
         command = [str(self._home / "bin" / "pulsar"), "zookeeper"]
         self._zookeeper = OwnedProcess(command, log=self._data / "zookeeper.log", env=environment)

@@ -18,7 +18,7 @@ from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.brokers.configured import configured_brokers, exact_address
-from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import Target, TargetDenied, TargetRules, host_pattern_for
 from proto.addresses import HostPort
@@ -43,7 +43,9 @@ class Worker:
 
         metrics = BrokerMetrics(CollectorRegistry())
         earlier = None if before is None else before.brokers
-        self.brokers = BrokerDirectory(config, Dialer(config.brokers), resolver(own=True), metrics, earlier)
+        self.brokers = BrokerDirectory(
+            config, Dialer(config.brokers), resolver(own=True), metrics, DirectoryOptions(earlier)
+        )
         nursery.start_soon(self.brokers.discovery.run)
         self.rules = TargetRules(config.brokers, resolver(own=False), self.brokers)
 

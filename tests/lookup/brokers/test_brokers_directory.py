@@ -14,7 +14,7 @@ from fake_dns import Names
 from lookup_fakes import FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import Endpoint
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort
@@ -41,7 +41,7 @@ class Ring:
         dialer = Dialer(config.brokers)
         known = before.brokers if before else None
         self.brokers: BrokerDirectory = BrokerDirectory(
-            config, dialer, resolver, self.metrics, known, rng=random.Random(6)
+            config, dialer, resolver, self.metrics, DirectoryOptions(known, rng=random.Random(6))
         )
 
     def run(self) -> None:
@@ -288,9 +288,9 @@ async def test_looks(network: Network, nursery: trio.Nursery, autojump_clock: tr
         assert set(ring.firsts()) == {"10.0.0.1", "10.0.0.2"}
     assert [(entry["event"], entry["broker"]) for entry in sorted(logs, key=lambda entry: entry["broker"])] == [
         ("a broker is not reachable", "10.0.0.1:6650"),
-        ("a broker is set aside", "10.0.0.1:6650"),
+        ("a broker is ejected", "10.0.0.1:6650"),
         ("a broker is reachable", "10.0.0.1:6650"),
-        ("a broker is no longer set aside", "10.0.0.1:6650"),
+        ("a broker is no longer ejected", "10.0.0.1:6650"),
         ("a broker is reachable", "10.0.0.2:6650"),
     ], "one entry a change, not one a look"
 

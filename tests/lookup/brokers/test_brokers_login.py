@@ -23,7 +23,7 @@ from lookup.brokers.credential_checks import (
     REMEMBERED_S,
     RETRY_INTERVAL_S,
 )
-from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint
 from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginResult, log_in
 from lookup.connections.pool import BrokerPool
@@ -158,14 +158,12 @@ class Ring:
         self.dialer = Dialer(self.config.brokers)
         self.link_factory = BrokerLinkFactory(self.dialer, 1 << 20, "proxy")
         self.brokers = self.make(None)
-        self.pool = BrokerPool(
-            self.config, self.dialer, self.auth, nursery, credential_checks=self.brokers.credential_checks
-        )
+        self.pool = BrokerPool(self.config, self.dialer, self.auth, nursery, self.brokers.credential_checks)
 
     def make(self, before: BrokerDirectory | None, *, asks: bool = True) -> BrokerDirectory:
         resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         log_in_at = self.log_in if asks else None
-        return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, before, log_in=log_in_at)
+        return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, DirectoryOptions(before, log_in_at))
 
     async def log_in(self, broker: Endpoint) -> LoginResult:
         credentials = credentials_for(self.auth, broker.host, configured=True)

@@ -17,6 +17,7 @@ from lookup.connections.broker_connection import (
     SMALL_ANSWER_BYTES_MAX,
     BrokerConnection,
     BrokerConnectionLost,
+    ConnectionSettings,
 )
 from proto import commands
 from proto.broker_handshake import Connected
@@ -29,8 +30,8 @@ from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.rpc.errors import RpcError
 
 KEEP_ALIVE_S = 30.0
-PATIENCE_S = 2.5
-LOOK_S = PATIENCE_S / CHECKS_PER_SILENCE
+SILENCE_S = 2.5
+LOOK_S = SILENCE_S / CHECKS_PER_SILENCE
 
 
 @dataclass
@@ -97,12 +98,14 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         connection = BrokerConnection(
             host_port("broker"),
             link,
-            max_frame_bytes=65536,
-            keep_alive_s=KEEP_ALIVE_S,
-            silence_s=PATIENCE_S,
-            renew_at=float("inf"),
-            answer_challenge=answer_challenge,
-            answer_templates=AnswerTemplates(),
+            ConnectionSettings(
+                max_frame_bytes=65536,
+                keep_alive_s=KEEP_ALIVE_S,
+                silence_s=SILENCE_S,
+                renew_at=float("inf"),
+                answer_challenge=answer_challenge,
+            ),
+            AnswerTemplates(),
         )
         line = Line(connection, BrokerEnd(theirs), turn, nursery=nursery)
         nursery.start_soon(line.run)
@@ -267,11 +270,11 @@ async def test_a_frozen_broker_is_given_up_after_half_of_a_lookups_time(
     line.ask("a")
     assert (await line.request()).type == BaseCommand.LOOKUP
     assert (await line.request()).type == BaseCommand.PING
-    assert PATIENCE_S <= trio.current_time() - started <= PATIENCE_S + LOOK_S
+    assert SILENCE_S <= trio.current_time() - started <= SILENCE_S + LOOK_S
     await trio.sleep(1)
     line.ask("b")  # does not lengthen it
     await line.ended.wait()
-    assert 2 * PATIENCE_S <= trio.current_time() - started <= 2 * PATIENCE_S + LOOK_S
+    assert 2 * SILENCE_S <= trio.current_time() - started <= 2 * SILENCE_S + LOOK_S
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost] * 2
     assert line.connection.loss is None, "which says nothing of the requests"

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from lookup_fakes import CONNECT, FAILED, asked, connected, host_port, lookup, lookup_response
 
-from lookup.connections.broker_connection import BrokerConnection
+from lookup.connections.broker_connection import BrokerConnection, ConnectionSettings
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
@@ -52,12 +52,8 @@ class Line:
         self.connection = BrokerConnection(
             host_port("broker"),
             link,
-            max_frame_bytes=65536,
-            keep_alive_s=30.0,
-            silence_s=2.5,
-            renew_at=float("inf"),
-            answer_challenge=None,
-            answer_templates=shapes,
+            ConnectionSettings(65536, keep_alive_s=30.0, silence_s=2.5, renew_at=float("inf"), answer_challenge=None),
+            shapes,
         )
         self._decoder = FrameDecoder(max_frame_bytes=65536)
         nursery.start_soon(self.connection.run)

@@ -18,7 +18,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Endpoint]:
         found.append(broker)
         return Finding(good=True, text="answers")
 
-    monkeypatch.setattr(connect._Trial, "findings", findings)
+    monkeypatch.setattr(connect._BrokerCheck, "findings", findings)
     return found
 
 

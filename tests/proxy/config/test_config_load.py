@@ -4,54 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from config_files import Files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.config import load
-from proxy.config.cgroups import ContainerLimits
+from proxy.common.errors import ConfigError
 from proxy.config.checks import validate_config
-from proxy.config.load import (
-    ConfigError,
-    changes_that_need_a_restart,
-    changes_that_need_an_upgrade,
-    changes_that_need_new_processes,
-    decode_config,
-    encode_config,
-    forwarder_count,
-    load_config,
-    new_binds,
-    without_secrets,
-    worker_environment,
-)
+from proxy.config.load import load_config, worker_environment
 from proxy.config.types import Config
-
-
-class Files:
-    """A configuration file, and what it leads to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "proxy.toml"
-
-    def load(self, text: str = "", **environment: str) -> Config:
-        self.path.write_text(text, encoding="utf-8")
-        return load_config(self.path, {f"PULSAR_TRIO_PROXY__{key}": value for key, value in environment.items()})
-
-    def error(self, text: str = "", **environment: str) -> str:
-        with pytest.raises(ConfigError) as caught:
-            self.load(text, **environment)
-        return str(caught.value)
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
-
 
 # ---- the file
 
@@ -370,93 +335,9 @@ def test_any_variable_gives_a_configuration_or_an_error(name: list[str], value: 
 # ---- the rest
 
 
-def test_it_travels_to_workers_whole(files: Files, tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k")
-    config = files.load(
-        f"[brokers.credentials]\nmethod='token'\nfile='{tmp_path}/key'\n[limits]\nmax_connections = 5",
-        BROKERS__ALLOWED_PORTS="[7]",
-    )
-    assert decode_config(encode_config(config)) == config
-    assert decode_config(encode_config(Config())) == Config()
-
-
 def test_checked_returns_what_it_was_given() -> None:
     config = Config()
     assert validate_config(config) is config
-
-
-@pytest.mark.parametrize(
-    ("text", "changed"),
-    [
-        ("", []),
-        ("[brokers]\nservice_url = 'pulsar://other'\n[limits]\nmax_connections = 5", []),
-        ("[authentication]\nfailure_delay_ms = 5", []),
-        ("[cluster]\nforwarders = 7\nname = 'x'\nlookup_workers = 3\nauth_workers = 3", []),
-        ("[cluster]\nruntime_dir = '/x'", ["cluster.runtime_dir"]),
-        ("[[listener]]\nbind = '0.0.0.0:7'", []),
-        ("[[listener]]\nbind = '127.0.0.1:6650'", ["listener[0].bind"]),
-        ("[[listener]]\nbind = '0.0.0.0:6650'\n[listener.tls]\ncertificate = 'FILE'\nkey = 'FILE'", []),
-        ("[admin]\nbind = '0.0.0.0:7'", []),
-        ("[admin]\nbind = '0.0.0.0:8080'", ["admin.bind"]),
-        ("[relay]\ncrash_safe = false", ["relay.crash_safe"]),
-        ("[relay]\nhalf_close_timeout_ms = 5\nkeep_alive_probes = 3", []),
-        ("[log]\nlevel = 'debug'\n[limits]\nmax_command_bytes = 2048\nmax_broker_frame_bytes = 2048", []),
-        ("[cluster]\nruntime_dir = 'x'\n[relay]\ncrash_safe = false", ["cluster.runtime_dir", "relay.crash_safe"]),
-    ],
-)
-def test_changes_that_need_a_restart(files: Files, text: str, changed: list[str]) -> None:
-    text = text.replace("FILE", __file__)
-    assert changes_that_need_a_restart(Config(), files.load(text)) == changed
-    assert changes_that_need_a_restart(files.load(text), files.load(text)) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "changed"),
-    [
-        ("", []),
-        ("[brokers]\nservice_url = 'pulsar://other'\n[log]\nlevel = 'debug'", []),
-        ("[cluster]\nforwarders = 7\nname = 'x'", ["cluster.name", "cluster.forwarders"]),
-        ("[cluster]\nlookup_workers = 3\nauth_workers = 3", ["cluster.lookup_workers", "cluster.auth_workers"]),
-        ("[cluster]\nruntime_dir = '/x'\n[relay]\ncrash_safe = false", []),
-        ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
-        ("[[listener]]\n[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
-        ("[[listener]]\nbind = '127.0.0.1:6650'", []),
-        ("[[listener]]\nbind = '0.0.0.0:6650'\n[listener.tls]\ncertificate = 'FILE'\nkey = 'FILE'", ["listener"]),
-        ("[admin]\nbind = '0.0.0.0:7'", ["admin.bind"]),
-        ("[admin]\nbind = '0.0.0.0:8080'", []),
-    ],
-)
-def test_changes_that_need_an_upgrade(files: Files, text: str, changed: list[str]) -> None:
-    text = text.replace("FILE", __file__)
-    assert changes_that_need_an_upgrade(Config(), files.load(text)) == changed
-    assert changes_that_need_an_upgrade(files.load(text), files.load(text)) == []
-
-
-def test_fewer_forwarders_need_a_restart(files: Files) -> None:
-    """Somebody has to go on with the relays of the others."""
-    four, three = files.load("[cluster]\nforwarders = 4"), files.load("[cluster]\nforwarders = 3")
-    assert changes_that_need_a_restart(four, three) == ["cluster.forwarders (fewer)"]
-    assert changes_that_need_an_upgrade(four, three) == []
-    assert changes_that_need_an_upgrade(three, four) == ["cluster.forwarders"]
-    assert changes_that_need_a_restart(three, four) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "changed"),
-    [
-        ("", []),
-        ("[brokers]\nservice_url = 'pulsar://other'\n[limits]\nmax_connections = 5", []),
-        ("[log]\nlevel = 'debug'", ["log"]),
-        # The RPC between the workers is laid out for these two.
-        ("[limits]\nmax_command_bytes = 2048", ["limits.max_command_bytes"]),
-        ("[limits]\nmax_broker_frame_bytes = 2048", ["limits.max_broker_frame_bytes"]),
-        ("[limits]\nmax_command_bytes = 2048\n[log]\nlevel = 'debug'", ["limits.max_command_bytes", "log"]),
-        ("[cluster]\nforwarders = 7\n[relay]\ncrash_safe = false", []),
-    ],
-)
-def test_changes_that_need_new_processes(files: Files, text: str, changed: list[str]) -> None:
-    assert changes_that_need_new_processes(Config(), files.load(text)) == changed
-    assert changes_that_need_new_processes(files.load(text), files.load(text)) == []
 
 
 @pytest.mark.parametrize(
@@ -480,19 +361,6 @@ def test_relays_have_what_the_kernel_takes(files: Files, key: str, value: int, a
         assert files.error(text).startswith(f"relay.{key}: ")
 
 
-def test_forwarders(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 5})
-    assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
-    monkeypatch.setattr(load, "container_limits", ContainerLimits)
-    assert forwarder_count(Config()) == 3
-    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(cpus=Fraction(3, 2)))
-    assert forwarder_count(Config()) == 2
-    assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(1000)))
-    monkeypatch.setattr(load, "container_limits", ContainerLimits)
-    assert forwarder_count(Config()) == 256
-
-
 def test_types_are_frozen_and_forbid_what_they_do_not_know() -> None:
     config = Config()
     with pytest.raises(AttributeError):
@@ -501,58 +369,6 @@ def test_types_are_frozen_and_forbid_what_they_do_not_know() -> None:
         msgspec.convert({"log": {"x": 1}}, Config)
 
 
-# ---- what workers are told
-
-
-def test_who_judges_nobody_is_told_no_secret() -> None:
-    """Security: forwarders and lookup workers face strangers; keys and the names of their files are auth workers'."""
-    config = msgspec.convert(
-        {
-            "brokers": {
-                "credentials": {"method": "token", "token": "hush", "file": "hush", "principal": "hush"},
-                "forward_authorization_credentials": True,
-            },
-            "authentication": {
-                "enabled": True,
-                "failure_delay_ms": 7,
-                "anonymous_role": "hush",
-                "proxy_roles": ["proxy-a"],
-                "token": {"secret_key": "hush"},
-                "tls": {},
-                "basic": {"file": "hush"},
-                "scram": {"file": "hush"},
-                "sasl": {"principal": "hush", "keytab": "hush"},
-                "oidc": {"allowed_issuers": ["hush"], "allowed_audiences": ["hush"]},
-                "plugins": {"hush": {"password": "hush"}},
-            },
-            "limits": {"max_connections": 17},
-        },
-        Config,
-    )
-    told = without_secrets(config)
-    assert b"hush" not in encode_config(told)
-    assert decode_config(encode_config(told)) == told
-    assert (told.authentication.enabled, told.authentication.failure_delay_ms) == (True, 7)
-    assert told.authentication.proxy_roles == ("proxy-a",)
-    assert told.brokers.credentials is not None, "whether there are any is what they go by"
-    assert told.brokers.forward_authorization_credentials
-    assert told.limits == config.limits
-
-
-def test_without_secrets_nothing_else_is_missing() -> None:
-    assert without_secrets(Config()) == Config()
-
-
 def test_the_environment_of_a_worker_has_no_configuration() -> None:
     environment = {"PATH": "/bin", "PULSAR_TRIO_PROXY__BROKERS__CREDENTIALS__TOKEN": "hush", "PULSAR_TRIO": "x"}
     assert worker_environment(environment) == {"PATH": "/bin", "PULSAR_TRIO": "x"}
-
-
-def test_binds_that_are_new() -> None:
-    def config(admin: str, *binds: str) -> Config:
-        return msgspec.convert({"admin": {"bind": admin}, "listener": [{"bind": bind} for bind in binds]}, Config)
-
-    old = config("h:1", "h:2", "h:3")
-    assert new_binds(old, old) == []
-    assert new_binds(old, config("h:1", "h:3")) == []
-    assert new_binds(old, config("h:9", "h:3", "h:4")) == [("listener[1].bind", "h:4"), ("admin.bind", "h:9")]

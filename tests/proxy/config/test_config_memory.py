@@ -9,13 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from config_files import Files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.common.errors import ConfigError
+from proxy.config import memory
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.load import load_plan
-from proxy.config.memory import CONNECTIONS_MIN, UNAUTHENTICATED_MIN, MemoryPlan, fit_to_container
+from proxy.config.memory import CONNECTIONS_MIN, UNAUTHENTICATED_MIN, MemoryPlan, fit_to_container, forwarder_count
 from proxy.config.types import MIB, Config
 
 KEYS = ("max_connections", "max_topic_lists_bytes", "max_lookup_bytes", "max_unauthenticated_connections")
@@ -167,3 +169,16 @@ def test_which_keys_were_set_is_known_from_file_and_environment(tmp_path: Path) 
     file.write_text("")
     limits = load_plan(file, {}, ContainerLimits(memory_bytes=512 * MIB)).config.limits
     assert limits.max_connections < 10_000
+
+
+def test_forwarders(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 5})
+    assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
+    monkeypatch.setattr(memory, "container_limits", ContainerLimits)
+    assert forwarder_count(Config()) == 3
+    monkeypatch.setattr(memory, "container_limits", lambda: ContainerLimits(cpus=Fraction(3, 2)))
+    assert forwarder_count(Config()) == 2
+    assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(1000)))
+    monkeypatch.setattr(memory, "container_limits", ContainerLimits)
+    assert forwarder_count(Config()) == 256

@@ -10,9 +10,10 @@ import pytest
 from relay_fakes import (
     Forwarder,
     Place,
-    WatchedKeeper,
+    WatchedFdStoreClient,
 )
 
+from proxy.forwarder.relay import closer
 from proxy.forwarder.relay import manager as relays_module
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -78,7 +79,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
             super().__init__(descriptor)
             self.cells = FusedCells(self.cells, fuse)  # type: ignore[assignment]
 
-    splice, shut_down, drop_relay = os.splice, relays_module.shut_down, WatchedKeeper.drop_relay
+    splice, shut_down, drop_relay = os.splice, closer.shut_down, WatchedFdStoreClient.drop_relay
 
     def fused_splice(*arguments: Any, **named: Any) -> int:
         fuse.step()
@@ -91,16 +92,16 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
         shut_down(descriptor, how)
         fuse.step()
 
-    def fused_drop_relay(keeper: WatchedKeeper, relay_id: int) -> None:
+    def fused_drop_relay(fd_store: WatchedFdStoreClient, relay_id: int) -> None:
         fuse.step()
-        drop_relay(keeper, relay_id)
+        drop_relay(fd_store, relay_id)
         fuse.step()
 
     monkeypatch.setattr(relays_module, "RelayTable", FusedTable)
-    monkeypatch.setattr(relays_module, "shut_down", fused_shut_down)
+    monkeypatch.setattr(closer, "shut_down", fused_shut_down)
     monkeypatch.setattr("proxy.forwarder.relay.engine.shut_down", fused_shut_down)
     monkeypatch.setattr("proxy.forwarder.relay.splice_pump.shut_down", fused_shut_down)
     monkeypatch.setattr(os, "splice", fused_splice)
-    monkeypatch.setattr(WatchedKeeper, "drop_relay", fused_drop_relay)
+    monkeypatch.setattr(WatchedFdStoreClient, "drop_relay", fused_drop_relay)
     yield fuse
     fuse.disarm()

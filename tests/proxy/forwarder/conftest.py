@@ -11,7 +11,7 @@ from lifetime_fakes import life  # noqa: F401 -- a fixture
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
-from proxy.forwarder.relay import manager as relays
+from proxy.forwarder.relay import manager, spliced_start
 from proxy.forwarder.relay import sockets as relay_sockets
 
 
@@ -24,7 +24,8 @@ def streams_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(stream, trio.SocketStream):
             tune(stream, config)
 
-    monkeypatch.setattr(relays, "tune_for_relay", tune_sockets)
+    for module in (manager, spliced_start):
+        monkeypatch.setattr(module, "tune_for_relay", tune_sockets)
 
 
 @pytest.fixture

@@ -30,9 +30,16 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.workers.authentication import AuthenticationExchange, ClientEndpoint, ClientIdentity
+from proxy.forwarder.session.services import SessionServices
+from proxy.forwarder.workers.authentication import (
+    AuthenticationExchange,
+    ClientEndpoint,
+    ClientIdentity,
+    ExchangeSettings,
+)
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
@@ -45,6 +52,9 @@ CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"
 
 SECRET = b"s3cret-t0ken"
+AUTHENTICATED = {"enabled": True, "failure_delay_ms": 200}
+"""The table `authentication` of a cluster that authenticates its clients."""
+
 ALICE = Principal(type="User", name="alice", method="token")
 
 
@@ -177,7 +187,7 @@ class FakeAuthentication:
         return next(self._ids)
 
     def send_notification(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
-        """In place of RpcClient.tell."""
+        """In place of RpcClient.send_notification."""
         assert (method, request.over) == (Method.AUTHENTICATE, True)
         self.given_up.append(request.authentication_id)
 
@@ -251,9 +261,9 @@ class SentEnvelope:
 
 
 class FakeWorkerClients:
-    """proxy.forwarder.workers.clients.Backends without workers.
+    """proxy.forwarder.workers.clients.WorkerClients without workers.
 
-    ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
+    ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``fast_path``:
     whether an Envelope can go out at once.
     """
 
@@ -262,7 +272,7 @@ class FakeWorkerClients:
         self.nursery = nursery
         self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
-        self.short_way = True
+        self.fast_path = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
@@ -294,9 +304,11 @@ class FakeWorkerClients:
             self.authentication,  # type: ignore[arg-type]
             client,
             connect,
-            timeout_s=seconds(self.config.limits.handshake_timeout_ms),
-            forwards_credentials=self.config.brokers.forward_authorization_credentials,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(
+                timeout_s=seconds(self.config.limits.handshake_timeout_ms),
+                forwards_credentials=self.config.brokers.forward_authorization_credentials,
+                one_round_methods=frozenset({"token"}),
+            ),
         )
 
     async def broker_profile(self) -> CommandConnected | None:
@@ -313,9 +325,9 @@ class FakeWorkerClients:
     answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
 
     def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
-        if self.short_way:
+        if self.fast_path:
             self._send(SentEnvelope(envelope, on_reply, deadline))
-        return self.short_way
+        return self.fast_path
 
     @asynccontextmanager
     async def forward_envelope(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
@@ -372,6 +384,7 @@ class Play:
         nursery: trio.Nursery,
         *,
         lockstep: bool = False,
+        pre_auth: PreAuthConnection | None = None,
         streams: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream] | None = None,
         **tables: dict[str, Any],
     ) -> None:
@@ -394,13 +407,9 @@ class Play:
         self.session = ClientSession(
             ours,
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
-            self.workers,
-            self.relays,
-            self.metrics,
-            handshakes=self.handshakes,  # type: ignore[arg-type]
-            nursery=nursery,
-            deadlines=deadlines,
-            on_end=lambda _session: self.ended.set(),
+            SessionServices(self.workers, self.relays, self.metrics, self.handshakes, nursery, deadlines),  # type: ignore[arg-type]
+            lambda _session: self.ended.set(),
+            pre_auth,
         )
         self.session.start_session()
 

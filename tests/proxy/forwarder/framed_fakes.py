@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import trio
+from pulsar_bytes import varint
 
 from proto import commands
 from proto.commands import parse_command
@@ -44,17 +45,9 @@ def send_frame(payload: bytes = b"", sequence: int = 1, messages: int = 1) -> by
     """A SEND with a payload."""
     command = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": sequence}).SerializeToString()
     if messages != 1:
-        inner = BaseCommand.FromString(command).send.SerializeToString() + b"\x18" + _varint(messages)
-        command = b"\x08\x06\x32" + _varint(len(inner)) + inner
+        inner = BaseCommand.FromString(command).send.SerializeToString() + b"\x18" + varint(messages)
+        command = b"\x08\x06\x32" + varint(len(inner)) + inner
     return encode_frame(command, payload)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def message_frame(payload: bytes = b"") -> bytes:
@@ -92,6 +85,9 @@ class Judges:
 
 BROKER_ASKS = commands.auth_challenge("broker", 21, "token", commands.AUTH_REFRESH)
 """What a broker says that wants fresh credentials of the proxy's."""
+
+SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
+"""The broker's challenge of a further round."""
 
 BROKER_HOST = "b0"
 

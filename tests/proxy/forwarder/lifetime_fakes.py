@@ -16,6 +16,7 @@ from forwarder_fakes import (
     lookup,
 )
 
+from proto import commands
 from proto.commands import AUTH_REFRESH
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal
@@ -133,6 +134,28 @@ class Life(Play):
 
 
 Begin = Callable[..., Life]
+
+
+class Held:
+    """A session that expires while its client's answer is judged; a lookup came in the meantime."""
+
+    def __init__(self, begin: Begin, *verdicts: Any, **tables: Any) -> None:
+        self.verdict = trio.Event()
+        first, *others = verdicts
+        self.it = begin(100, gated(self.verdict, first), *others, **tables)
+
+    async def hold(self) -> Life:
+        it = await self.it.enter()
+        await it.must_be_asked()
+        await it.at(99)
+        await it.client.say(answer_again())
+        await it.at(101)
+        await it.client.say(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
+        await it.client.must_hear(BaseCommand.PONG)
+        await it.at(102)
+        assert it.workers.forwarded == []
+        self.verdict.set()
+        return it
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     RelaySession,
@@ -31,6 +31,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
 )
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials
@@ -101,7 +102,7 @@ async def open_lane(*, buffer_bytes: int = 0) -> AsyncIterator[Lane]:
         await lane.close()
 
 
-async def read(stream: trio.SocketStream, size: int) -> bytes:
+async def read(stream: trio.abc.ReceiveStream, size: int) -> bytes:
     """So many bytes."""
     found = bytearray()
     with trio.fail_after(PATIENCE_S):
@@ -112,13 +113,18 @@ async def read(stream: trio.SocketStream, size: int) -> bytes:
     return bytes(found)
 
 
-async def read_all(stream: trio.SocketStream) -> bytes:
+async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
     """Everything up to the end."""
     found = bytearray()
     with trio.fail_after(PATIENCE_S):
         async for data in stream:
             found += data
     return bytes(found)
+
+
+async def expect(stream: trio.abc.ReceiveStream, expected: bytes) -> None:
+    """Read as many bytes as are expected; they must be these."""
+    assert await read(stream, len(expected)) == expected
 
 
 async def fill(stream: trio.SocketStream, *, give_up_s: float = 0.1) -> int:
@@ -156,15 +162,17 @@ def about_relay(**fields: Any) -> StoredRelay:
     return StoredRelay(**(known | fields))
 
 
-def keeps_nothing() -> FdStoreClient:
-    """A keeper as ``relay.crash_safe = false`` makes it."""
+def disabled_fd_store() -> FdStoreClient:
+    """A client as ``relay.crash_safe = false`` makes it."""
     with socket.socket() as unused:
         return FdStoreClient(unused, crash_safe=False)
 
 
-def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> RelayManager:
+def new_relays(
+    nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None, **options: Any
+) -> RelayManager:
     """Relays that no store keeps."""
-    return RelayManager(keeps_nothing(), RelayHandover(), on_end, nursery, forwarders=1, may_linger=lambda: True)
+    return RelayManager(nursery, disabled_fd_store(), RelayHandover(), RelayCallbacks(on_end), RelayOptions(**options))
 
 
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
@@ -178,17 +186,17 @@ class Killed(BaseException):
     """Where a process would be gone."""
 
 
-class WatchedKeeper(FdStoreClient):
+class WatchedFdStoreClient(FdStoreClient):
     """Writes down, in order, what is said to the store; knows what its forwarder has open.
 
     Forwarder and store are one process here: what the store gets is another descriptor of the same socket or pipe, and
     may have the very number that the forwarder has just closed.
     """
 
-    def __init__(self, sock: socket.socket, shelf: FdStoreSlot, *, keeps: bool = True) -> None:
-        super().__init__(sock, crash_safe=keeps)
+    def __init__(self, sock: socket.socket, slot: FdStoreSlot, *, crash_safe: bool = True) -> None:
+        super().__init__(sock, crash_safe=crash_safe)
         self.sock = sock
-        self._shelf = shelf
+        self._slot = slot
         self.said: list[tuple[str, int]] = []
         self.open: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
@@ -227,7 +235,7 @@ class WatchedKeeper(FdStoreClient):
         """As the kernel does for a process that is gone."""
         self.sock.close()
         open_ends, self.open = [*itertools.chain.from_iterable(self.open.values())], {}
-        kept = (*self._shelf.relays.values(), *self._shelf.pipes.values())
+        kept = (*self._slot.relays.values(), *self._slot.pipes.values())
         the_stores = {end for one in kept for end in (one.first, one.second)}
         for end, inode in open_ends:
             try:
@@ -239,12 +247,12 @@ class WatchedKeeper(FdStoreClient):
 
 
 @asynccontextmanager
-async def busy_line(keeper: FdStoreClient) -> AsyncIterator[Callable[[], None]]:
+async def busy_channel(fd_store: FdStoreClient) -> AsyncIterator[Callable[[], None]]:
     """A line on which somebody else is sending, until what this gives is called."""
     over = trio.Event()
 
     async def send(task_status: trio.TaskStatus[None]) -> None:
-        async with keeper._sending:
+        async with fd_store._sending:
             task_status.started()
             await over.wait()
 
@@ -262,15 +270,15 @@ class Forwarder:
     def __init__(  # noqa: PLR0917 -- called once
         self,
         sock: socket.socket,
-        shelf: FdStoreSlot,
+        slot: FdStoreSlot,
         config: RelayConfig,
         recall: ReauthenticatorFactory,
         now: Callable[[], float],
         broker_credentials: BeginExchange,
         *,
-        keeps: bool = True,
+        crash_safe: bool = True,
     ) -> None:
-        self.keeper = WatchedKeeper(sock, shelf, keeps=keeps)
+        self.fd_store = WatchedFdStoreClient(sock, slot, crash_safe=crash_safe)
         self.config = config
         self.recall = recall
         self.now = now
@@ -293,32 +301,34 @@ class Forwarder:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    self.left = await self.keeper.receive_handover()
+                    self.left = await self.fd_store.receive_handover()
                     for kept in self.left.relays:
-                        self.keeper.note("relay", kept.record.id, kept.client, kept.broker)
+                        self.fd_store.note("relay", kept.record.id, kept.client, kept.broker)
                     for pipe in self.left.pipes:
-                        self.keeper.note("pipe", pipe.id, pipe.read_end, pipe.write_end)
+                        self.fd_store.note("pipe", pipe.id, pipe.read_end, pipe.write_end)
+                    sessions = SessionOptions(
+                        reauthenticator_factory=self.recall,
+                        broker_factory=BrokerReauthenticationFactory(
+                            nursery, self.broker_metrics, self.broker_credentials
+                        ),
+                        metrics=self.metrics,
+                    )
                     self.relays = RelayManager(
-                        self.keeper,
-                        self.left,
-                        self.ended.append,
                         nursery,
-                        on_moved=self.moved_away.append,
-                        on_left_behind_gone=self.gone_behind.append,
-                        forwarders=1,
-                        may_linger=lambda: True,
-                        recall=self.recall,
-                        reauthentication_metrics=self.metrics,
-                        brokers=BrokerReauthenticationFactory(nursery, self.broker_metrics, self.broker_credentials),
-                        now=self.now,
+                        self.fd_store,
+                        self.left,
+                        RelayCallbacks(self.ended.append, self.moved_away.append, self.gone_behind.append),
+                        RelayOptions(now=self.now, sessions=sessions),
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0
                     self.registry.register(self.relays)
                     self.adopted = [kept.record for kept in self.left.relays]
                     self.relays.adopt_relays(self.left, self.config)
-                    nursery.start_soon(self.keeper.run_sender)
+                    nursery.start_soon(self.fd_store.run_sender)
                     nursery.start_soon(
-                        self.keeper.run_receiver, lambda _place, _table: None, self.relays.left_behind.on_process_ended
+                        self.fd_store.run_receiver,
+                        lambda _place, _table: None,
+                        self.relays.left_behind.on_process_ended,
                     )
                     nursery.start_soon(self.relays.run)
                     self.has_begun = True
@@ -330,14 +340,15 @@ class Forwarder:
             if self.has_begun:  # its numbers of descriptors are nobody's any more
                 self.relays._engine.detach_sockets()
             if self.was_killed:
-                self.keeper.close_all()
+                self.fd_store.close_all()
             self.gone.set()
 
     def _die(self) -> None:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
+        self.relays._engine._loop.stop()
         self.relays._engine.detach_sockets()
-        self.relays._table = RelayTable()
+        self.relays._ledger.table = RelayTable()
 
     def blow(self) -> None:
         """End as by SIGKILL, in the middle of whatever is being done."""
@@ -365,7 +376,7 @@ class Forwarder:
         session: RelaySession | None = None,
     ) -> StoredRelay:
         about = about or about_relay()
-        await self.relays.begin(
+        await self.relays.start_relay(
             RelayStart(
                 lane.our_client,
                 lane.our_broker,
@@ -398,20 +409,20 @@ class Forwarder:
 
     def pipe_of(self, relay_id: int, way: int) -> int:
         """Which pipe the table says is bound."""
-        return self.relays._table.cells[row(relay_id, way) + PIPE]
+        return self.relays._ledger.table.cells[row(relay_id, way) + PIPE]
 
 
 class Place:
-    """A forwarder's place in the cluster: a real shelf of the fd store, and one forwarder after another."""
+    """A forwarder's place in the cluster: a real slot of the fd store, and one forwarder after another."""
 
-    def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS, *, keeps: bool = True) -> None:
+    def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS, *, crash_safe: bool = True) -> None:
         self._nursery = nursery
-        self._keeps = keeps
+        self._crash_safe = crash_safe
         self._config = config
         self.recall: ReauthenticatorFactory = reauthentication_unavailable
         self.broker_credentials: BeginExchange = lambda _host: NoCredentials()
         self.now: Callable[[], float] = time.monotonic
-        self.shelf = FdStoreSlot()
+        self.slot = FdStoreSlot()
         self.forwarders: list[Forwarder] = []
 
     async def forwarder(self, config: RelayConfig | None = None) -> Forwarder:
@@ -420,12 +431,12 @@ class Place:
         self._nursery.start_soon(self._serve, StoreChannel(ours), len(self.forwarders) + 1)
         forwarder = Forwarder(
             theirs,
-            self.shelf,
+            self.slot,
             config or self._config,
             self.recall,
             self.now,
             self.broker_credentials,
-            keeps=self._keeps,
+            crash_safe=self._crash_safe,
         )
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
@@ -433,13 +444,13 @@ class Place:
         return forwarder
 
     async def _serve(self, channel: StoreChannel, pid: int) -> None:
-        await self.shelf.serve_forwarder(
+        await self.slot.serve_forwarder(
             channel,
             list,
             pid=pid,
             is_new=True,
             tables=AddressTableExchange().open_channel(0),
-            stores_relays=self._keeps,
+            stores_relays=self._crash_safe,
         )
 
     async def settle(self) -> None:
@@ -449,17 +460,17 @@ class Place:
     async def close(self) -> None:
         for forwarder in self.forwarders:
             await forwarder.leave()
-            forwarder.keeper.close_all()
+            forwarder.fd_store.close_all()
         await self.settle()
-        self.shelf.close_stored()
-        os.close(self.shelf.table_fd)
+        self.slot.close_stored()
+        os.close(self.slot.table_fd)
 
 
 @asynccontextmanager
-async def open_place(config: RelayConfig = DEFAULTS, *, keeps: bool = True) -> AsyncIterator[Place]:
+async def open_place(config: RelayConfig = DEFAULTS, *, crash_safe: bool = True) -> AsyncIterator[Place]:
     """A place, and its end."""
     async with trio.open_nursery() as nursery:
-        place = Place(nursery, config, keeps=keeps)
+        place = Place(nursery, config, crash_safe=crash_safe)
         try:
             yield place
         finally:

@@ -181,7 +181,7 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
     assert {session.address for session in served.service._sessions} == {"[2001:db8::1]:4000"}
 
 
-class TlsDoor:
+class TlsTransport:
     """A listener behind which a client has shown a certificate."""
 
     uses_tls = True
@@ -196,11 +196,11 @@ class TlsDoor:
 class NobodysRounds:
     """Who comes is nobody."""
 
-    async def round(self, _command: BaseCommand) -> ClientIdentity:
+    async def authenticate_round(self, _command: BaseCommand) -> ClientIdentity:
         await trio.lowlevel.checkpoint()
         return ANONYMOUS
 
-    def abandon(self) -> None:
+    def abandon_exchange(self) -> None:
         pass
 
 
@@ -212,7 +212,7 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
     told: list[ClientEndpoint] = []
 
-    def new_authentication_exchange(_backends: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
+    def new_authentication_exchange(_workers: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
         told.append(client)
         return NobodysRounds()
 
@@ -220,7 +220,7 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     if tls:
         served.service._transports = (
             *served.service._transports[:number],
-            TlsDoor(),
+            TlsTransport(),
             *served.service._transports[number + 1 :],
         )  # type: ignore[assignment]
     ours, theirs = trio.testing.memory_stream_pair()
@@ -361,7 +361,7 @@ async def test_a_defect_that_one_client_meets_does_not_end_the_others(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(Handshake, "begin", broken)
+        patch.setattr(Handshake, "start_handshake", broken)
         await served.listener.come().must_hear_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="defect") == 1
@@ -435,7 +435,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     service = served.service
     await service.drain(0, hand_over=True)
     await trio.testing.wait_all_tasks_blocked()
-    doors = service._transports
+    transports = service._transports
     await service.configure(make_config())
     assert not service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
@@ -447,7 +447,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
     assert service._relays.enforcement.observes_ends("0.0.0.0:6650")
-    assert service._transports is doors
+    assert service._transports is transports
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
 
@@ -660,7 +660,7 @@ async def test_a_client_in_the_very_instant_of_a_drain(serve: Serve) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(served.service.drain, 5, hand_over=False))
             await trio.testing.wait_all_tasks_blocked()
-            served.service._take_in(0, ours, ("192.0.2.1", 4000))
+            served.service._admit_client(0, ours, ("192.0.2.1", 4000))
         assert await theirs.receive_some(1) == b""
     assert served.value("pulsar_proxy_new_connections_total") == 1
     await peer.must_hear_end()

@@ -1,4 +1,4 @@
-"""proxy.forwarder.service: clients that do not get through a listener's door."""
+"""proxy.forwarder.service: clients that do not get through a listener's listener."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.tls import TlsFailed
 
 
-class FakeDoor:
+class FakeTransport:
     """Lets nobody in before its gate is open; then as ``failure`` says."""
 
     uses_tls = True
@@ -38,9 +38,9 @@ class FakeDoor:
         return transport, b""
 
 
-async def come(served: Served, door: FakeDoor) -> Any:
-    """A client in front of that door."""
-    served.service._transports = (door,)  # type: ignore[assignment]
+async def come(served: Served, listener: FakeTransport) -> Any:
+    """A client in front of that listener."""
+    served.service._transports = (listener,)  # type: ignore[assignment]
     peer = served.listener.come()
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
@@ -49,10 +49,10 @@ async def come(served: Served, door: FakeDoor) -> Any:
 
 async def test_no_tls_with_a_client(serve: Serve) -> None:  # noqa: F811
     served = await serve()
-    door = FakeDoor(TlsFailed("the peer does not speak TLS"))
-    peer = await come(served, door)
+    listener = FakeTransport(TlsFailed("the peer does not speak TLS"))
+    peer = await come(served, listener)
     with structlog.testing.capture_logs() as logs:
-        door.gate.set()
+        listener.gate.set()
         await peer.must_hear_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1
@@ -63,19 +63,19 @@ async def test_no_tls_with_a_client(serve: Serve) -> None:  # noqa: F811
 async def test_a_drain_while_a_client_is_in_the_door(serve: Serve) -> None:  # noqa: F811
     """It has no session yet that could be told."""
     served = await serve()
-    door = FakeDoor()
-    peer = await come(served, door)
+    listener = FakeTransport()
+    peer = await come(served, listener)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: served.service.drain(10.0, hand_over=False))
         await trio.testing.wait_all_tasks_blocked()
-        door.gate.set()
+        listener.gate.set()
         await peer.must_hear_end()
     assert served.value("pulsar_proxy_active_connections") == 0
 
 
 async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve) -> None:  # noqa: F811
     served = await serve(limits={"max_unauthenticated_connections": 2})
-    first = await come(served, FakeDoor())
+    first = await come(served, FakeTransport())
     assert served.value("pulsar_proxy_active_connections") == 1
     with structlog.testing.capture_logs() as logs:
         served.listener.come()
@@ -88,9 +88,9 @@ async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve) -> None:  
 
 async def test_one_that_gives_way_in_the_moment_when_its_handshake_is_done(serve: Serve) -> None:  # noqa: F811
     served = await serve(limits={"max_unauthenticated_connections": 2})
-    door = FakeDoor()
-    first = await come(served, door)
-    door.gate.set()
+    listener = FakeTransport()
+    first = await come(served, listener)
+    listener.gate.set()
     second = served.listener.come()
     await first.must_hear_end()
     await second.say(connect())

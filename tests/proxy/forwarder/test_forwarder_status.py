@@ -10,8 +10,9 @@ from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.relay_session import reauthentication_unavailable
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 
 
 def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NOT_CLOSING) -> ExpiringSession:
@@ -51,7 +52,7 @@ async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatc
         followed("relay:5", 0),  # never
         followed("relay:6", 10_000),
     ]
-    monkeypatch.setattr(service._relays, "followed", lambda: relays)
+    monkeypatch.setattr(service._relays, "expiring_sessions", lambda: relays)
     monkeypatch.setattr(service._relays, "now", lambda: 1060.0)
     sessions = None, followed("lookup:1", 65), followed("lookup:2", 1)
     service._sessions.update(InLookupMode(one) for one in sessions)  # type: ignore[misc]

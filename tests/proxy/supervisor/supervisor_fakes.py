@@ -57,15 +57,15 @@ class FakeWorker:
         self.role = role
         self.index = index
         self.pid = next(_pids)
-        self.started = time.monotonic()
+        self.started_at_s = time.monotonic()
         self.born = trio.current_time()
         self.code: int | None = None
         self.calls: list[tuple[int, Any]] = []
         self.timeouts: list[float] = []
         self.answers: dict[int, Callable[[Any], Any]] = {}
         self.story: list[str] = []
-        self.inherited = False
-        self.store: StoreChannel | None = None
+        self.is_inherited = False
+        self.store_channel: StoreChannel | None = None
         self.line: StoreChannel | None = None
         self.adopted: list[int] = []
         self.listeners = 0
@@ -77,7 +77,7 @@ class FakeWorker:
     def name(self) -> str:
         return f"{self.role}-{self.index}"
 
-    async def talk(self) -> None:
+    async def run_channel(self) -> None:
         await trio.sleep_forever()
 
     async def call(self, method: int, request: Any, response_type: Any, *, timeout_s: float) -> Any:
@@ -111,7 +111,7 @@ class FakeWorker:
             raise RpcConnectionLost("the worker went away")
         raise RpcDeadlineExceeded("no answer")
 
-    async def command(self, method: int, request: Any, *, timeout_s: float) -> None:
+    async def send_command(self, method: int, request: Any, *, timeout_s: float) -> None:
         await self.call(method, request, Empty, timeout_s=timeout_s)
 
     async def wait(self) -> int:
@@ -141,7 +141,7 @@ class FakeWorker:
     def open_line(self) -> StoreChannel:
         """A real line to the fd store; the forwarder's end of it."""
         ours, theirs = create_store_sockets()
-        self.store, self.line = StoreChannel(ours), StoreChannel(theirs)
+        self.store_channel, self.line = StoreChannel(ours), StoreChannel(theirs)
         return self.line
 
     def leave_line(self) -> None:
@@ -149,17 +149,17 @@ class FakeWorker:
         if self.line is not None:
             self.line.close()
 
-    async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
+    async def quiesce_and_serialize(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
         await trio.lowlevel.checkpoint()
         self.timeouts.append(timeout_s)
         if self._ended.is_set():
             return None
         self.story.append("pause")
-        store = self.store.sock.fileno() if self.store is not None else -1
+        store = self.store_channel.sock.fileno() if self.store_channel is not None else -1
         uptime_s = trio.current_time() - self.born
         return SerializedWorker(self.role.value, index, self.pid, uptime_s, self.pid + 1, self.pid + 2, store)
 
-    def resume(self) -> None:
+    def resume_calls(self) -> None:
         self.story.append("resume")
 
 
@@ -195,14 +195,14 @@ class FakeDirectory:
     def __init__(self, log: list[Any]) -> None:
         self.sockets: dict[str, FakeSocket] = {}
         self.cleared = False
-        self.lock = 499
+        self.lock_fd = 499
         self._log = log
 
-    def bind(self, name: str) -> FakeSocket:
+    def bind_socket(self, name: str) -> FakeSocket:
         self.sockets[name] = FakeSocket(name, self._log)
         return self.sockets[name]
 
-    def clear(self) -> None:
+    def remove_sockets(self) -> None:
         self.cleared = True
 
 
@@ -232,7 +232,7 @@ class Workshop:
     def close(self) -> None:
         """Close the lines that are left."""
         for worker in self.workers:
-            for channel in (worker.store, worker.line):
+            for channel in (worker.store_channel, worker.line):
                 if channel is not None:
                     channel.sock.close()
 

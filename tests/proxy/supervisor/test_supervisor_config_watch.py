@@ -72,7 +72,7 @@ def test_a_content_is_tried_once_when_it_was_the_same_at_two_looks(contents: str
 
 def test_what_somebody_else_has_tried_is_not_tried_again() -> None:
     detector = ChangeDetector()
-    detector.tried(b"a")
+    detector.note_attempt(b"a")
     assert [detector.is_due(b"a", 0.0) for _ in range(3)] == [False] * 3
 
 
@@ -81,7 +81,7 @@ def tried_at(detector: ChangeDetector, until_s: int) -> list[int]:
     found = []
     for second in range(until_s):
         if detector.is_due(b"a", float(second)):
-            detector.failed(float(second))
+            detector.note_failure(float(second))
             found.append(second)
     return found
 
@@ -103,7 +103,7 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
     detector = ChangeDetector()
     tried_at(detector, 4000)
     assert [detector.is_due(b"b", 4000.0) for _ in range(3)] == [False, True, False]
-    detector.failed(4000.0)
+    detector.note_failure(4000.0)
     assert not detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S - 1)
     assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin anew"
 
@@ -111,7 +111,7 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
 def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> None:
     detector = ChangeDetector()
     assert tried_at(detector, 10) == [1]
-    detector.tried(b"a")
+    detector.note_attempt(b"a")
     assert detector.is_due(b"a", 1 + RETRY_PAUSE_FIRST_S)
 
 
@@ -182,7 +182,7 @@ async def test_a_thread_that_looks_takes_no_signals(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(signal, "pthread_sigmask", mask_of_this_thread)
     monkeypatch.setattr(trio.to_thread, "run_sync", run_in_thread)
     monkeypatch.setattr(config_watch, "fingerprint", fingerprint_there)
-    await ConfigFileWatcher(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._look()
+    await ConfigFileWatcher(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._read_fingerprint()
     assert masks[0] >= SIGNALS
     assert not SIGNALS & mask_of_this_thread(signal.SIG_BLOCK, ())
 
@@ -207,12 +207,12 @@ async def test_the_watch_can_be_turned_off_and_on(
     interval_ms = 0
     tried: list[str] = []
 
-    async def take_over() -> bool:
+    async def on_change() -> bool:
         await trio.lowlevel.checkpoint()
         tried.append(file.read_text())
         return True
 
-    nursery.start_soon(ConfigFileWatcher(file, lambda: interval_ms, take_over).run)
+    nursery.start_soon(ConfigFileWatcher(file, lambda: interval_ms, on_change).run)
     await trio.sleep(10 * DISABLED_POLL_S)
     assert tried == []
     interval_ms = 1000
@@ -342,9 +342,9 @@ def test_metrics() -> None:
 
     assert values() == [1, 1_000]
     now = 2_000.0
-    metrics.failed()
+    metrics.record_failure()
     assert values() == [0, 1_000]
-    metrics.succeeded()
+    metrics.record_success()
     assert values() == [1, 2_000]
 
 

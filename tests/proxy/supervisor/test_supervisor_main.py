@@ -31,7 +31,7 @@ from proxy.supervisor.main import (
     REPLY_GRACE_S,
     StoppedBySecondSignal,
     Supervisor,
-    serve,
+    run_supervisor,
 )
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.processes.children import child_reaper
@@ -62,7 +62,7 @@ class FakeCluster:
         self.draining = False
         self.replacing = False
         self.generation = 3
-        self.begun = trio.Event()
+        self.all_started = trio.Event()
         self.begin_gate = trio.Event()
         self.begin_gate.set()
         self.retired_gate = trio.Event()
@@ -77,7 +77,7 @@ class FakeCluster:
         if self.failure is not None:
             raise self.failure
         await self.begin_gate.wait()
-        self.begun.set()
+        self.all_started.set()
         ready.set()
         await trio.sleep_forever()
 
@@ -91,17 +91,17 @@ class FakeCluster:
             raise self.reload_error
         self.reloaded.append(config)
 
-    async def wait_for_retired(self) -> None:
+    async def wait_for_leaving(self) -> None:
         await self.retired_gate.wait()
 
     @contextlib.asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[list[SerializedWorker]]:
+    async def quiesced(self) -> AsyncIterator[list[SerializedWorker]]:
         self.log.append("stand still")
         await self.still_gate.wait()
         yield [SerializedWorker("lookup", 0, 4711, 1.0, 601, 602)]
         self.log.append("go on")
 
-    def state(self, workers: list[SerializedWorker]) -> dict[str, Any]:
+    def handover_fields(self, workers: list[SerializedWorker]) -> dict[str, Any]:
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
@@ -109,14 +109,14 @@ class FakeCluster:
             "listeners": {"0.0.0.0:6650": 603},
             "services": {},
             "connections": 604,
-            "shelves": [],
+            "fd_store_slots": [],
             "workers": workers,
         }
 
-    def stop_at_once(self) -> None:
+    def kill_workers(self) -> None:
         self.log.append("stop at once")
 
-    def close(self) -> None:
+    def close_sockets(self) -> None:
         self.log.append("close")
 
 
@@ -129,7 +129,7 @@ class Setup:
         self.config = make_config()
         self.cluster = FakeCluster(self.config, self.log)
         self.keys: list[bytes] = []
-        self.legacy = HandoverState()
+        self.handover = HandoverState()
         self.masks: list[tuple[int, Any]] = []
         self.hardened: list[str] = []
         self._send, self._receive = trio.open_memory_channel[int](10)
@@ -138,7 +138,7 @@ class Setup:
         monkeypatch.setattr(main, "Cluster", self._cluster)
         monkeypatch.setattr(ControlServer, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
-        monkeypatch.setattr(main, "allow_open_files", lambda _config: None)
+        monkeypatch.setattr(main, "raise_open_file_limit", lambda _config: None)
         for name in ("harden_process", "become_subreaper"):
             monkeypatch.setattr(main, name, partial(self.hardened.append, name))
         monkeypatch.setattr(child_reaper, "reap_adopted", trio.sleep_forever)
@@ -152,8 +152,8 @@ class Setup:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _runtime_dir: Any, legacy: HandoverState, _serve_admin: Any) -> FakeCluster:
-        self.keys.append(legacy.seal_key)
+    def _cluster(self, config: Config, _runtime_dir: Any, handover: HandoverState, _serve_admin: Any) -> FakeCluster:
+        self.keys.append(handover.seal_key)
         self.cluster.config = config
         return self.cluster
 
@@ -171,7 +171,7 @@ class Setup:
 
     async def run(self, nursery: trio.Nursery) -> trio.Event:
         """Run a supervisor; the event of its end."""
-        supervisor = self.supervisor = Supervisor(self.config, self.config_file, self.legacy)
+        supervisor = self.supervisor = Supervisor(self.config, self.config_file, self.handover)
         ended = trio.Event()
 
         async def one() -> None:
@@ -462,7 +462,7 @@ class Upgrades:
         self.error: OSError | None = None
         self.check: Callable[[], Any] = lambda: subprocess.CompletedProcess([], 0, b"", b"")
         self.commands: list[list[str]] = []
-        monkeypatch.setattr(main, "become_next_program", self._become)
+        monkeypatch.setattr(main, "exec_next_program", self._become)
         monkeypatch.setattr(trio, "run_process", self._run_process)
 
     def _become(self, state: SerializedHandover, config_file: Path) -> None:
@@ -493,7 +493,7 @@ async def test_upgrade(setup: Setup, upgrades: Upgrades, autojump_clock: trio.te
     with pytest.RaisesGroup(Became, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await setup.run(nursery)
-            admin = setup.supervisor._admin.fileno()
+            admin = setup.supervisor._admin_listener.fileno()
             control = setup.directory.sockets["control.sock"].fileno()
             assert await upgrades.ask() == 3
             answered_at.append(trio.current_time())
@@ -503,7 +503,7 @@ async def test_upgrade(setup: Setup, upgrades: Upgrades, autojump_clock: trio.te
     assert len(upgrades.commands) == 2, "once for the operator, and once more in the last moment"
     assert all(command[-3:] == ["check", "--config", str(setup.config_file)] for command in upgrades.commands)
     [state] = upgrades.states
-    assert (state.generation, state.runtime_lock, state.control) == (4, setup.directory.lock, control)
+    assert (state.generation, state.runtime_lock, state.control) == (4, setup.directory.lock_fd, control)
     assert state.admin == {"127.0.0.1:8080": admin}
     assert [worker.pid for worker in state.workers] == [4711]
     assert state.drain is False
@@ -662,7 +662,7 @@ async def test_the_next_program_drains_what_this_one_could_not(
 
 
 async def test_a_drain_that_is_inherited(setup: Setup, upgrades: Upgrades, nursery: trio.Nursery) -> None:
-    setup.legacy.drain_requested = True
+    setup.handover.drain_requested = True
     setup.cluster.begin_gate = trio.Event()
     ended = await setup.run(nursery)
     assert "drain" not in setup.log, "nobody talks to the workers yet"
@@ -699,12 +699,14 @@ async def test_nobody_could_have_asked(setup: Setup, upgrades: Upgrades) -> None
 
 async def test_what_an_earlier_program_left_is_used(setup: Setup, nursery: trio.Nursery) -> None:
     control, admin = FakeSocket("left control", setup.log), FakeSocket("left admin", setup.log)
-    setup.legacy = HandoverState(runtime_lock_fd=77, control_socket=control, admin_listeners={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
+    setup.handover = HandoverState(
+        runtime_lock_fd=77, control_socket=control, admin_listeners={"127.0.0.1:8080": admin}
+    )  # type: ignore[arg-type, dict-item]
     await setup.run(nursery)
     assert setup.log[0] == (setup.config.cluster.runtime_dir, 77)
     assert ("left admin", "listen") in setup.log
     assert setup.directory.sockets == {}, "operators' connections wait in the one that is there"
-    assert setup.supervisor._control is control  # type: ignore[comparison-overlap]
+    assert setup.supervisor._control_socket is control  # type: ignore[comparison-overlap]
     nursery.cancel_scope.cancel()
 
 
@@ -727,14 +729,14 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.signal(signal.SIGTERM)
-    serve(setup.plan(), setup.config_file, None, failures.append)
+    run_supervisor(setup.plan(), setup.config_file, None, failures.append)
     assert failures == []
     assert setup.hardened == ["harden_process", "become_subreaper"]
 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_container_that_is_too_small_is_said_before_anything_is_bound(setup: Setup, failures: list[str]) -> None:
-    serve(setup.plan(64), setup.config_file, None, failures.append)
+    run_supervisor(setup.plan(64), setup.config_file, None, failures.append)
     assert ["limit of 64 MiB is too small" in text for text in failures] == [True]
     assert setup.log == []
 
@@ -746,7 +748,7 @@ def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
     monkeypatch.setattr(HandoverState, "from_memfd", lambda _descriptor: HandoverState())
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
-        serve(setup.plan(64), setup.config_file, 17, failures.append)
+        run_supervisor(setup.plan(64), setup.config_file, 17, failures.append)
     assert failures == []
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["the container may be too small"]
 
@@ -755,7 +757,7 @@ def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
 def test_what_the_container_allows_is_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
-        serve(setup.plan(1024), setup.config_file, None, failures.append)
+        run_supervisor(setup.plan(1024), setup.config_file, None, failures.append)
     (entry,) = [entry for entry in logs if entry["event"] == "what the container allows"]
     assert entry["memory_limit_mib"] == 1024
     assert entry["max_connections"] == setup.cluster.config.limits.max_connections
@@ -769,7 +771,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
         raise StartFailed("admin.bind: cannot bind")
 
     monkeypatch.setattr(main, "bind_tcp", cannot)
-    serve(setup.plan(), setup.config_file, None, failures.append)
+    run_supervisor(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["admin.bind: cannot bind"]
 
 
@@ -777,7 +779,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
 def test_a_worker_that_cannot_start_is_said_in_one_sentence(setup: Setup, failures: list[str]) -> None:
     group = ExceptionGroup("", [ExceptionGroup("", [StartFailed("b")]), StartFailed("a"), StartFailed("b")])
     setup.cluster.failure = group
-    serve(setup.plan(), setup.config_file, None, failures.append)
+    run_supervisor(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["a; b"]
     assert setup.directory.cleared
 
@@ -787,7 +789,7 @@ def test_an_end_at_once_is_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.cluster.drain_gate = trio.Event()
     setup.signal(signal.SIGTERM)
     setup.signal(signal.SIGTERM)
-    serve(setup.plan(), setup.config_file, None, failures.append)
+    run_supervisor(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["ended at once, as asked"]
 
 
@@ -800,7 +802,7 @@ def test_fail_may_exit(setup: Setup) -> None:
         raise SystemExit(1)
 
     with pytest.raises(SystemExit):
-        serve(setup.plan(), setup.config_file, None, exit_)
+        run_supervisor(setup.plan(), setup.config_file, None, exit_)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -818,7 +820,7 @@ def test_serve_what_an_earlier_program_left(
     monkeypatch.setattr(HandoverState, "from_memfd", left)
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
-        serve(setup.plan(), setup.config_file, 17, failures.append)
+        run_supervisor(setup.plan(), setup.config_file, 17, failures.append)
     assert (read, failures, setup.keys) == ([17], [], [b"s" * 32])
     assert setup.log[0] == (runtime_dir, 5)
     assert setup.cluster.config.cluster.runtime_dir == runtime_dir

@@ -1,4 +1,4 @@
-"""What spark-submit runs in the CronJob: the jobs that are installed in the image."""
+"""Main file for spark-submit in the CronJob: calls the jobs that are installed in the image."""
 
 from analytics.cli import main
 

@@ -1,10 +1,10 @@
-"""`helm test`: one message from a producer to a consumer, both through the proxy.
+"""`helm test`: sends one message from a producer to a consumer, both through the proxy.
 
-Runs in the proxy's own image and speaks the protocol by its package `proto`; the few commands that a proxy never reads
-are written here by hand (PulsarApi.proto has the numbers). Exits with 0, or with 1 and one line that says what failed.
+Runs in the proxy's own image and uses its package `proto` for the protocol; the few commands that a proxy never decodes
+are encoded here (PulsarApi.proto has the field numbers). Exits with 0, or with 1 and one line with the failure.
 
-Environment: SERVICE_URL, TOPIC; TOKEN_FILE, CERTIFICATE_FILE with KEY_FILE, and CA_FILE, all of which may be missing
-(without a file at CA_FILE, the system's authorities count); TIMEOUT_S for each of ATTEMPTS.
+Environment: SERVICE_URL, TOPIC; optional TOKEN_FILE, CERTIFICATE_FILE with KEY_FILE, and CA_FILE (without a file at
+CA_FILE, the system's authorities are trusted); TIMEOUT_S for each of ATTEMPTS.
 """
 
 import os
@@ -26,11 +26,11 @@ VARINT_BITS = 0x7F
 
 
 class Failed(Exception):
-    """The test did not succeed; the text says at what."""
+    """A failed step of the test; the text says which."""
 
 
 def varint(value: int) -> bytes:
-    """An integer as protobuf writes it."""
+    """Encode an integer as a protobuf varint."""
     parts = bytearray()
     while value > VARINT_BITS:
         parts.append(value & VARINT_BITS | 0x80)
@@ -39,7 +39,7 @@ def varint(value: int) -> bytes:
 
 
 def message(fields: dict[int, int | str | bytes]) -> bytes:
-    """A protobuf message of integers, texts and messages, by field number."""
+    """Encode a protobuf message of integers, texts and messages, by field number."""
     parts = []
     for number, value in fields.items():
         if isinstance(value, int):
@@ -51,30 +51,30 @@ def message(fields: dict[int, int | str | bytes]) -> bytes:
 
 
 def subscribe(topic: str) -> bytes:
-    """SUBSCRIBE, exclusive, not durable: nothing of it stays at the broker."""
+    """Encode an exclusive, non-durable SUBSCRIBE, which leaves no subscription on the broker."""
     body = message({1: topic, 2: f"helm-test-{uuid.uuid4()}", 3: 0, 4: 1, 5: 1, 8: 0})
     return encode_frame(message({1: BaseCommand.SUBSCRIBE, 4: body}))
 
 
 def flow() -> bytes:
-    """FLOW: the consumer takes ten messages."""
+    """Encode a FLOW of ten permits."""
     return encode_frame(message({1: BaseCommand.FLOW, 11: message({1: 1, 2: 10})}))
 
 
 def producer(topic: str) -> bytes:
-    """PRODUCER, with a name that the broker chooses."""
+    """Encode a PRODUCER with a name assigned by the broker."""
     return encode_frame(message({1: BaseCommand.PRODUCER, 5: message({1: topic, 2: 1, 3: 2})}))
 
 
 def send(payload: bytes) -> bytes:
-    """SEND with one message; the checksum is optional and left out."""
+    """Encode a SEND of one message, without the optional checksum."""
     metadata = message({1: "helm-test", 2: 0, 3: int(time.time() * 1000)})
     command = message({1: BaseCommand.SEND, 6: message({1: 1, 2: 0, 3: 1})})
     return encode_frame(command, len(metadata).to_bytes(4, "big") + metadata + payload)
 
 
 def tls_context() -> ssl.SSLContext:
-    """Whom this side trusts, and its own certificate if there is one."""
+    """Return a TLS context with the trusted authorities and the client's certificate if configured."""
     authorities = os.environ.get("CA_FILE", "")
     context = ssl.create_default_context(cafile=authorities if os.path.exists(authorities) else None)
     if certificate := os.environ.get("CERTIFICATE_FILE"):
@@ -83,7 +83,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 class Connection:
-    """One connection to the proxy, until a deadline."""
+    """A connection to the proxy; operations raise TimeoutError after the deadline."""
 
     def __init__(self, url: str, deadline: float) -> None:
         self._deadline = deadline
@@ -94,7 +94,7 @@ class Connection:
         self._decoder = FrameDecoder(max_frame_bytes=FRAME_BYTES_MAX)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()
 
     def _left(self) -> float:
@@ -109,7 +109,7 @@ class Connection:
         self._socket.sendall(frame)
 
     def receive(self, wanted: int, doing: str) -> tuple[BaseCommand, Frame]:
-        """The next command of a type; PINGs are answered, all else but an error is passed over."""
+        """Receive until a command of type `wanted`; answer PINGs, ignore others, raise Failed for errors."""
         while True:
             while (frame := self._decoder.next_frame()) is None:
                 self._socket.settimeout(self._left())
@@ -128,7 +128,7 @@ class Connection:
                 raise Failed(f"{doing}: the broker answered with command {command.type}")
 
     def handshake(self, broker: str = "") -> None:
-        """CONNECT, with the token if there is one; `broker` asks for a relay to it."""
+        """Send CONNECT, with the token if configured, and await CONNECTED; `broker` requests a relay to it."""
         hello = CommandConnect(client_version="helm-test", protocol_version=PROTOCOL_VERSION)
         if broker:
             hello.proxy_to_broker_url = broker
@@ -171,14 +171,14 @@ def one_message(url: str, topic: str, deadline: float) -> None:
         producing.send(send(payload))
         producing.receive(BaseCommand.SEND_RECEIPT, "SEND")
         while not consuming.receive(BaseCommand.MESSAGE, "consuming")[1].payload.endswith(payload):
-            pass  # somebody else's message on this topic
+            pass  # another producer's message on this topic
     finally:
         consuming.close()
         producing.close()
 
 
 def main() -> int:
-    """Try it a few times."""
+    """Run the test up to ATTEMPTS times."""
     url, topic = os.environ["SERVICE_URL"], os.environ["TOPIC"]
     attempts, timeout_s = int(os.environ.get("ATTEMPTS", "3")), float(os.environ.get("TIMEOUT_S", "30"))
     for attempt in range(1, attempts + 1):

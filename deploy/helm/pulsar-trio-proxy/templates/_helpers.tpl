@@ -5,7 +5,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The name that all objects begin with: `fullnameOverride`, or the release's name and the chart's. At most 40
+{{/* The prefix of all objects' names: `fullnameOverride`, or the release's name and the chart's. At most 40
      characters, so that the longest suffix of ours, and what controllers append, fit into 63. */}}
 {{- define "pulsar-trio-proxy.fullname" -}}
 {{- $name := include "pulsar-trio-proxy.name" . -}}
@@ -167,7 +167,7 @@ annotations:
 {{- $mounts | toJson -}}
 {{- end -}}
 
-{{/* What the chart's own values say of the configuration: listeners, files of mounted Secrets, folders. YAML. */}}
+{{/* The configuration derived from the chart's own values: listeners, files of mounted Secrets, folders. YAML. */}}
 {{- define "pulsar-trio-proxy.derivedConfig" -}}
 {{- $secrets := include "pulsar-trio-proxy.secretsDirectory" . -}}
 {{- $address := .Values.bindAddress -}}
@@ -231,7 +231,7 @@ annotations:
 {{- $config | toYaml -}}
 {{- end -}}
 
-{{/* An error where `config` has a secret: everybody who may read ConfigMaps would read it. */}}
+{{/* An error if `config` has a secret: every account that may read ConfigMaps could read it. */}}
 {{- define "pulsar-trio-proxy.refuseSecrets" -}}
 {{- $brokers := get (.Values.config | default dict) "brokers" | default dict -}}
 {{- if get (get $brokers "credentials" | default dict) "token" -}}
@@ -276,7 +276,7 @@ annotations:
 {{- mergeOverwrite $defaults (include "pulsar-trio-proxy.config" . | fromYaml) | toYaml -}}
 {{- end -}}
 
-{{/* An error where the proxy speaks for itself at the brokers and asks clients for nothing, unless that is wanted. */}}
+{{/* An error if the proxy authenticates to brokers as itself and clients need no authentication, unless allowed. */}}
 {{- define "pulsar-trio-proxy.refuseOpenToken" -}}
 {{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
 {{- if and .Values.auth.proxyToken.enabled (not $config.authentication.enabled) (not .Values.auth.proxyToken.withoutClientAuthentication) -}}
@@ -347,7 +347,7 @@ annotations:
 {{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) 15 -}}
 {{- end -}}
 
-{{/* terminationGracePeriodSeconds; an error where the kubelet would kill before the drain has ended. */}}
+{{/* terminationGracePeriodSeconds; an error if the kubelet would kill the pod before the end of the drain. */}}
 {{- define "pulsar-trio-proxy.gracePeriod" -}}
 {{- $needed := include "pulsar-trio-proxy.secondsToEnd" . | int -}}
 {{- if lt (int .Values.terminationGracePeriodSeconds) $needed -}}
@@ -466,7 +466,7 @@ app.kubernetes.io/component: receiver
 {{- mergeOverwrite $config (deepCopy $receiver.config) | toYaml -}}
 {{- end -}}
 
-{{/* The receiver's grace period; an error where it would be killed before it has answered what it has. */}}
+{{/* The receiver's grace period; an error if it would be killed before it has answered pending requests. */}}
 {{- define "pulsar-trio-proxy.receiverGracePeriod" -}}
 {{- $receiver := .Values.analytics.receiver -}}
 {{- $drain := dig "limits" "drain_timeout_ms" 30000 $receiver.config -}}

@@ -1,135 +1,134 @@
-"""What the judge of a followed relay says to it, where the engine moves its bytes
-(proxy.forwarder.relay.expiring.splice_pump).
-"""
+"""SessionControl of a relay in the splice engine (proxy.forwarder.relay.expiring.splice_pump)."""
 
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import CloseReason, Injection, ReauthenticationHandler
-from proxy.forwarder.relay.relay import Relay
+from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor, Injection, ReauthenticationHandler
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
 class SplicedSessionControl:
-    """One relay's (proxy.forwarder.relay.expiring.session.Line). All that it says is done at boundaries, in its
-    directions' turns.
+    """RelaySessionControl of one spliced relay. Every action takes effect at a frame boundary, when its direction runs.
 
-    Verdicts and credentials may arrive after the relay has moved to a successor. Then it is over for this process, and
-    nothing that is said has an effect: the relay's rows in the table are the successor's, or another relay's already.
+    Verdicts and credentials may arrive after the relay was handed over to a successor. The relay has then ended for
+    this process and no action has an effect: the relay's rows in the relay table belong to the successor, or to another
+    relay already.
     """
 
     __slots__ = ("_journal", "_pump", "_reauthentication", "_relay")
 
     def __init__(
-        self, relay: Relay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
+        self, relay: FramedRelay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
     ) -> None:
         self._relay = relay
         self._pump = pump
         self._journal = journal
         self._reauthentication = reauthentication
 
-    # ---- what the judge asks
+    # ---- state
 
     @property
     def has_opened_producer(self) -> bool:
-        """Whether the client ever had a producer, where that counts."""
+        """Whether the client has ever opened a producer, where the session depends on that."""
         return self._journal.has_producer(self._relay)
 
     @property
     def bytes_sent_to_client(self) -> int:
-        """How many have gone."""
+        """Number of bytes sent to the client so far."""
         return self._pump.bytes_moved(self._relay.to_client)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client can be told nothing any more, by this process."""
+        """Whether this process can send the client nothing more."""
         return self._relay.handed_over or self._relay.to_client.done
 
-    # ---- what it says
+    # ---- actions
 
     def send_challenge(self, challenge: bytes) -> None:
-        """Put a challenge in at the next boundary."""
+        """Inject a challenge frame towards the client at the next boundary."""
+        self._inject(self._relay.to_client, challenge, Injection.CHALLENGE)
+
+    def send_broker_answer(self, frame: bytes) -> None:
+        """Inject an answer towards the broker at the next boundary of that direction."""
+        self._inject(self._relay.to_broker, frame, Injection.BROKER_ANSWER)
+
+    def _inject(self, direction: FramedDirection, frame: bytes, kind: Injection) -> None:
         if self._relay.handed_over:
             return
-        framing = self._relay.to_client.cursor
-        assert framing is not None
-        framing.pending_injection = (challenge, Injection.CHALLENGE)
-        self._pump.wake_direction(self._relay.to_client)
+        _cursor(direction).pending_injection = (frame, kind)
+        self._pump.wake_direction(direction)
 
     def resume_after_verdict(self) -> None:
-        """There is a verdict, and the clock knows it."""
+        """Let a waiting command continue after a verdict that the session's clock has recorded."""
         if self._relay.handed_over:
             return
         self._journal.write_clock(self._relay)
         self.recheck_held_command()
 
     def record_observed_end(self) -> None:
-        """Write down that the clock knows of an observed end, so that a successor does not count it again."""
+        """Record in the relay table that an observed end was counted, so that a successor does not count it again."""
         if not self._relay.handed_over:
             self._journal.write_clock(self._relay)
 
     def recheck_held_command(self) -> None:
-        """A command that waits for a verdict waits no longer."""
-        framing = self._relay.to_broker.cursor
-        assert framing is not None
-        framing.awaits_verdict = False
-        self._pump.wake_direction(self._relay.to_broker)
-
-    def send_broker_answer(self, frame: bytes) -> None:
-        """Put an answer in towards the broker, at the next boundary of what it is sent."""
-        if self._relay.handed_over:
-            return
-        framing = self._relay.to_broker.cursor
-        assert framing is not None
-        framing.pending_injection = (frame, Injection.BROKER_ANSWER)
+        """Run the direction to the broker, so that it decides about a waiting command again."""
+        _cursor(self._relay.to_broker).awaits_verdict = False
         self._pump.wake_direction(self._relay.to_broker)
 
     def record_exchange(self) -> None:
-        """Write down where the exchange with the broker stands, so that no successor gives it up once more."""
-        followed = self._relay.session
-        if not self._relay.handed_over and followed is not None and followed.broker_challenges is not None:
-            self._journal.write_exchange(self._relay, followed.broker_challenges.phase)
+        """Record the phase of an abandoned exchange with the broker, so that no successor abandons it once more."""
+        session = self._relay.session
+        if not self._relay.handed_over and session.broker_challenges is not None:
+            self._journal.write_exchange(self._relay, session.broker_challenges.phase)
+
+    # ---- closing
 
     def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
-        """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
-        empty: the usual.
-        """
-        relay, followed = self._relay, self._relay.session
-        assert followed is not None
-        if followed.close_reason or relay.handed_over:
-            return
-        followed.close_reason = reason
-        followed.closing_error_frame = error_frame
-        self._journal.write_close_reason(relay, reason)
-        self._stop()
-        self._pump.start_idle_timeout(relay)
-        self._reauthentication.on_closing(followed)
+        """Start to close: from the next boundary on nothing passes to the broker.
 
-    def _stop(self) -> None:
+        ``error_frame``: the error for the client; empty: the reason's usual one.
+        """
+        relay, session = self._relay, self._session
+        if session.close_reason or relay.handed_over:
+            return
+        session.close_reason = reason
+        session.closing_error_frame = error_frame
+        self._journal.write_close_reason(relay, reason)
+        self._stop_at_boundary()
+        self._pump.start_idle_timeout(relay)
+        self._reauthentication.on_closing(session)
+
+    def _stop_at_boundary(self) -> None:
         for direction in (self._relay.to_broker, self._relay.to_client):
-            assert direction.cursor is not None
-            # The broker's may go on to what it has to say, unless nobody knows where its frames begin.
-            direction.cursor.stops_at_boundary = direction is self._relay.to_broker
+            # The broker's bytes may pass on, unless its frame boundaries are unknown.
+            _cursor(direction).stops_at_boundary = direction is self._relay.to_broker
         self._relay.broken = True
 
-    def resume_closing(self, why: CloseReason) -> None:
-        """A predecessor had begun to close."""
-        followed = self._relay.session
-        assert followed is not None
-        followed.close_reason = why
-        self._stop()
-        if why is CloseReason.ERROR_SENT:
+    def resume_closing(self, reason: CloseReason) -> None:
+        """Continue a close that a predecessor started."""
+        self._session.close_reason = reason
+        self._stop_at_boundary()
+        if reason is CloseReason.ERROR_SENT:
             self._end_at_boundaries()
 
     def close_with_error(self, error_frame: bytes) -> None:
-        """Tell the client at the next boundary; then both directions end, each at a boundary of its own."""
-        framing = self._relay.to_client.cursor
-        assert framing is not None
-        if framing.ends_at_boundary or self._relay.handed_over:
+        """Send the client an error at the next boundary, then end both directions, each at its next boundary."""
+        cursor = _cursor(self._relay.to_client)
+        if cursor.ends_at_boundary or self._relay.handed_over:
             return
-        framing.pending_injection = (error_frame, Injection.CLOSING_ERROR)
+        cursor.pending_injection = (error_frame, Injection.CLOSING_ERROR)
         self._end_at_boundaries()
 
     def _end_at_boundaries(self) -> None:
         for direction in (self._relay.to_client, self._relay.to_broker):
-            assert direction.cursor is not None
-            direction.cursor.ends_at_boundary = True
+            _cursor(direction).ends_at_boundary = True
             self._pump.wake_direction(direction)
+
+    @property
+    def _session(self) -> ExpiringSession:
+        return self._relay.session
+
+
+def _cursor(direction: FramedDirection) -> FrameCursor:
+    assert direction.cursor is not None  # or its relay has no control
+    return direction.cursor

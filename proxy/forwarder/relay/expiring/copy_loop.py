@@ -1,12 +1,11 @@
-"""The framed relay in user space, where TLS is spoken on a side: the same rules as in
-proxy.forwarder.relay.expiring.splice_pump.
+"""Relay with inspected frames in user space, for relays with TLS on a side.
 
-The bytes are in memory here, so boundaries are cut rather than looked for, and a frame that is put in or taken out
-needs no journal: such a relay ends with its process.
+The rules are those of proxy.forwarder.relay.expiring.splice_pump. The bytes are in memory here, so frames are cut out
+of them without a peek, and an injected or removed frame needs no journal: such a relay ends with its process.
 
-Two tasks may have something to write to each side. To the client a lock is held from the look at what may pass until it
-is sent. On the way to the broker a command may wait for a verdict in between, so there the lock is held for each
-sending, and what was *sent* says whether the broker is at a boundary.
+Two tasks may write to each side. Towards the client a lock is held from the decision what may pass until it is sent.
+Towards the broker a command may wait for a verdict in between, so the lock is held for each send only, and the bytes
+*sent* determine whether the broker is at a boundary.
 """
 
 import contextlib
@@ -18,61 +17,58 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
 from proto.session_clock import CommandDecision, Phase, ReauthenticationFailure
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
-from proxy.forwarder.relay.expiring.session import (
-    CloseReason,
-    ExpiringSession,
-    ReauthenticationHandler,
-    check_challenge_size,
-)
+from proxy.forwarder.relay.expiring.session import ExpiringSession, ReauthenticationHandler, check_challenge_size
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream
 
 
 class FramedCopyLoop:
-    """One relay; a Line for its judge, also before ``relay``, which is called once. ``count_messages`` hears of a way
-    and how many went there.
+    """One relay and its RelaySessionControl, which works before ``relay_streams`` too; that is called once.
+
+    ``count_messages`` receives a way and the number of messages that went there.
     """
 
     def __init__(
         self,
-        followed: ExpiringSession,
+        session: ExpiringSession,
         count_messages: Callable[[int, int], None],
-        judge: ReauthenticationHandler,
+        reauthentication: ReauthenticationHandler,
         now: Callable[[], float],
     ) -> None:
-        followed.control = self
-        if followed.broker_challenges is not None:
-            followed.broker_challenges.control = self
-        self._followed = followed
-        self._judge = judge
+        session.control = self
+        if session.broker_challenges is not None:
+            session.broker_challenges.control = self
+        self._session = session
+        self._reauthentication = reauthentication
         self._now = now
         self._count_messages = count_messages
-        self._to_broker = FrameCutter(walk := followed.new_scanner(TO_BROKER))
-        self._stops = walk.stop_types
-        self._walks = (walk, back := followed.new_scanner(TO_CLIENT))
-        self._to_client = FrameCutter(back)
-        self._client_stops = back.stop_types
-        self._speaking = trio.Lock()
-        """Whoever writes to the client."""
-        self._sending = trio.Lock()
-        """Whoever writes to the broker."""
+        self._to_broker = FrameCutter(broker_scanner := session.new_scanner(TO_BROKER))
+        self._broker_stop_types = broker_scanner.stop_types
+        self._scanners = (broker_scanner, client_scanner := session.new_scanner(TO_CLIENT))
+        self._to_client = FrameCutter(client_scanner)
+        self._client_stop_types = client_scanner.stop_types
+        self._client_lock = trio.Lock()
+        """Held by the task that writes to the client."""
+        self._broker_lock = trio.Lock()
+        """Held by the task that writes to the broker."""
         self._broker_at_boundary = True
-        """Whether all that was sent to the broker ends with a frame, and more may be sent."""
-        self._to_answer: bytes | None = None
-        self._something_to_answer = trio.Event()
-        self._something_to_say = trio.Event()
+        """Whether the bytes sent to the broker end with a frame, so that an answer may be sent."""
+        self._broker_answer: bytes | None = None
+        self._broker_answer_ready = trio.Event()
+        self._client_frame_ready = trio.Event()
         self._verdict = trio.Event()
-        self._to_say: tuple[bytes, bool] | None = None
-        self._stopped = trio.CancelScope()
+        self._client_frame: tuple[bytes, bool] | None = None
+        self._to_broker_scope = trio.CancelScope()
         self.has_opened_producer = False
         self.bytes_sent_to_client = 0
         self.has_ended = False
-        self._ended = 0
-        self._must_move = False
+        self._ended_directions = 0
+        self._has_idle_timeout = False
         self._half_close_timeout_s = float("inf")
-        self._over = trio.CancelScope()
+        self._relay_scope = trio.CancelScope()
         self._client: Stream
         self._broker: Stream
 
@@ -87,132 +83,136 @@ class FramedCopyLoop:
         count_to_broker: Count,
         count_to_client: Count,
     ) -> None:
-        """As proxy.forwarder.relay.copy_loop.relay."""
+        """Copy bytes in both directions until both have ended, as proxy.forwarder.relay.copy_loop.copy_streams does."""
         self._client, self._broker = client, broker
         self._half_close_timeout_s = half_close_timeout_s
-        self._moved()  # it may be closing already
+        self._extend_idle_timeout()  # it may be closing already
         try:
-            with self._over:
-                await self._move(first_to_broker, count_to_broker, first_to_client, count_to_client)
+            with self._relay_scope:
+                await self._copy_both(first_to_broker, count_to_broker, first_to_client, count_to_client)
         finally:
             self.has_ended = True
 
-    async def _move(
+    async def _copy_both(
         self, first_to_broker: bytes, count_to_broker: Count, first_to_client: bytes, count_to_client: Count
     ) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
-            nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
-            nursery.start_soon(self._speak)
-            if self._followed.broker_challenges is not None:
-                nursery.start_soon(self._answer)
+            nursery.start_soon(self._run_to_broker, first_to_broker, count_to_broker)
+            nursery.start_soon(self._run_to_client, first_to_client, count_to_client)
+            nursery.start_soon(self._run_client_frames)
+            if self._session.broker_challenges is not None:
+                nursery.start_soon(self._run_broker_answers)
 
-    def _moved(self) -> None:
-        """Once one direction has ended, the other lives only as long as its bytes move."""
-        if self._must_move:
-            self._over.deadline = trio.current_time() + self._half_close_timeout_s
+    def _extend_idle_timeout(self) -> None:
+        """Postpone the end of a relay with one direction ended: the other one ends when its bytes stop moving."""
+        if self._has_idle_timeout:
+            self._relay_scope.deadline = trio.current_time() + self._half_close_timeout_s
 
-    def _end_of_one(self) -> None:
-        self._ended += 1
-        self._must_move = True
-        self._moved()
-        if self._ended == len(self._walks):
-            self._over.cancel()  # nobody is left to be told anything
+    def _on_direction_end(self) -> None:
+        self._ended_directions += 1
+        self._has_idle_timeout = True
+        self._extend_idle_timeout()
+        if self._ended_directions == len(self._scanners):
+            self._relay_scope.cancel()  # neither side can receive anything more
 
-    def _note_messages(self, way: int) -> None:
-        if messages := self._walks[way].take_message_count():
+    def _count_new_messages(self, way: int) -> None:
+        if messages := self._scanners[way].take_message_count():
             self._count_messages(way, messages)
 
     # ---- to the broker
 
-    async def _move_to_broker(self, first: bytes, count: Count) -> None:
+    async def _run_to_broker(self, first: bytes, count: Count) -> None:
         try:
-            with self._stopped:
-                await self._pass_all_to_broker(first, count)
+            with self._to_broker_scope:
+                await self._copy_frames_to_broker(first, count)
         except FrameInvalid as error:
-            self._judge.on_invalid_frame(self._followed, error)
+            self._reauthentication.on_invalid_frame(self._session, error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # see proxy.forwarder.relay.copy_loop
-        if self._followed.close_reason:
-            return  # the farewell ends it
-        self._must_move = True  # also while an answer of the proxy's is being sent that the broker does not read
-        self._moved()
-        async with self._sending:
+        if self._session.close_reason:
+            return  # the error to the client ends it
+        self._has_idle_timeout = True  # also while the broker does not read an answer of the proxy
+        self._extend_idle_timeout()
+        async with self._broker_lock:
             self._broker_at_boundary = False
-            await _end(self._broker)
-        self._end_of_one()
+            await _send_eof(self._broker)
+        self._on_direction_end()
 
-    async def _pass_all_to_broker(self, first: bytes, count: Count) -> None:
+    async def _copy_frames_to_broker(self, first: bytes, count: Count) -> None:
         data = first or await self._client.receive_some(CHUNK_BYTES)
         while data:
             self._to_broker.receive_data(data)
-            del data  # a relay that waits keeps none
-            while passing := await self._next_to_broker():
+            del data  # a waiting relay holds no chunk
+            while passing := await self._next_passable_to_broker():
                 await self._send_to_broker(passing)
                 count(len(passing))
-                self._moved()
-                if self._followed.close_reason and self._to_broker.at_boundary:
-                    self._stopped.cancel()
-            self._note_messages(TO_BROKER)
+                self._extend_idle_timeout()
+                if self._session.close_reason and self._to_broker.at_boundary:
+                    self._to_broker_scope.cancel()
+            self._count_new_messages(TO_BROKER)
             data = await self._client.receive_some(CHUNK_BYTES)
         if rest := self._to_broker.take_unread_data():
-            async with self._sending:
+            async with self._broker_lock:
                 self._broker_at_boundary = False
                 await self._broker.send_all(rest)
             count(len(rest))
 
     async def _send_to_broker(self, passing: bytes) -> None:
         at_boundary = self._to_broker.at_boundary
-        async with self._sending:
-            self._broker_at_boundary = False  # also where the sending is broken off
+        async with self._broker_lock:
+            self._broker_at_boundary = False  # also where the send is cancelled
             await self._broker.send_all(passing)
             self._broker_at_boundary = at_boundary
-            await self._answer_at_boundary()
+            await self._send_broker_answer_at_boundary()
 
-    async def _answer(self) -> None:
-        """Answer the broker while the client is silent."""
+    async def _run_broker_answers(self) -> None:
+        """Send answers to the broker while the client is silent."""
         while True:
-            await self._something_to_answer.wait()
-            self._something_to_answer = trio.Event()
+            await self._broker_answer_ready.wait()
+            self._broker_answer_ready = trio.Event()
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                async with self._sending:
-                    await self._answer_at_boundary()
+                async with self._broker_lock:
+                    await self._send_broker_answer_at_boundary()
 
-    async def _answer_at_boundary(self) -> None:
-        broker = self._followed.broker_challenges
-        if self._to_answer is None or broker is None or self._followed.close_reason or not self._broker_at_boundary:
+    async def _send_broker_answer_at_boundary(self) -> None:
+        broker = self._session.broker_challenges
+        if self._broker_answer is None or broker is None or self._session.close_reason or not self._broker_at_boundary:
             return
-        frame, self._to_answer = self._to_answer, None
+        frame, self._broker_answer = self._broker_answer, None
         self._broker_at_boundary = False
-        broker.on_answer_sent()  # the broker may ask again before the sending has returned
+        broker.on_answer_sent()  # the broker may send a challenge before the send has returned
         await self._broker.send_all(frame)
         self._broker_at_boundary = True
 
-    async def _next_to_broker(self) -> bytes:
-        """What may pass next; empty: nothing of what is there."""
+    async def _next_passable_to_broker(self) -> bytes:
+        """Return the bytes that may pass next; empty if none of the received ones may."""
         cutter = self._to_broker
         while True:
-            self._walks[TO_BROKER].stop_types = self._followed.current_stop_types(TO_BROKER, self._stops, self._now())
-            passing = cutter.take_passable(one_frame=bool(self._followed.close_reason) or self._to_answer is not None)
+            self._scanners[TO_BROKER].stop_types = self._session.current_stop_types(
+                TO_BROKER, self._broker_stop_types, self._now()
+            )
+            passing = cutter.take_passable(
+                one_frame=bool(self._session.close_reason) or self._broker_answer is not None
+            )
             if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
                 return passing
             if cutter.stopped_at == BaseCommand.AUTH_RESPONSE:
-                if not self._take_answer():
+                if not self._remove_answer():
                     return b""
-                await trio.lowlevel.checkpoint()  # whoever sends nothing else has a turn for each
-            elif passing := await self._stopped_at(cutter.stopped_at):
+                await trio.lowlevel.checkpoint()  # so that a client that sends only answers does not starve other tasks
+            elif passing := await self._decide_stopped_command(cutter.stopped_at):
                 return passing
 
-    async def _stopped_at(self, command_type: int) -> bytes:
-        """Do what a command is stopped for; its frame's bytes where it may pass."""
-        use = self._judge.decide_command(self._followed)
-        if use is CommandDecision.PASS:
+    async def _decide_stopped_command(self, command_type: int) -> bytes:
+        """Apply the decision about a command that was stopped at; return its frame's bytes if it may pass."""
+        decision = self._reauthentication.decide_command(self._session)
+        if decision is CommandDecision.PASS:
             if command_type == BaseCommand.PRODUCER and not self.has_opened_producer:
                 self.has_opened_producer = True
-                self._stops -= {BaseCommand.PRODUCER}
-                self._judge.on_producer_opened(self._followed)
+                self._broker_stop_types -= {BaseCommand.PRODUCER}
+                self._reauthentication.on_producer_opened(self._session)
             return self._to_broker.take_stopped_frame_bytes()
-        if use is CommandDecision.HOLD:
+        if decision is CommandDecision.HOLD:
             self._verdict = trio.Event()
             await self._verdict.wait()
         else:
@@ -220,157 +220,159 @@ class FramedCopyLoop:
             await trio.lowlevel.checkpoint()
         return b""
 
-    def _take_answer(self) -> bool:
-        """Take what is there of the client's answer; whether that was all of it."""
-        followed, clock = self._followed, self._followed.clock
-        assert clock is not None  # nothing else stops
-        if self._to_broker.stopped_frame_length() > followed.terms.answer_bytes_max:
-            self._judge.on_failure(followed, ReauthenticationFailure.TOO_LARGE, over_limit=True)
+    def _remove_answer(self) -> bool:
+        """Remove the client's answer from the stream; return False until all of it is there, or if it is too large."""
+        session, clock = self._session, self._session.clock
+        assert clock is not None  # without a clock no command is stopped at
+        if self._to_broker.stopped_frame_length() > session.terms.answer_bytes_max:
+            self._reauthentication.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
             return False
         frame = self._to_broker.remove_frame()
         if frame is None:
             return False
         failure = clock.on_answer(self._now())
         if failure is not None:
-            self._judge.on_failure(followed, failure)
+            self._reauthentication.on_failure(session, failure)
         else:
-            self._judge.on_answer(followed, frame)
+            self._reauthentication.on_answer(session, frame)
         return True
 
     # ---- to the client
 
-    async def _move_to_client(self, first: bytes, count: Count) -> None:
+    async def _run_to_client(self, first: bytes, count: Count) -> None:
         try:
             data = first or await self._broker.receive_some(CHUNK_BYTES)
             while data:
                 self._to_client.receive_data(data)
                 del data
-                await self._pass_to_client(count)
-                self._note_messages(TO_CLIENT)
+                await self._copy_frames_to_client(count)
+                self._count_new_messages(TO_CLIENT)
                 data = await self._broker.receive_some(CHUNK_BYTES)
-            await self._end_to_client(count)
+            await self._finish_to_client(count)
         except FrameInvalid as error:
-            self._judge.on_invalid_frame(self._followed, error)
+            self._reauthentication.on_invalid_frame(self._session, error)
             return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            await _end(self._client)
+            await _send_eof(self._client)
         self.has_ended = True
-        self._end_of_one()
+        self._on_direction_end()
 
-    async def _pass_to_client(self, count: Count) -> None:
+    async def _copy_frames_to_client(self, count: Count) -> None:
         while True:
-            async with self._speaking:
-                await self._say_at_boundary()
-                passing = self._next_to_client()
+            async with self._client_lock:
+                await self._send_client_frame_at_boundary()
+                passing = self._next_passable_to_client()
                 if not passing:
                     return
                 await self._client.send_all(passing)
             count(len(passing))
             self.bytes_sent_to_client += len(passing)
-            self._moved()
+            self._extend_idle_timeout()
 
-    def _next_to_client(self) -> bytes:
-        """What may pass next; empty: nothing of what is there."""
-        cutter, walk = self._to_client, self._walks[TO_CLIENT]
+    def _next_passable_to_client(self) -> bytes:
+        """Return the bytes that may pass next; empty if none of the received ones may."""
+        cutter, scanner = self._to_client, self._scanners[TO_CLIENT]
         while True:
-            walk.stop_types = self._followed.current_stop_types(TO_CLIENT, self._client_stops, self._now())
-            passing = cutter.take_passable(one_frame=self._to_say is not None)
+            scanner.stop_types = self._session.current_stop_types(TO_CLIENT, self._client_stop_types, self._now())
+            passing = cutter.take_passable(one_frame=self._client_frame is not None)
             if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
                 return passing
-            if cutter.stopped_at == BaseCommand.AUTH_CHALLENGE and self._followed.broker_challenges is not None:
+            if cutter.stopped_at == BaseCommand.AUTH_CHALLENGE and self._session.broker_challenges is not None:
                 check_challenge_size(cutter.stopped_frame_length())
                 if (frame := cutter.remove_frame()) is None:
                     return b""
-                self._followed.broker_challenges.on_challenge_frame(frame)
+                self._session.broker_challenges.on_challenge_frame(frame)
             else:
-                self._judge.on_served_past_grace(
-                    self._followed
-                )  # with which nothing but challenges is stopped at any more
+                # After this call only challenges are stopped at.
+                self._reauthentication.on_served_past_grace(self._session)
 
-    async def _end_to_client(self, count: Count) -> None:
+    async def _finish_to_client(self, count: Count) -> None:
         rest = self._to_client.take_unread_data()
         if rest:
             await self._client.send_all(rest)
             count(len(rest))
-        elif self._followed.close_reason and self._to_say is None:
-            self.close_with_error(self._judge.closing_error_frame(self._followed))
-        async with self._speaking:
+        elif self._session.close_reason and self._client_frame is None:
+            self.close_with_error(self._reauthentication.closing_error_frame(self._session))
+        async with self._client_lock:
             if not rest:
-                await self._say_at_boundary()
+                await self._send_client_frame_at_boundary()
             await self._client.send_eof()
 
-    async def _speak(self) -> None:
-        """Say what is to be said while the broker is silent."""
+    async def _run_client_frames(self) -> None:
+        """Send injected frames to the client while the broker is silent."""
         while True:
-            await self._something_to_say.wait()
-            self._something_to_say = trio.Event()
+            await self._client_frame_ready.wait()
+            self._client_frame_ready = trio.Event()
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                async with self._speaking:
-                    await self._say_at_boundary()
+                async with self._client_lock:
+                    await self._send_client_frame_at_boundary()
 
-    async def _say_at_boundary(self) -> None:
-        if self._to_say is None or not self._to_client.at_boundary:
+    async def _send_client_frame_at_boundary(self) -> None:
+        if self._client_frame is None or not self._to_client.at_boundary:
             return
-        (frame, is_last), self._to_say = self._to_say, None
-        clock = self._followed.clock
+        (frame, is_last), self._client_frame = self._client_frame, None
+        clock = self._session.clock
         if not is_last and clock is not None:
-            if (frame == self._followed.terms.challenge) != (clock.phase is Phase.QUIET):
-                return  # overtaken by an answer that came unasked
+            if (frame == self._session.terms.challenge) != (clock.phase is Phase.QUIET):
+                return  # overtaken by an unsolicited answer
             clock.on_challenge_sent(self._now())
-            self._verdict.set()  # a command that waited for this round's verdict came too late
+            self._verdict.set()  # a command that waits for this round's verdict was too late
         await self._client.send_all(frame)
         if is_last:
-            await self._end_both()
+            await self._end_both_sides()
 
-    async def _end_both(self) -> None:
+    async def _end_both_sides(self) -> None:
         for stream in (self._client, self._broker):
-            await _end(stream)
-        self._over.cancel()
+            await _send_eof(stream)
+        self._relay_scope.cancel()
 
-    # ---- the judge says
+    # ---- SessionControl
 
     def send_challenge(self, challenge: bytes) -> None:
-        """Put a challenge in at the next boundary."""
-        self._say(challenge, is_last=False)
+        """Inject a challenge frame towards the client at the next boundary."""
+        self._queue_client_frame(challenge, is_last=False)
 
-    def _say(self, frame: bytes, *, is_last: bool) -> None:
-        self._to_say = frame, is_last
-        self._something_to_say.set()
+    def _queue_client_frame(self, frame: bytes, *, is_last: bool) -> None:
+        self._client_frame = frame, is_last
+        self._client_frame_ready.set()
 
     def send_broker_answer(self, frame: bytes) -> None:
-        """Put an answer in towards the broker, at the next boundary of what it is sent."""
-        self._to_answer = frame
-        self._something_to_answer.set()
+        """Inject an answer towards the broker at the next boundary of that direction."""
+        self._broker_answer = frame
+        self._broker_answer_ready.set()
 
     def resume_after_verdict(self) -> None:
-        """There is a verdict, and the clock knows it."""
+        """Let a waiting command continue after a verdict that the session's clock has recorded."""
         self._verdict.set()
 
     def record_observed_end(self) -> None:
-        """Nothing to write down: the relay ends with its process."""
+        """Do nothing: the relay ends with its process, so no successor needs the record."""
 
     def record_exchange(self) -> None:
-        """Nothing to write down: the relay ends with its process."""
+        """Do nothing: the relay ends with its process, so no successor needs the record."""
 
     def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
-        """Begin to close: nothing passes to the broker from the next boundary on."""
-        if self._followed.close_reason:
+        """Start to close: from the next boundary on nothing passes to the broker.
+
+        ``error_frame``: the error for the client; empty: the reason's usual one.
+        """
+        if self._session.close_reason:
             return
-        self._followed.close_reason = reason
-        self._followed.closing_error_frame = error_frame
+        self._session.close_reason = reason
+        self._session.closing_error_frame = error_frame
         if self._to_broker.at_boundary:
-            self._stopped.cancel()
-        self._ended = max(self._ended, 1)
-        self._must_move = True
-        self._moved()
-        self._judge.on_closing(self._followed)
+            self._to_broker_scope.cancel()
+        self._ended_directions = max(self._ended_directions, 1)
+        self._has_idle_timeout = True
+        self._extend_idle_timeout()
+        self._reauthentication.on_closing(self._session)
 
     def close_with_error(self, error_frame: bytes) -> None:
-        """Tell the client at the next boundary; then both directions end."""
-        self._say(error_frame, is_last=True)
+        """Send the client an error at the next boundary, then end both directions."""
+        self._queue_client_frame(error_frame, is_last=True)
 
 
-async def _end(stream: Stream) -> None:
-    """End a stream's sending, but not in the middle of what is being sent there: that ends with the relay."""
+async def _send_eof(stream: Stream) -> None:
+    """Send a stream's end of file, unless a send is under way there: that ends with the relay."""
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
         await stream.send_eof()

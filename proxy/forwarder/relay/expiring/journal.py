@@ -1,18 +1,20 @@
-"""Where a followed relay stands, as its forwarder writes it down and a successor reads it
+"""The journal of framed relays: what a forwarder writes to the relay table of them, and a successor reads.
+
+Framed rows of the table are written and read here, except for the stores that the pump makes for each portion
 (proxy.forwarder.relay.expiring.splice_pump).
 
 **Killed at any step.** A successor asks the kernel how much of a stream was consumed
-(proxy.runtime.network.stream_position)
-and finds in the relay table, always written *before* the step that it speaks of, what it needs to know where that is:
+(proxy.runtime.network.stream_position), and finds in the relay table, always written *before* the step that it
+describes, what it needs to know of that position:
 
-* ``BOUNDARY``: less than this was consumed: so much is left of frames that may pass (negative: of a frame that is being
-  taken out). As much: it is at a boundary. More: the bytes in between are held, and stand in ``HEAD``.
-* ``PUTTING``: something of ours is being put into the pipe, which was empty. Only when the store that says that it
-  happened was made, ``PUTTING`` is cleared, and only then anything leaves the pipe. So where the one is set and the
-  other not made, all that the pipe holds is ours: it is taken back, and done again.
-* ``EXCHANGE``: where the proxy's own exchange with the broker stands; what it asks for is stored before the challenge
-  counts as taken out, and that it was answered says that the answer was put in.
-* ``PHASE``, times: the session clock. An answer that was taken out, or rounds that were begun, die with their
+* ``BOUNDARY``: if less was consumed, the difference is left of frames that may pass (negative: of a frame that is being
+  removed). If as much: the source is at a boundary. If more: the bytes in between are held, and are in ``HEAD``.
+* ``INJECTING``: the proxy's own bytes are being put into the pipe, which was empty. ``INJECTING`` is cleared only after
+  the store that completes the injection, and only then anything leaves the pipe. So where the one is set and the other
+  not made, all that the pipe holds is the proxy's own: the injection is undone, and made once more.
+* ``EXCHANGE``: the phase of the proxy's own exchange with the broker. What the broker asks for is stored before the
+  challenge counts as removed; that it was answered completes the answer's injection.
+* ``PHASE``, times: the session clock. An answer that was removed, and rounds that were begun, are lost with their
   process: the client is asked once more.
 """
 
@@ -27,9 +29,11 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_STOP
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, ClockSnapshot, Phase, SessionClock
-from proxy.forwarder.relay.expiring.session import CloseReason, FrameCursor, Injection
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
+from proxy.forwarder.relay.expiring.session import FrameCursor, Injection
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.forwarder.relay.relay import Direction, Relay
+from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.network.stream_position import consumed_bytes
 from proxy.runtime.shared.relay_table import (
     BOUNDARY,
@@ -52,13 +56,13 @@ from proxy.runtime.shared.relay_table import (
     framed_row,
 )
 
-SAYS = {
+COMPLETION_CELLS = {
     Injection.HELD_HEAD: BOUNDARY,
     Injection.CHALLENGE: PHASE,
     Injection.CLOSING_ERROR: CLOSING,
     Injection.BROKER_ANSWER: EXCHANGE,
 }
-"""Which store says that something was put in."""
+"""The cell of which the store completes an injection."""
 
 _NS_PER_S = 1_000_000_000
 
@@ -66,183 +70,211 @@ NumberT = TypeVar("NumberT", bound=enum.IntEnum)
 
 
 class FramedJournal:
-    """See the module. ``now``: seconds of the clock that all of the cluster's processes share."""
+    """Writes and reads the framed rows of a forwarder's relays.
+
+    ``now``: seconds of the clock that all of the cluster's processes share.
+    """
 
     def __init__(self, table: RelayTable, now: Callable[[], float]) -> None:
         self._table = table
         self._cells = table.cells
         self._now = now
 
-    # ---- a relay that begins
+    # ---- a relay that starts
 
-    def start_cursors(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
-        """Find where the frames of a relay begin that has not begun; what of its first bytes goes to the broker and to
-        the client at once: the beginning of a frame, at the end, is held. Raises OSError, FrameWrong.
+    def start_cursors(self, relay: FramedRelay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+        """Find where the frames of a relay begin that has not started.
+
+        Return which of its first bytes go to the broker and to the client at once: the beginning of a frame, at their
+        end, is held. Raises OSError, FrameInvalid.
         """
         self._table.record_framed(relay.record.id)
         self.write_clock(relay)
-        return self._behind(relay.to_broker, first_to_broker), self._behind(relay.to_client, first_to_client)
+        to_broker = self._start_cursor(relay.to_broker, first_to_broker)
+        return to_broker, self._start_cursor(relay.to_client, first_to_client)
 
-    def _behind(self, direction: Direction, first: bytes) -> bytes:
-        """Follow a direction behind its first bytes; those of them that go at once."""
-        framing = self._framing(direction, has_producer=False)
+    def _start_cursor(self, direction: FramedDirection, first: bytes) -> bytes:
+        """Start a direction's cursor behind its first bytes; return those of them that go at once."""
+        cursor = self._new_cursor(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, NO_STOP
         # To connect took its time. Where ends are only observed, the next use will be counted.
-        if framing.way == TO_BROKER and not framing.session.observes_ends:
-            framing.scanner.stop_types = framing.session.current_stop_types(TO_BROKER, framing.stop_types, self._now())
+        if cursor.way == TO_BROKER and not cursor.session.observes_ends:
+            cursor.scanner.stop_types = cursor.session.current_stop_types(TO_BROKER, cursor.stop_types, self._now())
         while passing < len(first) and stop != INCOMPLETE:
-            more, stop = framing.scanner.scan_frames(first[passing:], len(first) - passing)
+            more, stop = cursor.scanner.scan_frames(first[passing:], len(first) - passing)
             passing += more
-            if framing.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
+            if cursor.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
                 raise FrameInvalid("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
-                self.write_producer(direction.relay, framing)
+                self.write_producer(direction.relay, cursor)
             elif stop == BaseCommand.AUTH_RESPONSE:
                 raise FrameInvalid("an answer before any challenge")
             elif stop == BaseCommand.AUTH_CHALLENGE:
                 raise FrameInvalid("a challenge of the broker's before the relay began")
-        framing.boundary = consumed - len(first) + passing
-        framing.bytes_to_boundary = max(0, passing - len(first))
-        self._cells[framing.row + MESSAGES] = framing.scanner.take_message_count()
-        self.write_head(framing, first[passing:])
-        self._cells[framing.row + BOUNDARY] = framing.boundary
+        cursor.boundary = consumed - len(first) + passing
+        cursor.bytes_to_boundary = max(0, passing - len(first))
+        self._cells[cursor.row + MESSAGES] = cursor.scanner.take_message_count()
+        self.write_head(cursor, first[passing:])
+        self.write_boundary(cursor)
         return first[:passing]
 
     @staticmethod
-    def _framing(direction: Direction, *, has_producer: bool) -> FrameCursor:
+    def _new_cursor(direction: FramedDirection, *, has_producer: bool) -> FrameCursor:
         way = _way(direction)
-        followed = direction.relay.session
-        assert followed is not None
-        walk = followed.new_scanner(way, has_producer=has_producer)
-        direction.cursor = FrameCursor(
-            framed_row(direction.relay.record.id, way), direction.source, followed, way, walk
-        )
-        return direction.cursor
+        session = direction.relay.session
+        scanner = session.new_scanner(way, has_producer=has_producer)
+        row = framed_row(direction.relay.record.id, way)
+        cursor = direction.cursor = FrameCursor(row, direction.source, session, way, scanner)
+        return cursor
 
-    # ---- what is written down
+    # ---- while a relay runs
 
-    def write_head(self, framing: FrameCursor, head: bytes) -> None:
-        """The beginning of a frame, which may be taken out of the socket from now on."""
+    def begin_injection(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe, what: Injection) -> None:
+        """Bind an empty pipe that the proxy's own bytes are about to be written to."""
+        self._table.bind_pipe(direction.row, pipe.id)
+        self._cells[cursor.row + INJECTING] = what
+
+    def complete_injection(self, cursor: FrameCursor, what: Injection, completion: int) -> None:
+        """Record that the bytes are in the pipe, by the store of ``completion`` that makes it true for a successor."""
+        self._cells[cursor.row + COMPLETION_CELLS[what]] = completion
+        self._cells[cursor.row + INJECTING] = 0
+
+    def write_removal(self, cursor: FrameCursor, length: int) -> None:
+        """Record that the frame at the boundary, of ``length`` bytes, is about to be removed."""
+        self._cells[cursor.row + BOUNDARY] = -(cursor.boundary + length)
+
+    def write_boundary(self, cursor: FrameCursor) -> None:
+        """Record the cursor's boundary: that a frame was removed, if one was being removed."""
+        self._cells[cursor.row + BOUNDARY] = cursor.boundary
+
+    def write_head(self, cursor: FrameCursor, head: bytes) -> None:
+        """Record the beginning of a frame, which may be removed from the socket from now on."""
         for cell, at in enumerate(range(0, len(head), 8)):
-            self._cells[framing.row + HEAD + cell] = as_cell(head[at : at + 8])
-        framing.held_head = head
+            self._cells[cursor.row + HEAD + cell] = as_cell(head[at : at + 8])
+        cursor.held_head = head
 
-    def write_producer(self, relay: Relay, framing: FrameCursor) -> None:
-        """The client has opened a producer; ``framing``: of the way to the broker, which need not look for it again."""
+    def write_producer(self, relay: FramedRelay, cursor: FrameCursor) -> None:
+        """Record that the client has opened a producer; the cursor, of the way to the broker, stops at no other."""
         self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER] = 1
-        framing.scanner.stop_types = framing.stop_types = framing.stop_types - {BaseCommand.PRODUCER}
+        cursor.scanner.stop_types = cursor.stop_types = cursor.stop_types - {BaseCommand.PRODUCER}
 
-    def has_producer(self, relay: Relay) -> bool:
-        """Whether a client that is not asked while it has a producer had one ever on this connection."""
+    def has_producer(self, relay: FramedRelay) -> bool:
+        """Return whether a client that is not asked while it has a producer ever had one on this connection."""
         return bool(self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER])
 
-    def write_exchange(self, relay: Relay, phase: ExchangePhase) -> None:
-        """Write down where the proxy's own exchange with the broker stands."""
+    def write_exchange(self, relay: FramedRelay, phase: ExchangePhase) -> None:
+        """Record the phase of the proxy's own exchange with the broker."""
         self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE] = phase
 
-    def write_close_reason(self, relay: Relay, why: CloseReason) -> None:
-        """The relay is being closed."""
+    def write_close_reason(self, relay: FramedRelay, why: CloseReason) -> None:
+        """Record that the relay is being closed."""
         self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING] = why
 
-    def write_clock(self, relay: Relay) -> None:
-        """The end first and the phase last: whatever a kill leaves of it, nobody lives longer than he may."""
-        followed = relay.session
-        assert followed is not None
-        if followed.clock is None:
+    def write_clock(self, relay: FramedRelay) -> None:
+        """Record the session's clock, if it has one.
+
+        The end first and the phase last: whatever a kill leaves of it, no session lasts longer than it may.
+        """
+        clock = relay.session.clock
+        if clock is None:
             return
-        cells, row, memo = self._cells, framed_row(relay.record.id, TO_CLIENT), followed.clock.snapshot
+        cells, row, snapshot = self._cells, framed_row(relay.record.id, TO_CLIENT), clock.snapshot
         for cell, time_s in (
-            (EXPIRES_AT, memo.expires_at_s),
-            (CHALLENGE_AT, memo.challenge_at_s),
-            (LAST_AT, memo.last_attempt_at_s),
+            (EXPIRES_AT, snapshot.expires_at_s),
+            (CHALLENGE_AT, snapshot.challenge_at_s),
+            (LAST_AT, snapshot.last_attempt_at_s),
         ):
             cells[row + cell] = 0 if time_s == NEVER else int(time_s * _NS_PER_S)
-        cells[row + OBSERVED] = memo.end_observed
-        cells[row + PHASE] = memo.phase
+        cells[row + OBSERVED] = snapshot.end_observed
+        cells[row + PHASE] = snapshot.phase
 
-    # ---- what a predecessor has written
+    # ---- a predecessor's relay
 
-    def undo_injection(self, direction: Direction, pipe: Pipe, waiting: int) -> bool:
-        """Empty a pipe that a predecessor filled with something of its own without saying so; whether it did."""
-        if direction.relay.session is None:
+    def undo_injection(self, direction: Direction, pipe: Pipe, queued: int) -> bool:
+        """Empty a pipe that holds a predecessor's injection that was not completed; return False if it does not."""
+        if not isinstance(direction, FramedDirection):
             return False
         row = framed_row(direction.relay.record.id, _way(direction))
-        putting = self._cells[row + INJECTING]
-        if not putting or self._is_said(direction, row, putting):
+        injecting = self._cells[row + INJECTING]
+        if not injecting or self._is_complete(direction, row, injecting):
             return False
-        while waiting:
-            waiting -= len(os.read(pipe.read_end, waiting))
+        while queued:
+            queued -= len(os.read(pipe.read_end, queued))
         return True
 
-    def _is_said(self, direction: Direction, row: int, putting: int) -> bool:
-        if putting == Injection.HELD_HEAD:
+    def _is_complete(self, direction: FramedDirection, row: int, injecting: int) -> bool:
+        if injecting == Injection.HELD_HEAD:
             return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
-        if putting == Injection.CHALLENGE:
+        if injecting == Injection.CHALLENGE:
             return self._cells[row + PHASE] in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
-        if putting == Injection.BROKER_ANSWER:
+        if injecting == Injection.BROKER_ANSWER:
             return self._cells[row + EXCHANGE] not in UNANSWERED
         return bool(self._cells[row + CLOSING] == CloseReason.ERROR_SENT)
 
     def restore_clock(self, relay: StoredRelay) -> SessionClock | None:
-        """The clock of a predecessor's relay; one that began rounds with the client has taken them with it."""
+        """Return the clock of a predecessor's relay; None if its session does not expire.
+
+        Rounds that the predecessor began with the client are lost.
+        """
         if not relay.session.expires:
             return None
         cells, row = self._cells, framed_row(relay.id, TO_CLIENT)
         expires_at_s, challenge_at_s, last_at_s = (
             cells[row + cell] / _NS_PER_S or NEVER for cell in (EXPIRES_AT, CHALLENGE_AT, LAST_AT)
         )
-        # Of a phase that is not known the next answer may belong to it: it is dropped, and the client is asked again.
-        phase, observed = _meaning(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
-        memo = ClockSnapshot(expires_at_s, challenge_at_s, last_at_s, phase, observed)
+        # The next answer may belong to a phase that is not known: it is dropped, and the client is asked again.
+        phase, observed = _decode(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
+        snapshot = ClockSnapshot(expires_at_s, challenge_at_s, last_at_s, phase, observed)
         return SessionClock.from_snapshot(
             relay.session.principal,
             lifetime_ms_max=relay.session.lifetime_ms_max,
-            snapshot=memo,
+            snapshot=snapshot,
             now_s=self._now(),
         )
 
-    def restore_cursors(self, relay: Relay) -> CloseReason:
-        """Find where the frames of a predecessor's relay begin, wherever it stood; whether it was being closed. What of
-        its pipes is not to be sent was taken back. Raises OSError.
+    def restore_cursors(self, relay: FramedRelay) -> CloseReason:
+        """Find where the frames of a predecessor's relay begin, whatever it was doing; return its close reason.
+
+        Injections that were not completed have been undone. Raises OSError.
         """
         for direction in (relay.to_broker, relay.to_client):
-            framing = self._recall_framing(direction)
-            self._cells[framing.row + INJECTING] = 0
+            cursor = self._restore_cursor(direction)
+            self._cells[cursor.row + INJECTING] = 0
         self.write_clock(relay)
-        if relay.session is not None and relay.session.broker_challenges is not None:
+        if relay.session.broker_challenges is not None:
             exchange = self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE]
-            relay.session.broker_challenges.restore_phase(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
-        return _meaning(CloseReason, self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
+            relay.session.broker_challenges.restore_phase(_decode(ExchangePhase, exchange, ExchangePhase.QUIET))
+        return _decode(CloseReason, self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
 
-    def _recall_framing(self, direction: Direction) -> FrameCursor:
-        followed = direction.relay.session
-        assert followed is not None
-        framing = self._framing(direction, has_producer=self.has_producer(direction.relay))
-        consumed, boundary = consumed_bytes(direction.source), self._cells[framing.row + BOUNDARY]
-        framing.boundary = abs(boundary)
-        framing.bytes_to_boundary = max(0, framing.boundary - consumed)
+    def _restore_cursor(self, direction: FramedDirection) -> FrameCursor:
+        session = direction.relay.session
+        cursor = self._new_cursor(direction, has_producer=self.has_producer(direction.relay))
+        consumed, boundary = consumed_bytes(direction.source), self._cells[cursor.row + BOUNDARY]
+        cursor.boundary = abs(boundary)
+        cursor.bytes_to_boundary = max(0, cursor.boundary - consumed)
         if boundary < 0:
-            framing.removed_bytes = bytearray()
-            if framing.way == TO_BROKER:
-                followed.drops_next_answer = True
-            elif followed.broker_challenges is not None:
-                followed.broker_challenges.challenge_truncated = True
+            cursor.removed_bytes = bytearray()
+            if cursor.way == TO_BROKER:
+                session.drops_next_answer = True
+            elif session.broker_challenges is not None:
+                session.broker_challenges.challenge_truncated = True
         elif consumed > boundary:
-            held = self._cells[framing.row + HEAD : framing.row + HEAD + HEAD_CELLS].tobytes()
-            framing.held_head = held[: consumed - boundary]
-        if followed.clock is not None and followed.clock.phase is Phase.CHALLENGED_AGAIN:
-            followed.drops_next_answer = True
-        return framing
+            held = self._cells[cursor.row + HEAD : cursor.row + HEAD + HEAD_CELLS].tobytes()
+            cursor.held_head = held[: consumed - boundary]
+        if session.clock is not None and session.clock.phase is Phase.CHALLENGED_AGAIN:
+            session.drops_next_answer = True
+        return cursor
 
 
-def _meaning(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
-    """Return what a number in the table stands for; ``otherwise`` for a later version's, which this one followed."""
+def _decode(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
+    """Return the member of this number; ``otherwise`` if only a later version of the program knows it."""
     try:
         return kind(number)
     except ValueError:
         return otherwise
 
 
-def _way(direction: Direction) -> int:
+def _way(direction: FramedDirection) -> int:
+    """Return TO_BROKER or TO_CLIENT."""
     return TO_BROKER if direction is direction.relay.to_broker else TO_CLIENT

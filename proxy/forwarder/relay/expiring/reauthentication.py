@@ -1,16 +1,14 @@
-"""When clients of relays are asked for fresh credentials, what becomes of their answers, how sessions end (KIP-368).
+"""Coordinator of clients' re-authentication: challenges in time, verdicts on answers, and ends of sessions (KIP-368).
 
-The engine and user space find answers and ends in what they move (proxy.forwarder.relay.expiring.splice_pump,
-framed_streams) and tell them
-here; the session clock decides (proto.session_clock); auth workers judge.
+The splice engine and the copy loop find answers and ends in what they move (splice_pump, copy_loop of this package) and
+report them here. The session clock decides (proto.session_clock); auth workers verify answers.
 
-A session that was used past its end, over which the broker still sent something past its grace, or whose client failed
-to authenticate again, ends gently: from the next boundary on nothing more passes to the broker; what the broker still
-says, receipts for what it has got among it, is delivered until it falls silent for a moment; then the client is told
-why, at a boundary, and both sides are closed in order.
+A session ends gently if it was used past its end, if the broker still sent to it past its grace, or if its client
+failed to authenticate again. From the next boundary on nothing more passes to the broker. What the broker still sends,
+receipts for what it has received among it, is delivered until the broker is silent for a moment. Then the client
+receives an error at a boundary, and both sides are closed in order.
 """
 
-import enum
 import heapq
 import itertools
 import random
@@ -18,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proto import commands
 from proto.command_heads import FrameInvalid
@@ -28,18 +25,12 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
 from proxy.common.logs import get_logger
+from proxy.forwarder.relay.close_reason import PLANNED_CLOSE_REASONS, CloseReason
 from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.expiring.session import (
-    INJECTION_BYTES_MAX,
-    PLANNED_CLOSE_REASONS,
-    CloseReason,
-    ExpiringSession,
-    parse_frame_command,
-)
+from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.session import INJECTION_BYTES_MAX, ExpiringSession, parse_frame_command
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
-from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
 from proxy.runtime.rpc.errors import RpcError
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
@@ -50,10 +41,10 @@ STREAM_CORRUPT = "The proxy closes this connection: what was sent is no frame of
 
 QUIET_S = 0.1
 GRACE_S = 1.0
-"""A broker that is silent for so long has said what it had to say; none is waited for longer than the second."""
+"""Silence after which a broker is taken to have sent all that it had to send, and the longest wait for that silence."""
 
 DUE_MIN = 1_000
-"""Entries that may always wait; above, at most as many are out of date as are not."""
+"""Size of the schedule that is always allowed; above it, at most as many entries are out of date as are not."""
 
 _TEXTS = {
     CloseReason.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
@@ -66,84 +57,11 @@ _TEXTS = {
 }
 
 
-class NoReauthReason(enum.Enum):
-    """Why an authenticated client is not asked again; the values are the metric's labels."""
-
-    CLIENT_CANNOT = "client_cannot"
-    HAS_PRODUCER = "has_producer"
-
-
-class ReauthenticationMetrics:
-    """KIP-368's, for lookup mode and relays together; `method` is an authentication method's name.
-
-    ``now``: seconds of a clock that goes forward only.
-    """
-
-    def __init__(self, registry: CollectorRegistry | None, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._maximum = WindowedMaximum()
-        self.success = Counter(
-            "pulsar_proxy_reauthentication_success",
-            "Clients that have authenticated themselves again on their connection, by method.",
-            ["method"],
-            registry=registry,
-        )
-        self.failure = Counter(
-            "pulsar_proxy_reauthentication_failure",
-            "Clients that have failed to, and were closed, by the method of their session.",
-            ["method"],
-            registry=registry,
-        )
-        self.seconds = Histogram(
-            "pulsar_proxy_reauthentication_seconds",
-            "Time from the challenge to the verdict, the client's own time included, of those that succeeded.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        maximum = Gauge(
-            "pulsar_proxy_reauthentication_max_seconds",
-            f"The longest such time of the last {WINDOW_S} seconds; 0: there was none.",
-            registry=registry,
-        )
-        maximum.set_function(lambda: self._maximum.value(self._now()))
-        self._no_reauth = Counter(
-            "pulsar_proxy_authentication_no_reauth",
-            "Clients that have authenticated themselves but are not asked to again on their connection, by method and "
-            "reason: client_cannot, has_producer.",
-            ["method", "reason"],
-            registry=registry,
-        )
-        self.expired_killed = Counter(
-            "pulsar_proxy_expired_connections_killed",
-            "Clients' connections closed because they were used, or still served, after their session had expired.",
-            registry=registry,
-        )
-        self.expired_observed = Counter(
-            "pulsar_proxy_expired_connections_observed",
-            "Lives of sessions that enforcement would have closed, but session.enforcement is observe, by listener, "
-            "method and reason: expired, still_served, failed.",
-            ["listener", "method", "reason"],
-            registry=registry,
-        )
-        self.expired_sessions = Gauge(
-            "pulsar_proxy_expired_sessions",
-            "Sessions that are past their end, and open: idle ones, and those whose end is only observed.",
-            registry=registry,
-        )
-
-    def count_never_asked(self, method: str, reason: NoReauthReason) -> None:
-        """Count a client that is not asked to authenticate itself again."""
-        self._no_reauth.labels(method=method, reason=reason.value).inc()
-
-    def record_success(self, method: str, took_s: float) -> None:
-        """Count a client that has authenticated itself again within so many seconds."""
-        self.success.labels(method=method).inc()
-        self.seconds.observe(took_s)
-        self._maximum.observe(took_s, self._now())
-
-
 class ReauthenticationCoordinator:
-    """See the module; framed.Judge. ``run`` asks clients in time."""
+    """ReauthenticationHandler of a forwarder's sessions, in relays and in lookup mode. ``run`` sends challenges.
+
+    ``unix_ms`` reads the wall clock; ``fraction`` draws a number from 0 to 1. Both are replaced in tests.
+    """
 
     def __init__(self, nursery: trio.Nursery, metrics: ReauthenticationMetrics, now: Callable[[], float]) -> None:
         self.now = now
@@ -154,37 +72,37 @@ class ReauthenticationCoordinator:
         self._due: list[tuple[float, int, ExpiringSession]] = []
         self._due_max = DUE_MIN
         self._numbers = itertools.count()
-        self._earlier = trio.Event()
+        self._rescheduled = trio.Event()
 
-    # ---- when to ask
+    # ---- schedule of challenges
 
-    def add_session(self, followed: ExpiringSession) -> None:
-        """A relay has begun, or was taken over."""
-        if followed.close_reason > CloseReason.ERROR_SENT:  # counted by the predecessor who began it
-            self._nursery.start_soon(self._see_off, followed)
-        elif not followed.close_reason:
-            self._schedule(followed)
+    def add_session(self, session: ExpiringSession) -> None:
+        """Add the session of a new or inherited relay; continue a close that a predecessor started."""
+        if session.close_reason > CloseReason.ERROR_SENT:  # counted by the predecessor that started it
+            self._nursery.start_soon(self._close_when_quiet, session)
+        elif not session.close_reason:
+            self._schedule(session)
 
-    def _schedule(self, followed: ExpiringSession) -> None:
-        if followed.clock is None or not followed.terms.challenge:
+    def _schedule(self, session: ExpiringSession) -> None:
+        if session.clock is None or not session.terms.challenge:
             return
-        at = followed.clock.challenge_at_s
+        at = session.clock.challenge_at_s
         if at == NEVER:
             return
         if not self._due or at < self._due[0][0]:
-            self._earlier.set()
-        heapq.heappush(self._due, (at, next(self._numbers), followed))
+            self._rescheduled.set()
+        heapq.heappush(self._due, (at, next(self._numbers), session))
         if len(self._due) > self._due_max:
-            self._forget_what_is_over()
+            self._remove_outdated()
 
     def remove_sessions(self, sessions: Iterable[ExpiringSession]) -> None:
-        """Ask nothing more in these sessions, whose relays are a successor's."""
-        gone = {id(followed) for followed in sessions}
-        self._due = [entry for entry in self._due if id(entry[2]) not in gone]
+        """Remove sessions from the schedule, since their relays were handed over to a successor."""
+        removed = {id(session) for session in sessions}
+        self._due = [entry for entry in self._due if id(entry[2]) not in removed]
         heapq.heapify(self._due)
 
-    def _forget_what_is_over(self) -> None:
-        """Entries of relays that have ended, or were renewed earlier, would stay until their time comes: for hours."""
+    def _remove_outdated(self) -> None:
+        """Remove the entries of ended relays and earlier lifetimes, which would otherwise stay for hours until due."""
         self._due = [
             entry
             for entry in self._due
@@ -194,221 +112,227 @@ class ReauthenticationCoordinator:
         self._due_max = max(DUE_MIN, 2 * len(self._due))
 
     async def run(self) -> None:
-        """Ask each client when it is time."""
+        """Send each client its challenge in time. Runs until cancelled."""
         while True:
-            self._earlier = trio.Event()
+            self._rescheduled = trio.Event()
             wait_s = self._due[0][0] - self.now() if self._due else NEVER
             with trio.move_on_after(max(0.0, wait_s)):
-                await self._earlier.wait()
+                await self._rescheduled.wait()
             self.send_due_challenges()
 
     def send_due_challenges(self) -> None:
-        """Ask all whose time has come."""
+        """Send the challenges that are due."""
         now = self.now()
         while self._due and self._due[0][0] <= now:
-            at, _, followed = heapq.heappop(self._due)
-            # An earlier life's time is none any more.
-            if followed.clock is None or followed.clock.challenge_at_s != at or _is_over(followed):
+            at, _, session = heapq.heappop(self._due)
+            # The time may be an earlier lifetime's.
+            if session.clock is None or session.clock.challenge_at_s != at or _is_over(session):
                 continue
-            if not (followed.terms.spares_producers and followed.control.has_opened_producer):
-                followed.control.send_challenge(followed.terms.challenge)
+            if not (session.terms.spares_producers and session.control.has_opened_producer):
+                session.control.send_challenge(session.terms.challenge)
 
     # ---- answers
 
-    def on_answer(self, followed: ExpiringSession, frame: bytes) -> None:
-        """The client's answer; it is being judged from now on."""
-        self._nursery.start_soon(self._judge, followed, frame)
+    def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
+        """Start to verify the client's answer to a challenge."""
+        self._nursery.start_soon(self._verify_answer, session, frame)
 
-    def on_answer_lost(self, followed: ExpiringSession) -> None:
-        """An answer to a predecessor."""
-        self._schedule(followed)
+    def on_answer_lost(self, session: ExpiringSession) -> None:
+        """Schedule another challenge after an answer to a predecessor's challenge."""
+        self._schedule(session)
 
-    async def _judge(self, followed: ExpiringSession, frame: bytes) -> None:
-        principal = followed.terms.principal
-        if _is_over(followed):
+    async def _verify_answer(self, session: ExpiringSession, frame: bytes) -> None:
+        principal = session.terms.principal
+        if _is_over(session):
             return
         try:
             command = _answer_in(frame)
             if command.auth_response.response.auth_method_name not in {principal.method, ""}:
-                self.on_failure(followed, ReauthenticationFailure.ANOTHER_METHOD)
+                self.on_failure(session, ReauthenticationFailure.ANOTHER_METHOD)
                 return
-            verdict = await followed.reauthenticate(command)
+            verdict = await session.reauthenticate(command)
         except CommandCorrupt:
-            if not _is_over(followed):
-                self.on_failure(followed, ReauthenticationFailure.DENIED)
+            if not _is_over(session):
+                self.on_failure(session, ReauthenticationFailure.DENIED)
         except RpcError as error:
-            if _is_over(followed):
+            if _is_over(session):
                 return
             get_logger().warning(
-                "a client's answer could not be judged", client=followed.relay_record.client_address, reason=str(error)
+                "a client's answer could not be judged", client=session.relay_record.client_address, reason=str(error)
             )
-            self._not_judged(followed)
+            self._challenge_again(session)
         else:
-            if not _is_over(followed):
-                self._take(followed, verdict)
+            if not _is_over(session):
+                self._apply_verdict(session, verdict)
 
-    def _not_judged(self, followed: ExpiringSession) -> None:
-        self._clock(followed).on_answer_lost(self.now())
-        followed.control.resume_after_verdict()
-        self._schedule(followed)
+    def _challenge_again(self, session: ExpiringSession) -> None:
+        self._clock(session).on_answer_lost(self.now())
+        session.control.resume_after_verdict()
+        self._schedule(session)
 
-    def _take(self, followed: ExpiringSession, verdict: Verdict) -> None:
+    def _apply_verdict(self, session: ExpiringSession, verdict: Verdict) -> None:
         if isinstance(verdict, ClientIdentity):
-            self._accept(followed, verdict.principal)
+            self._accept(session, verdict.principal)
         elif isinstance(verdict, Challenge):
             if len(verdict.frame) > INJECTION_BYTES_MAX:
-                self.on_failure(followed, ReauthenticationFailure.TOO_LARGE)
+                self.on_failure(session, ReauthenticationFailure.TOO_LARGE)
             else:
-                followed.control.send_challenge(verdict.frame)
-        elif verdict.refusal.code == ServerError.ServiceNotReady:  # which is not the client's fault
-            self._not_judged(followed)
+                session.control.send_challenge(verdict.frame)
+        elif verdict.refusal.code == ServerError.ServiceNotReady:  # not the client's fault
+            self._challenge_again(session)
         else:
-            self.on_failure(followed, ReauthenticationFailure.DENIED, verdict)
+            self.on_failure(session, ReauthenticationFailure.DENIED, verdict)
 
-    def _accept(self, followed: ExpiringSession, principal: Principal) -> None:
-        clock, now = self._clock(followed), self.now()
+    def _accept(self, session: ExpiringSession, principal: Principal) -> None:
+        clock, now = self._clock(session), self.now()
         took_s = clock.seconds_since_challenge(now)
         failure = clock.on_accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
         if failure is not None:
-            self.on_failure(followed, failure)
+            self.on_failure(session, failure)
             return
         self._metrics.record_success(principal.method, took_s)
-        followed.control.resume_after_verdict()
-        self._schedule(followed)
+        session.control.resume_after_verdict()
+        self._schedule(session)
 
     @staticmethod
-    def _clock(followed: ExpiringSession) -> SessionClock:
-        assert followed.clock is not None  # or nobody was asked
-        return followed.clock
+    def _clock(session: ExpiringSession) -> SessionClock:
+        assert session.clock is not None  # or it was never challenged
+        return session.clock
 
     def on_failure(
         self,
-        followed: ExpiringSession,
+        session: ExpiringSession,
         failure: ReauthenticationFailure,
         denial: Denial | None = None,
         *,
         over_limit: bool = False,
     ) -> None:
-        """A client has not authenticated itself again: it is closed, unless that is only observed."""
-        observes = followed.observes_ends and not over_limit  # a limit holds all the same
-        if not (observes and self._clock(followed).end_observed):  # else it could fill the log without being closed
-            self._tell_of_failure(followed, failure, denial)
+        """Close the session of a client that failed to authenticate again, unless failures are only observed.
+
+        ``denial``: the auth worker's, if there is one. ``over_limit``: the answer is too large to be removed from the
+        stream, so the relay ends in any case.
+        """
+        observes = session.observes_ends and not over_limit  # a limit is enforced in any case
+        if not (
+            observes and self._clock(session).end_observed
+        ):  # else a client could fill the log without being closed
+            self._report_failure(session, failure, denial)
         if observes:
-            self._go_on_after(followed, failure)
+            self._continue_after(session, failure)
             return
         frame = (
             commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
         )
-        followed.control.start_closing(CloseReason.FAILED, frame)
+        session.control.start_closing(CloseReason.FAILED, frame)
 
-    def _tell_of_failure(
-        self, followed: ExpiringSession, failure: ReauthenticationFailure, denial: Denial | None
+    def _report_failure(
+        self, session: ExpiringSession, failure: ReauthenticationFailure, denial: Denial | None
     ) -> None:
-        self._metrics.failure.labels(method=followed.terms.principal.method).inc()
+        self._metrics.failure.labels(method=session.terms.principal.method).inc()
         get_logger().warning(
             "a client has failed to authenticate itself again",
-            client=followed.relay_record.client_address,
-            principal=followed.relay_record.principal,
+            client=session.relay_record.client_address,
+            principal=session.relay_record.principal,
             reason=denial.reason if denial is not None else failure.value,
         )
 
-    def _go_on_after(self, followed: ExpiringSession, failure: ReauthenticationFailure) -> None:
-        """Drop an answer that failed; another one that is being judged keeps its verdict."""
+    def _continue_after(self, session: ExpiringSession, failure: ReauthenticationFailure) -> None:
+        """Drop an answer that failed. Another one that is being verified still gets its verdict."""
         if failure not in {ReauthenticationFailure.ANSWERED_TWICE, ReauthenticationFailure.TOO_SOON}:
-            self._clock(followed).on_observed_failure(self.now())
-        self._observe(followed, CloseReason.FAILED)
-        followed.control.resume_after_verdict()
+            self._clock(session).on_observed_failure(self.now())
+        self._observe(session, CloseReason.FAILED)
+        session.control.resume_after_verdict()
 
     # ---- ends
 
-    def decide_command(self, followed: ExpiringSession) -> CommandDecision:
-        """Decide what may become of a command, and count an end that is only observed."""
-        use = self._clock(followed).decide_command(self.now())
-        if use is CommandDecision.PASS or not followed.observes_ends:
-            return use
-        if use is CommandDecision.CLOSE:
-            self._observe(followed, CloseReason.EXPIRED)
+    def decide_command(self, session: ExpiringSession) -> CommandDecision:
+        """Decide about a client's command, and count an end that is only observed. The session must have a clock."""
+        decision = self._clock(session).decide_command(self.now())
+        if decision is CommandDecision.PASS or not session.observes_ends:
+            return decision
+        if decision is CommandDecision.CLOSE:
+            self._observe(session, CloseReason.EXPIRED)
         return CommandDecision.PASS
 
-    def on_served_past_grace(self, followed: ExpiringSession) -> None:
-        """End a session, or count its end, over which the broker still sends past its grace."""
-        if followed.observes_ends:
-            self._observe(followed, CloseReason.STILL_SERVED)
+    def on_served_past_grace(self, session: ExpiringSession) -> None:
+        """Close a session, or count its end, to which the broker still sends past the grace period."""
+        if session.observes_ends:
+            self._observe(session, CloseReason.STILL_SERVED)
         else:
-            followed.control.start_closing(CloseReason.STILL_SERVED)
+            session.control.start_closing(CloseReason.STILL_SERVED)
 
-    def _observe(self, followed: ExpiringSession, why: CloseReason) -> None:
-        """Count and log a session that enforcement would close, once in each of its lives."""
-        clock = self._clock(followed)
+    def _observe(self, session: ExpiringSession, why: CloseReason) -> None:
+        """Count and log a session that enforcement would close, once per lifetime."""
+        clock = self._clock(session)
         if clock.end_observed:
             return
         clock.end_observed = True
-        followed.control.record_observed_end()
-        if followed.close_reason:  # for another reason, which came first
+        session.control.record_observed_end()
+        if session.close_reason:  # for another reason that came first
             return
-        listener, method = followed.enforcement.listener_name(followed.listener), followed.terms.principal.method
+        listener, method = session.enforcement.listener_name(session.listener), session.terms.principal.method
         reason = why.name.lower()
         self._metrics.expired_observed.labels(listener=listener, method=method, reason=reason).inc()
         get_logger().info(
             'a client\'s session would have been closed (session.enforcement = "observe")',
-            client=followed.relay_record.client_address,
-            principal=followed.relay_record.principal,
+            client=session.relay_record.client_address,
+            principal=session.relay_record.principal,
             listener=listener,
             method=method,
             reason=reason,
         )
 
-    def on_producer_opened(self, followed: ExpiringSession) -> None:
-        """Count a client that is not asked any more, since it has opened its first producer."""
-        if followed.terms.spares_producers and followed.terms.challenge:
-            self._metrics.count_never_asked(followed.terms.principal.method, NoReauthReason.HAS_PRODUCER)
+    def on_producer_opened(self, session: ExpiringSession) -> None:
+        """Count a client that is no longer challenged because it has opened its first producer."""
+        if session.terms.spares_producers and session.terms.challenge:
+            self._metrics.count_never_asked(session.terms.principal.method, NoReauthReason.HAS_PRODUCER)
 
     @staticmethod
-    def on_invalid_frame(followed: ExpiringSession, error: FrameInvalid) -> None:
-        """What the client or the broker has sent is no frame: the relay is closed."""
-        if not followed.close_reason:
+    def on_invalid_frame(session: ExpiringSession, error: FrameInvalid) -> None:
+        """Close a relay after bytes of the client or the broker that are no frame."""
+        if not session.close_reason:
             get_logger().warning(
-                "a relay's frames cannot be followed",
-                client=followed.relay_record.client_address,
-                principal=followed.relay_record.principal,
-                target=followed.relay_record.target,
+                "a relay's frames cannot be session",
+                client=session.relay_record.client_address,
+                principal=session.relay_record.principal,
+                target=session.relay_record.target,
                 reason=str(error),
             )
-        followed.control.start_closing(CloseReason.CORRUPT)
+        session.control.start_closing(CloseReason.CORRUPT)
 
-    def on_closing(self, followed: ExpiringSession) -> None:
-        """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
-        if followed.close_reason in {CloseReason.EXPIRED, CloseReason.STILL_SERVED}:
+    def on_closing(self, session: ExpiringSession) -> None:
+        """Send the client its error as soon as the broker's bytes on the way to it have arrived."""
+        if session.close_reason in {CloseReason.EXPIRED, CloseReason.STILL_SERVED}:
             self._metrics.expired_killed.inc()
-        if followed.close_reason not in PLANNED_CLOSE_REASONS:  # of which proxy.forwarder.relay.manager tells
+        if session.close_reason not in PLANNED_CLOSE_REASONS:  # proxy.forwarder.relay.manager logs those
             get_logger().info(
                 "a client's session is being closed",
-                client=followed.relay_record.client_address,
-                principal=followed.relay_record.principal,
-                reason=followed.close_reason.name.lower(),
+                client=session.relay_record.client_address,
+                principal=session.relay_record.principal,
+                reason=session.close_reason.name.lower(),
             )
-        self._nursery.start_soon(self._see_off, followed)
+        self._nursery.start_soon(self._close_when_quiet, session)
 
-    async def _see_off(self, followed: ExpiringSession) -> None:
+    async def _close_when_quiet(self, session: ExpiringSession) -> None:
         deadline = trio.current_time() + GRACE_S
-        if followed.close_reason is CloseReason.FAILED:
-            await trio.sleep(seconds(followed.terms.failure_delay_ms))
+        if session.close_reason is CloseReason.FAILED:
+            await trio.sleep(seconds(session.terms.failure_delay_ms))
         left_s = deadline - trio.current_time()
-        await until_quiet(lambda: followed.control.bytes_sent_to_client, quiet_s=QUIET_S, most_s=left_s)
-        followed.control.close_with_error(self.closing_error_frame(followed))
+        await until_quiet(lambda: session.control.bytes_sent_to_client, quiet_s=QUIET_S, most_s=left_s)
+        session.control.close_with_error(self.closing_error_frame(session))
 
-    def closing_error_frame(self, followed: ExpiringSession) -> bytes:
-        """The frame that tells a client why its relay is being closed."""
-        return followed.closing_error_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.close_reason])
+    def closing_error_frame(self, session: ExpiringSession) -> bytes:
+        """Return the error frame that tells the client why its relay closes."""
+        return session.closing_error_frame or commands.error(NO_REQUEST_ID, *_TEXTS[session.close_reason])
 
 
-def _is_over(followed: ExpiringSession) -> bool:
-    """Whether its client is told nothing more than why it is closed, or is a successor's to talk to."""
-    return bool(followed.close_reason) or followed.control.has_ended
+def _is_over(session: ExpiringSession) -> bool:
+    """Return whether the session is closing, or its relay has ended or was handed over to a successor."""
+    return bool(session.close_reason) or session.control.has_ended
 
 
 def _answer_in(frame: bytes) -> BaseCommand:
-    """The AUTH_RESPONSE of a frame that began like one. Raises CommandCorrupt."""
+    """Parse the AUTH_RESPONSE of a frame that begins like one. Raises CommandCorrupt."""
     command = parse_frame_command(frame)
     if command.type != BaseCommand.AUTH_RESPONSE or not command.HasField("auth_response"):
         raise CommandCorrupt("no answer to a challenge")

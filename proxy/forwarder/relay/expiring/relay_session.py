@@ -1,18 +1,17 @@
-"""What a relay has to know of the session that it belongs to, where that session can expire (KIP-368).
+"""The terms of a session that a relay needs to know, where its frames are inspected (KIP-368).
 
-``RelayManager.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who
-makes
-one says with it how answers of the client are judged:
+A relay is started with a RelaySession, or with None: then its frames are not inspected. A RelaySession contains the
+callable that verifies answers of the client:
 
     async def reauthenticate(command: BaseCommand) -> Verdict
 
-It is given each AUTH_RESPONSE, one at a time. The first one, and the first after a ClientIdentity, a Denial or an
-exception, begins the rounds of the mechanism anew (the client was asked with ``PulsarAuthRefresh``); after a Challenge
-it is the client's answer to that. It says RpcError where nobody could judge: the client is then asked once more.
+It receives each AUTH_RESPONSE, one at a time. The first one, and the first one after a ClientIdentity, a Denial or an
+exception, starts a new exchange of the mechanism (the client was challenged with ``PulsarAuthRefresh``). After a
+Challenge it is the client's answer to that. RpcError means that no auth worker could verify the answer: the client is
+then challenged once more.
 
-A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``,
-which makes it again from
-what the store kept: the principal, and whatever RelaySession put into ``context``.
+A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which
+makes the callable again from what the fd store kept: the principal and RelaySession's ``context``.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,27 +29,29 @@ Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
 ReauthenticatorFactory = Callable[[StoredRelay], Reauthenticate]
 
 DEFAULT_GRACE_MS = 60_000
-"""Of relays that began before there was `session.grace_ms`."""
+"""Grace of relays from before the setting `session.grace_ms` existed."""
 
 _CPP = "Pulsar-CPP"
-"""How the version begins that the C++ client says, also where Python or Node wrap it (`Pulsar-CPP-v4.2.0`, with
-`-node-client-v1.17.0` behind it, say).
+"""Prefix of the C++ client's version, also in Python's and Node's wrappers (`Pulsar-CPP-v4.2.0`, for example with
+`-node-client-v1.17.0` behind it).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RelaySession:
-    """A session whose frames a relay follows, since it can expire, or since its messages are counted.
+    """Terms of a session with frames to inspect: it can expire, its messages are counted, or its broker is answered.
 
-    ``clock``: the session's, in seconds of time.monotonic; None where only messages are counted.
-    ``lifetime_ms_max``: what it was made with.
-    ``challenge``: the frame that asks for fresh credentials; empty: this client is never asked.
-    ``spares_producers``: it is not asked once it has opened a producer.
-    ``frame_bytes_max``: see proto.relay_frames.frame_bytes_max; ``answer_bytes_max``: of the client's answers.
-    ``failure_delay_ms``: for how long a failure is not told. ``grace_ms``: for how long past the session's end the
-    broker may go on sending. ``listener``: where the client's is bound; empty: unknown, and ends are enforced.
-    ``context``: see the module. ``broker_host``: the broker's challenges are answered with the proxy's credentials for
-    this host; empty: they go to the client.
+    * ``clock``: the session's, in seconds of time.monotonic; None where nothing expires. ``lifetime_ms_max``: the bound
+      that it was made with.
+    * ``challenge``: the frame that asks for fresh credentials; empty: the client is never challenged.
+      ``exempts_producers``: the client is not challenged once it has opened a producer.
+    * ``frame_bytes_max``: see proto.relay_frames.frame_bytes_max; ``answer_bytes_max``: of the client's answers.
+    * ``failure_delay_ms``: delay before the client receives the error of a failure. ``grace_ms``: how long the broker
+      may send past the session's end.
+    * ``listener``: bind address of the client's listener; empty: unknown, and ends are enforced.
+    * ``context``: opaque bytes from which a ReauthenticatorFactory restores ``reauthenticate``.
+    * ``broker_host``: the proxy answers the broker's challenges with its own credentials for this host; empty: the
+      challenges go to the client.
     """
 
     principal: Principal
@@ -70,16 +71,16 @@ class RelaySession:
 
     @property
     def inspects_frames(self) -> bool:
-        """Tell whether the relay has to look at frames at all."""
+        """Whether the relay has to inspect frames at all."""
         return self.expires or self.counts_messages or bool(self.broker_host)
 
     @property
     def expires(self) -> bool:
-        """Whether the relay has to look at the clock at all."""
+        """Whether the session can expire."""
         return self.clock is not None and self.clock.expires
 
     def to_stored_session(self) -> StoredSession:
-        """What of it the store keeps."""
+        """Build the part of the session that the fd store keeps."""
         return StoredSession(
             principal=self.principal,
             expires=self.expires,
@@ -99,7 +100,7 @@ class RelaySession:
 
 @dataclass(frozen=True, slots=True)
 class ChallengePermission:
-    """Whether a client may be asked for fresh credentials within a relay, and whether still when it has a producer."""
+    """Permission to challenge a client within a relay, and to do so when it has a producer."""
 
     allowed: bool
     allowed_with_producer: bool
@@ -108,9 +109,10 @@ class ChallengePermission:
 def challenge_permission(
     connect: CommandConnect, policy: Literal["by_client_kind", "always", "never"], *, from_proxy: bool = False
 ) -> ChallengePermission:
-    """What the configuration's ``session.relay_reauthentication`` means for a client. ``from_proxy``: it was
-    authenticated as a proxy; then what its CONNECT says of the client behind it does not matter, as far as it says that
-    the proxy answers by itself.
+    """Apply the configuration's ``session.relay_reauthentication`` to a client.
+
+    ``from_proxy``: the client was authenticated as a proxy. If its CONNECT also says that the proxy answers challenges
+    itself, the client behind it does not matter.
     """
     ever = policy != "never" and connect.feature_flags.supports_auth_refresh
     answers_at_boundaries = from_proxy and connect.proxy_version.startswith(SELF_ANSWERING_PROXY_PREFIX)
@@ -119,14 +121,14 @@ def challenge_permission(
 
 
 def stored_grace_ms(session: StoredSession) -> int:
-    """For how long past its end the broker may go on sending."""
+    """Return for how long the broker may send past the session's end, in milliseconds."""
     return session.grace_ms if session.HasField("grace_ms") else DEFAULT_GRACE_MS
 
 
 def reauthentication_unavailable(_relay: StoredRelay) -> Reauthenticate:
-    """The Recall of relays whose sessions nobody knows how to go on with: they end when they expire."""
+    """ReauthenticatorFactory for sessions that cannot be re-authenticated: they end when they expire."""
 
     async def reauthenticate(_command: BaseCommand) -> Verdict:
-        raise RpcError("nobody can judge the answers of this relay's client")
+        raise RpcError("no auth worker can verify the answers of this relay's client")
 
     return reauthenticate

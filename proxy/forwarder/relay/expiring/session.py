@@ -1,8 +1,8 @@
-"""What is known of a relay whose frames are followed: its session, where frames begin, who is told of what is found.
+"""State of a session with inspected frames within its relay, and the interfaces around it.
 
-The engine follows frames in the kernel (proxy.forwarder.relay.expiring.splice_pump), user space in memory
-(proxy.forwarder.relay.expiring.copy_loop);
-both tell the same judge (proxy.forwarder.relay.expiring.reauthentication).
+Two pumps read frame boundaries: proxy.forwarder.relay.expiring.splice_pump in the kernel, and
+proxy.forwarder.relay.expiring.copy_loop in memory. Both report to the same ReauthenticationHandler
+(proxy.forwarder.relay.expiring.reauthentication), which acts on a relay through its SessionControl.
 """
 
 import enum
@@ -17,6 +17,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_TYPES, ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import CommandDecision, ReauthenticationFailure, SessionClock
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, stored_grace_ms
 from proxy.runtime.loop.tasks import seconds
@@ -24,67 +25,48 @@ from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 
 class Injection(enum.IntEnum):
-    """What is being put into a pipe. The numbers are what a successor reads."""
+    """Kind of bytes that the proxy writes into a relay's pipe. A forwarder's successor reads the numbers."""
 
     HELD_HEAD = 1
+    """The beginning of a frame, which was taken out of the socket and held."""
     CHALLENGE = 2
     CLOSING_ERROR = 3
+    """The error that tells the client why its relay is closed."""
     BROKER_ANSWER = 4
-    """Of the way to the broker: the proxy's answer to the broker's challenge."""
+    """The proxy's answer to the broker's challenge, towards the broker."""
 
 
 INJECTION_BYTES_MAX = 4096
-"""What is put in towards the client goes into any empty pipe whole or not at all (PIPE_BUF)."""
+"""Limit of an injection towards the client: any empty pipe takes it whole or not at all (PIPE_BUF)."""
 
 BROKER_ANSWER_BYTES_MAX = 1 << 16
-"""An answer to a broker goes into one empty pipe, too, which must be large enough: Kerberos' tickets and tokens may be
-larger than a page.
+"""Limit of an answer to a broker. It goes into one empty pipe, too, which must be large enough: Kerberos' tickets and
+tokens may be larger than a page.
 """
 
 BROKER_CHALLENGE_BYTES_MAX = 1 << 16
-"""Of a broker's challenge to the proxy; those that there are have some hundred bytes."""
-
-
-class CloseReason(enum.IntEnum):
-    """Why a followed relay is being closed. The numbers are what a successor reads."""
-
-    NOT_CLOSING = 0
-    ERROR_SENT = 1
-    """The client has been told."""
-    EXPIRED = 2
-    FAILED = 3
-    """The client was to authenticate itself again, and did not."""
-    CORRUPT = 4
-    """No boundary can be found any more, or none that the broker would find, too."""
-    STILL_SERVED = 5
-    """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
-    MAX_AGE = 6
-    """Its connection has reached `limits.max_connection_age_ms`."""
-    SHUT_DOWN = 7
-    """The cluster is draining."""
-    OUT_OF_TURN = 8
-    """The broker asks the proxy itself for credentials as no broker does."""
-
-
-PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
-"""Why a relay is closed although nothing is wrong with it."""
+"""Limit of a broker's challenge to the proxy; existing ones have some hundred bytes."""
 
 
 BROKER_STOP_TYPES = frozenset({BaseCommand.AUTH_CHALLENGE})
-"""What is taken out of the way to the client where the proxy answers the broker's challenges."""
+"""Commands to stop at on the way to the client, where the proxy answers the broker's challenges."""
 
 PEEK_BYTES = 1 << 20
-"""How much is looked at at a time, if it is there: to look costs a copy, but each further call costs more."""
+"""Most bytes to peek at in one call. A peek costs a copy, but each further call costs more."""
 
 
 class FrameCursor:
-    """Where the frames of one direction begin.
+    """Position of one direction of a relay in its source's frames.
 
-    ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
-    ``head``: what is held of the frame that begins there; ``taken``: what is there of the frame that is being taken out
-    up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``:
-    for a verdict. ``look_bytes``: how much is looked at at a time. ``followed``, ``way``: which relay's direction it
-    is.
+    * ``boundary``: the next known frame boundary, as an offset in the source's stream; ``bytes_to_boundary``: how many
+      bytes may pass up to there.
+    * ``held_head``: the beginning of the frame at the boundary, as far as it is held.
+    * ``removed_bytes``: the bytes so far of a frame that is being removed from the stream and ends at the boundary.
+    * ``pending_injection``: what the proxy will write at the next boundary.
+    * ``stops_at_boundary``: nothing behind the next boundary may pass; ``ends_at_boundary``: the direction ends there.
+    * ``awaits_verdict``: a command waits until an answer is verified.
+    * ``peek_bytes``: how many bytes to peek at in one call; ``peeked_bytes``: how many were seen, if that was all.
+    * ``session``, ``way``: the session, and which of its relay's directions this is; ``row``: of the relay table.
     """
 
     __slots__ = (
@@ -110,7 +92,7 @@ class FrameCursor:
         self.row = row
         self.session = session
         self.way = way
-        # The family is not asked for: see proxy.forwarder.relay.relay.shut_down. Never closed, only detached.
+        # The family is not queried: see proxy.forwarder.relay.relay.shut_down. Never closed, only detached.
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=source)
         self.scanner = scanner
         self.stop_types = scanner.stop_types
@@ -122,7 +104,10 @@ class FrameCursor:
         self.stops_at_boundary = self.ends_at_boundary = self.awaits_verdict = False
 
     def record_consumed(self, moved: int, *, few: bool) -> bool:
-        """So many bytes have left the source: whether that was all that it had."""
+        """Record ``moved`` bytes that have left the source; return True if the source is drained.
+
+        ``few``: the portion is small enough to take the source for drained where nothing was peeked at.
+        """
         self.bytes_to_boundary -= moved
         seen, self.peeked_bytes = self.peeked_bytes, 0
         if not self.bytes_to_boundary:
@@ -131,12 +116,16 @@ class FrameCursor:
 
 
 class ExpiringSession:
-    """A session whose frames a relay follows: what never changes, its clock, and how it ends.
+    """Session whose frames are inspected: its stored terms, its clock and how it closes.
 
-    ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
-    ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
-    ``enforcement``: the forwarder's; ``listener``: where the client's is bound, by which it is asked.
-    ``broker``: answers the broker's challenges; None: they go to the client.
+    * ``relay_record``: the relay as the fd store keeps it; ``terms``: the session's part of that.
+    * ``clock``: None where nothing expires.
+    * ``close_reason``, ``closing_error_frame``: why the relay closes, and the error for the client where it is not the
+      reason's usual one.
+    * ``drops_next_answer``: the client's next answer belongs to an exchange that ended with a predecessor.
+    * ``control``: set when the relay begins.
+    * ``enforcement``: the forwarder's; ``listener``: where the client's listener is bound, the key for enforcement.
+    * ``broker_challenges``: answers the broker's challenges; None: they go to the client.
     """
 
     __slots__ = (
@@ -177,11 +166,11 @@ class ExpiringSession:
 
     @property
     def observes_ends(self) -> bool:
-        """Whether its end is only counted, by the configuration in force now."""
+        """Whether the configuration in force only counts this session's end."""
         return self.enforcement.observes_ends(self.listener)
 
     def initial_stop_types(self, way: int, *, has_producer: bool) -> frozenset[int]:
-        """What to stop at, as long as it has not expired."""
+        """Return the commands to stop at in a direction before the session has expired."""
         if way == TO_CLIENT:
             return NO_TYPES if self.broker_challenges is None else BROKER_STOP_TYPES
         if self.clock is None:
@@ -190,80 +179,85 @@ class ExpiringSession:
         return frozenset({BaseCommand.AUTH_RESPONSE} | ({BaseCommand.PRODUCER} if watches_producers else set()))
 
     def new_scanner(self, way: int, *, has_producer: bool = False) -> FrameScanner:
-        """How the frames of a direction are looked at."""
-        counts = 0
+        """Build the frame scanner of a direction."""
+        counted_type = 0
         if self.terms.counts_messages:
-            counts = BaseCommand.SEND if way == TO_BROKER else BaseCommand.MESSAGE
-        stops = self.initial_stop_types(way, has_producer=has_producer)
-        kind = ClientFrameScanner if way == TO_BROKER else FrameScanner
-        return kind(frame_bytes_max=self.terms.frame_bytes_max, stop_types=stops, counted_type=counts)
+            counted_type = BaseCommand.SEND if way == TO_BROKER else BaseCommand.MESSAGE
+        scanner_class = ClientFrameScanner if way == TO_BROKER else FrameScanner
+        return scanner_class(
+            frame_bytes_max=self.terms.frame_bytes_max,
+            stop_types=self.initial_stop_types(way, has_producer=has_producer),
+            counted_type=counted_type,
+        )
 
-    def current_stop_types(self, way: int, stops: AbstractSet[int], now_s: float) -> AbstractSet[int]:
-        """What to stop at now, where it would be ``stops`` as long as the session has not expired."""
+    def current_stop_types(self, way: int, stop_types: AbstractSet[int], now_s: float) -> AbstractSet[int]:
+        """Return the commands to stop at now, given the ``stop_types`` before the session has expired."""
         clock = self.clock
         if clock is None or now_s < clock.expires_at_s:
-            return stops
-        if clock.end_observed and self.observes_ends:  # all that there is to say of its end was said
-            return stops
+            return stop_types
+        if clock.end_observed and self.observes_ends:  # the end was counted and logged
+            return stop_types
         if way == TO_BROKER:
             return ALL_TYPES
-        # What the broker says while the relay is being closed, or before the verdict on an answer, is delivered.
+        # What the broker sends while the relay closes, or before the verdict on an answer, is delivered.
         is_over = (
             now_s >= clock.expires_at_s + self.grace_s
             and clock.decide_command(now_s) is CommandDecision.CLOSE
             and not self.close_reason
         )
-        return ALL_TYPES if is_over else stops
+        return ALL_TYPES if is_over else stop_types
 
 
 class SessionControl(Protocol):
-    """A followed relay, as its judge needs it, whichever way its bytes go."""
+    """Actions of re-authentication on one session, whichever way its bytes are moved."""
 
     def send_challenge(self, challenge: bytes) -> None:
-        """Put a challenge in at the next boundary."""
+        """Inject a challenge frame towards the client at the next boundary."""
 
     def resume_after_verdict(self) -> None:
-        """There is a verdict, and the clock knows it."""
+        """Let a waiting command continue after a verdict that the session's clock has recorded."""
 
     def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
-        """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
-        empty: the usual.
+        """Start to close: from the next boundary on nothing passes to the broker.
+
+        ``error_frame``: the error for the client; empty: the reason's usual one.
         """
 
     def close_with_error(self, error_frame: bytes) -> None:
-        """Tell the client at the next boundary; then both directions end, each at a boundary of its own."""
+        """Send the client an error at the next boundary, then end both directions, each at its next boundary."""
 
     def record_observed_end(self) -> None:
-        """Write down that the clock knows of an observed end, so that a successor does not count it again."""
+        """Record in the relay table that an observed end was counted, so that a successor does not count it again."""
 
     @property
     def has_opened_producer(self) -> bool:
-        """Whether a client that is not asked while it has a producer had one ever on this connection."""
+        """Whether the client has ever opened a producer on this connection, where the session depends on that."""
 
     @property
     def bytes_sent_to_client(self) -> int:
-        """How many have gone."""
+        """Number of bytes sent to the client so far."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client can be told nothing any more."""
+        """Whether this process can send the client nothing more."""
 
 
 class RelaySessionControl(SessionControl, Protocol):
-    """The same, as the answers to the broker's challenges need it."""
+    """SessionControl of a relay, with the actions for answers to the broker's challenges."""
 
     def send_broker_answer(self, frame: bytes) -> None:
-        """Put an answer in towards the broker, at the next boundary of what it is sent."""
+        """Inject an answer towards the broker at the next boundary of that direction."""
 
     def record_exchange(self) -> None:
-        """Write down where the exchange with the broker stands, since it was given up outside of the stream's turns."""
+        """Record the phase of an exchange with the broker that was abandoned while no direction was being pumped."""
 
 
 class BrokerChallengeHandler(Protocol):
-    """The proxy's own session with a relay's broker (proxy.forwarder.relay.expiring.broker_reauthentication).
+    """Receiver of the challenges that a relay's broker sends to the proxy itself.
 
-    ``line``: set when the relay begins; ``discards``: whether the beginning of the challenge that is being taken out
-    died with a predecessor.
+    The implementation is proxy.forwarder.relay.expiring.broker_reauthentication.BrokerReauthentication.
+    ``control``: set when the relay begins. ``challenge_truncated``: a predecessor lost the beginning of the challenge
+    that is being removed from the stream.
     """
 
     control: RelaySessionControl
@@ -271,56 +265,65 @@ class BrokerChallengeHandler(Protocol):
 
     @property
     def phase(self) -> ExchangePhase:
-        """Where the exchange stands: what a successor has to know."""
+        """Phase of the exchange, which a successor has to know."""
 
     @property
     def phase_after_answer(self) -> ExchangePhase:
-        """Where it will stand as soon as the answer is on its way."""
+        """Phase of the exchange as soon as the answer is sent."""
 
     def restore_phase(self, phase: ExchangePhase) -> None:
-        """Go on where a predecessor's exchange stood."""
+        """Continue in the phase of a predecessor's exchange."""
 
     def resume_exchange(self) -> None:
-        """Answer what a predecessor took out of the stream and did not answer."""
+        """Answer a challenge that a predecessor removed from the stream and did not answer."""
 
     def on_challenge_frame(self, frame: bytes) -> None:
-        """Take a challenge that was taken out of the broker's stream."""
+        """Handle a challenge frame that was removed from the broker's stream."""
 
     def on_answer_sent(self) -> None:
-        """Note that the answer is on its way to the broker."""
+        """Record that the answer was sent to the broker."""
 
 
 class ReauthenticationHandler(Protocol):
-    """Who is told of what is found in followed relays."""
+    """Receiver of what a relay's pump finds in a session's frames.
 
-    def on_answer(self, followed: ExpiringSession, frame: bytes) -> None:
-        """The client's answer; it is being judged from now on."""
+    The implementation is proxy.forwarder.relay.expiring.reauthentication.ReauthenticationCoordinator.
+    """
 
-    def decide_command(self, followed: ExpiringSession) -> CommandDecision:
-        """Decide what may become of a command, and count an observed end. The session must have a clock."""
+    def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
+        """Start to verify the client's answer to a challenge."""
 
-    def on_served_past_grace(self, followed: ExpiringSession) -> None:
-        """End a session, or count its end, over which the broker still sends past its grace."""
+    def decide_command(self, session: ExpiringSession) -> CommandDecision:
+        """Decide about a client's command, and count an end that is only observed. The session must have a clock."""
 
-    def on_producer_opened(self, followed: ExpiringSession) -> None:
-        """Count a client that is not asked any more, since it has opened its first producer."""
+    def on_served_past_grace(self, session: ExpiringSession) -> None:
+        """Close a session, or count its end, to which the broker still sends past the grace period."""
+
+    def on_producer_opened(self, session: ExpiringSession) -> None:
+        """Count a client that is no longer challenged because it has opened its first producer."""
 
     def on_failure(
-        self, followed: ExpiringSession, failure: ReauthenticationFailure, *, over_limit: bool = False
+        self, session: ExpiringSession, failure: ReauthenticationFailure, *, over_limit: bool = False
     ) -> None:
-        """An answer that is none; ``over_limit``: nor can it be taken out of the stream, so the relay ends."""
+        """Handle an invalid answer.
 
-    def on_answer_lost(self, followed: ExpiringSession) -> None:
-        """An answer to a predecessor."""
+        ``over_limit``: it is too large to be removed from the stream, so the relay ends in any case.
+        """
 
-    def on_invalid_frame(self, followed: ExpiringSession, error: FrameInvalid) -> None:
-        """What the client or the broker has sent is no frame: the relay is closed."""
+    def on_answer_lost(self, session: ExpiringSession) -> None:
+        """Schedule another challenge after an answer to a predecessor's challenge."""
 
-    def on_closing(self, followed: ExpiringSession) -> None:
-        """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
+    def on_invalid_frame(self, session: ExpiringSession, error: FrameInvalid) -> None:
+        """Close a relay after bytes of the client or the broker that are no frame."""
 
-    def closing_error_frame(self, followed: ExpiringSession) -> bytes:
-        """The frame that tells a client why its relay is being closed."""
+    def on_closing(self, session: ExpiringSession) -> None:
+        """Send the client its error as soon as the broker's bytes on the way to it have arrived.
+
+        Nothing more passes to the broker.
+        """
+
+    def closing_error_frame(self, session: ExpiringSession) -> bytes:
+        """Return the error frame that tells the client why its relay closes."""
 
 
 def parse_frame_command(frame: bytes) -> BaseCommand:
@@ -330,6 +333,6 @@ def parse_frame_command(frame: bytes) -> BaseCommand:
 
 
 def check_challenge_size(length: int) -> None:
-    """Check how large a broker's challenge to the proxy is. Raises FrameWrong."""
+    """Check the size of a broker's challenge to the proxy. Raises FrameInvalid."""
     if length > BROKER_CHALLENGE_BYTES_MAX:
         raise FrameInvalid(f"a challenge to the proxy of {length} bytes; the limit is {BROKER_CHALLENGE_BYTES_MAX}")

@@ -1,17 +1,19 @@
-"""The framed relay: frames are followed, while their bytes stay in the kernel (KIP-368).
+"""The framed splice pump: follows frames while their bytes stay in the kernel (KIP-368).
 
-For sessions that can expire, and where messages are counted. What is queued in a socket is looked at (MSG_PEEK into
-one buffer for all) from a boundary on, and then spliced up to the last boundary that was seen. At a boundary
-of the way to the client a challenge is put in; at one of the way to the broker the answer is taken out, and there the
-session ends if it is used after its end. All else passes untouched.
+For sessions that can expire, and where messages are counted. What is queued in a socket is peeked at (MSG_PEEK into one
+buffer for all) from a boundary on, and then spliced up to the last boundary that was seen. At a boundary of the way to
+the client a challenge is injected; at one of the way to the broker the answer is removed, and there the session ends if
+it is used after its end. All else passes untouched.
 
-The beginning of a frame that is too little to judge by is taken out of the socket and held, since a few bytes left
+The beginning of a frame that is too short to decide by is removed from the socket and held, since a few bytes left
 there keep the whole buffer that they came in charged to the socket: its window would stay shut, and the rest could
-never come. It goes on as soon as it is understood, or at the stream's end.
+never come. It passes as soon as it is understood, or at the stream's end.
 
-What a look costs is the copy, so where frames are large only their headers are looked at, one after the other.
+What a peek costs is the copy, so where frames are large only their headers are peeked at, one after the other.
 
-Before every step proxy.forwarder.relay.expiring.journal has written down what a successor must know.
+Before every step proxy.forwarder.relay.expiring.journal has written down what a successor must know. Only the methods
+that run for each portion write the table's cells themselves, since a method call costs more than the store that it
+makes: ``PIPE`` in ``_move``, ``BOUNDARY`` and ``MESSAGES`` in ``_let_pass``.
 """
 
 import os
@@ -22,401 +24,339 @@ from collections.abc import Set as AbstractSet
 from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
-from proto.session_clock import CommandDecision, Phase, ReauthenticationFailure
+from proto.session_clock import CommandDecision, ReauthenticationFailure
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.control import SplicedSessionControl
-from proxy.forwarder.relay.expiring.journal import SAYS, FramedJournal
+from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
+from proxy.forwarder.relay.expiring.injection import FrameInjector, control_of
+from proxy.forwarder.relay.expiring.journal import FramedJournal
 from proxy.forwarder.relay.expiring.session import (
-    INJECTION_BYTES_MAX,
     PEEK_BYTES,
-    CloseReason,
-    ExpiringSession,
     FrameCursor,
     Injection,
     ReauthenticationHandler,
     check_challenge_size,
 )
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
-from proxy.runtime.shared.relay_table import BOUNDARY, INJECTING, MESSAGES, PIPE, TO_CLIENT, RelayTable
+from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT, RelayTable
 
-HEADER_LOOK_BYTES = 64
+HEADER_PEEK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
-"""From here on to look at a frame costs more than a call for its header alone."""
+"""From this size on to peek at a frame costs more than a call for its header alone."""
 FILL_BYTES = 1 << 20
+"""From this size on no more is added to a portion."""
 
-_TAKE_BYTES = 65536
+_REMOVE_BYTES = 65536
 
 
 class FramedSplicePump:
-    """See the module: the turn of a direction whose frames are followed, as the mover has one for all others."""
+    """The pump of directions of which the frames are followed, made of the parts of SplicePump.
+
+    ``reauthentication`` is called with what is found in the streams. ``now``: seconds of the clock that all of the
+    cluster's processes share.
+    """
 
     def __init__(
-        self, table: RelayTable, mover: SplicePump, judge: ReauthenticationHandler, now: Callable[[], float]
+        self, table: RelayTable, pump: SplicePump, reauthentication: ReauthenticationHandler, now: Callable[[], float]
     ) -> None:
         self.journal = FramedJournal(table, now)
+        self._injector = FrameInjector(pump, self.journal, now)
         self._now = now
-        self._mover = mover
-        self._judge = judge
+        self._pump = pump
+        self._reauthentication = reauthentication
         self._cells = table.cells
-        self._looked = bytearray(PEEK_BYTES)
+        self._peeked = bytearray(PEEK_BYTES)
 
     # ---- relays in
 
-    def follow_relay(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
-        """Follow a relay that has not begun; see FramedJournal.follow. Raises OSError, FrameWrong."""
-        line = self._take_over(relay)
+    def follow_relay(self, relay: FramedRelay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+        """Follow a relay that has not started; see FramedJournal.start_cursors. Raises OSError, FrameInvalid."""
+        control = self._attach_control(relay)
         passing = self.journal.start_cursors(relay, first_to_broker, first_to_client)
-        if line.has_opened_producer:
-            self._judge.on_producer_opened(_known(relay.to_broker)[0])
+        if control.has_opened_producer:
+            self._reauthentication.on_producer_opened(relay.session)
         return passing
 
-    def resume_relay(self, relay: Relay) -> None:
-        """Go on with a predecessor's relay, wherever it stood; see FramedJournal.recall. Raises OSError."""
-        line = self._take_over(relay)
-        if closing := self.journal.restore_cursors(relay):
-            line.resume_closing(closing)
+    def resume_relay(self, relay: FramedRelay) -> None:
+        """Follow a predecessor's relay from where it was; see FramedJournal.restore_cursors. Raises OSError."""
+        control = self._attach_control(relay)
+        if close_reason := self.journal.restore_cursors(relay):
+            control.resume_closing(close_reason)
         for direction in (relay.to_broker, relay.to_client):
             if direction.cursor is not None and direction.cursor.removed_bytes is not None:
-                self._mover.enqueue(direction)  # it may be complete
+                self._pump.enqueue(direction)  # the frame may be complete
 
-    def _take_over(self, relay: Relay) -> SplicedSessionControl:
-        assert relay.session is not None  # the caller's reason to call
-        relay.session.control = line = SplicedSessionControl(relay, self._mover, self.journal, self._judge)
-        if relay.session.broker_challenges is not None:
-            relay.session.broker_challenges.control = line
+    def _attach_control(self, relay: FramedRelay) -> SplicedSessionControl:
+        session = relay.session
+        session.control = control = SplicedSessionControl(relay, self._pump, self.journal, self._reauthentication)
+        if session.broker_challenges is not None:
+            session.broker_challenges.control = control
         for direction in (relay.to_broker, relay.to_client):
             direction.pump = self.pump
-        return line
+        return control
 
-    # ---- a turn
+    # ---- pumping
 
-    def pump(self, direction: Direction) -> None:
-        """As Mover.pump: a portion of what may pass, after whatever else there is to do at the boundary before it."""
+    def pump(self, direction: FramedDirection) -> None:
+        """Do what is due at the next boundary, then move at most one portion of what may pass (see SplicePump.pump)."""
         if direction.queued or direction.done:
             return
-        mover, framing = self._mover, direction.cursor
-        assert framing is not None
+        pump, cursor = self._pump, direction.cursor
+        assert cursor is not None
         try:
-            if direction.in_pipe and not mover.drain_pipe(direction):
+            if direction.in_pipe and not pump.drain_pipe(direction):
                 return
-            passing = framing.bytes_to_boundary if framing.removed_bytes is None else 0
-            passing = passing or self._at_boundary(direction, framing)
-            if passing and (pipe := mover.get_empty_pipe(direction)) is not None:
-                self._move(direction, framing, pipe, passing)
+            passing = cursor.bytes_to_boundary if cursor.removed_bytes is None else 0
+            passing = passing or self._process_boundary(direction, cursor)
+            if passing and (pipe := pump.get_empty_pipe(direction)) is not None:
+                self._move(direction, cursor, pipe, passing)
         except FrameInvalid as error:
-            self._judge.on_invalid_frame(_known(direction)[0], error)
-        except Exception as error:  # noqa: BLE001 -- as Mover.pump
-            mover.on_internal_error(direction, error)
+            self._reauthentication.on_invalid_frame(cursor.session, error)
+        except Exception as error:  # noqa: BLE001 -- as SplicePump.pump
+            pump.on_internal_error(direction, error)
 
-    def _move(self, direction: Direction, framing: FrameCursor, pipe: Pipe, passing: int) -> None:
+    def _move(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe, passing: int) -> None:
         self._cells[direction.row + PIPE] = pipe.id
         try:
             moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
         except OSError as error:
-            self._mover.on_source_error(direction, error)
+            self._pump.on_source_error(direction, error)
             return
         if not moved:
             self._cells[direction.row + PIPE] = 0
-            self._mover.end_direction(direction)
+            self._pump.end_direction(direction)
             return
         direction.in_pipe = moved
-        is_all = framing.record_consumed(moved, few=moved < FEW_BYTES) or self._fill_up(direction, framing, pipe)
-        self._mover.deliver_from_pipe(direction, pipe, is_all=is_all)
+        is_all = cursor.record_consumed(moved, few=moved < FEW_BYTES) or self._add_to_pipe(direction, cursor, pipe)
+        self._pump.deliver_from_pipe(direction, pipe, is_all=is_all)
 
-    def _at_boundary(self, direction: Direction, framing: FrameCursor) -> int:
-        """How much may pass from here; 0: nothing now, all was done that could be."""
-        may_say = True
+    def _process_boundary(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+        """Do what is due at a boundary; return how many bytes may pass from it, 0 if none may now."""
+        may_inject = True
         while not (direction.done or direction.queued or direction.in_pipe):
-            # Of a frame that is being taken out nothing has passed: the sink is at a boundary, however long it takes.
-            if framing.pending_injection is not None and may_say:
-                may_say = self._say(direction, framing, *framing.pending_injection)
-            elif framing.ends_at_boundary:
-                self._mover.end_direction(direction)
-            elif framing.removed_bytes is not None:
-                if not self._take(direction, framing, framing.removed_bytes):
+            # Of a frame that is being removed nothing has passed: the sink is at a boundary, however long it takes.
+            if cursor.pending_injection is not None and may_inject:
+                may_inject = self._injector.inject_pending(direction, cursor, *cursor.pending_injection)
+            elif cursor.ends_at_boundary:
+                self._pump.end_direction(direction)
+            elif cursor.removed_bytes is not None:
+                if not self._remove_frame(direction, cursor, cursor.removed_bytes):
                     return 0
-                self._mover.enqueue(direction)  # whoever sends nothing else has a turn for each
-            elif framing.stops_at_boundary or framing.awaits_verdict or not (size := self._look(direction, framing)):
+                self._pump.enqueue(direction)  # one frame in each round, for clients that send nothing else
+            elif cursor.stops_at_boundary or cursor.awaits_verdict or not (size := self._peek(direction, cursor)):
                 return 0
-            elif passing := self._judge_frames(direction, framing, size):
+            elif passing := self._scan_peeked(direction, cursor, size):
                 return passing
         return 0
 
-    def _fill_up(self, direction: Direction, framing: FrameCursor, pipe: Pipe) -> bool:
-        """Let more pass into the pipe, which a turn empties only once: to follow frames makes small portions, and a
-        splice to the sink costs the same for small and large ones. Whether the source was taken for dry.
+    def _add_to_pipe(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe) -> bool:
+        """Splice more into the pipe before it is delivered; return True if the source is assumed to be empty.
 
-        Only what passes as it is; whatever else there is to do, has to wait until the pipe is empty.
+        To follow frames makes small portions, and a splice to the sink costs the same for small and large ones. Only
+        what passes as it is; all else that is due waits until the pipe is empty.
         """
         is_all = False
         try:
-            while (
-                not is_all
-                and direction.in_pipe < FILL_BYTES
-                and (passing := self._more_that_may_pass(direction, framing))
-            ):
+            while not is_all and direction.in_pipe < FILL_BYTES and (passing := self._more_to_pass(direction, cursor)):
                 moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
                 direction.in_pipe += moved
-                is_all = framing.record_consumed(moved, few=False)
-        except OSError:  # the pipe is full, or the source has no more: either is met again
+                is_all = cursor.record_consumed(moved, few=False)
+        except OSError:  # the pipe is full, or the source has no more: the next round meets either again
             pass
         return is_all
 
-    def _more_that_may_pass(self, direction: Direction, framing: FrameCursor) -> int:
+    def _more_to_pass(self, direction: FramedDirection, cursor: FrameCursor) -> int:
         if (
-            framing.bytes_to_boundary
-            or framing.stops_at_boundary
-            or framing.ends_at_boundary
-            or framing.awaits_verdict
-            or framing.pending_injection is not None
+            cursor.bytes_to_boundary
+            or cursor.stops_at_boundary
+            or cursor.ends_at_boundary
+            or cursor.awaits_verdict
+            or cursor.pending_injection is not None
         ):
             return 0
         try:
-            size = framing.sock.recv_into(self._looked, framing.peek_bytes, socket.MSG_PEEK)
+            size = cursor.sock.recv_into(self._peeked, cursor.peek_bytes, socket.MSG_PEEK)
             if not size:
                 return 0
-            framing.scanner.stop_types = self._stops(framing)
-            passing = framing.scanner.scan_frames(self._looked, size)[0]
+            cursor.scanner.stop_types = self._stop_types(cursor)
+            passing = cursor.scanner.scan_frames(self._peeked, size)[0]
         except (OSError, FrameInvalid):
-            return 0  # it will be met again
-        return self._let_pass(direction, framing, passing, size) if passing else 0
+            return 0  # the next round meets it again
+        return self._let_pass(direction, cursor, passing, size) if passing else 0
 
-    def _stops(self, framing: FrameCursor) -> AbstractSet[int]:
-        return framing.session.current_stop_types(framing.way, framing.stop_types, self._now())
+    def _stop_types(self, cursor: FrameCursor) -> AbstractSet[int]:
+        return cursor.session.current_stop_types(cursor.way, cursor.stop_types, self._now())
 
-    def _look(self, direction: Direction, framing: FrameCursor) -> int:
-        """How many bytes there are to be seen; 0: none for now, or none any more."""
+    def _peek(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+        """Peek at the source; return how many bytes are seen, 0 if none now, or none any more."""
         try:
-            size = framing.sock.recv_into(self._looked, framing.peek_bytes, socket.MSG_PEEK)
+            size = cursor.sock.recv_into(self._peeked, cursor.peek_bytes, socket.MSG_PEEK)
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._source_broke(direction, error)
+            self._on_source_error(direction, error)
             size = 0
         if not size:
-            self._source_ended(direction, framing)
+            self._on_source_end(direction, cursor)
         return size
 
     @staticmethod
-    def _source_broke(direction: Direction, error: OSError) -> None:
+    def _on_source_error(direction: FramedDirection, error: OSError) -> None:
         if error.errno not in PEER_GONE:
             raise error
         direction.relay.broken = True
 
-    def _source_ended(self, direction: Direction, framing: FrameCursor) -> None:
-        followed, line = _known(direction)
-        if framing.held_head:
-            # In the middle of a frame: what is there of it is delivered, as ever.
-            if self._put(
-                direction, framing, framing.held_head, Injection.HELD_HEAD, framing.boundary + len(framing.held_head)
-            ):
-                framing.boundary += len(framing.held_head)
-                framing.held_head = b""
-            if direction.in_pipe or framing.held_head or direction.done:
+    def _on_source_end(self, direction: FramedDirection, cursor: FrameCursor) -> None:
+        session = cursor.session
+        if cursor.held_head:
+            # In the middle of a frame: what is there of it is delivered all the same.
+            boundary = cursor.boundary + len(cursor.held_head)
+            if self._injector.inject(direction, cursor, cursor.held_head, Injection.HELD_HEAD, boundary):
+                cursor.boundary += len(cursor.held_head)
+                cursor.held_head = b""
+            if direction.in_pipe or cursor.held_head or direction.done:
                 return  # it is called again
-        elif followed.close_reason and not framing.ends_at_boundary and direction is direction.relay.to_client:
-            line.close_with_error(self._judge.closing_error_frame(followed))
+        elif session.close_reason and not cursor.ends_at_boundary and direction is direction.relay.to_client:
+            session.control.close_with_error(self._reauthentication.closing_error_frame(session))
             return
-        self._mover.end_direction(direction)
+        self._pump.end_direction(direction)
 
-    def _judge_frames(self, direction: Direction, framing: FrameCursor, size: int) -> int:
-        """How much of what is seen may pass; 0: nothing now, or something else was done."""
-        buffer: bytes | bytearray = self._looked
-        if framing.held_head:
-            buffer = framing.held_head + bytes(memoryview(buffer)[: min(size, COUNTED_BYTES)])
+    def _scan_peeked(self, direction: FramedDirection, cursor: FrameCursor, size: int) -> int:
+        """Scan the frames that were peeked at; return how many bytes may pass, 0 if none now, or all is done."""
+        buffer: bytes | bytearray = self._peeked
+        if cursor.held_head:
+            buffer = cursor.held_head + bytes(memoryview(buffer)[: min(size, COUNTED_BYTES)])
             size = len(buffer)
-        walk = framing.scanner
-        walk.stop_types = self._stops(framing)
-        passing, stop = walk.scan_frames(buffer, size)
+        scanner = cursor.scanner
+        scanner.stop_types = self._stop_types(cursor)
+        passing, stop = scanner.scan_frames(buffer, size)
         if not passing:
             if stop == INCOMPLETE:
-                self._hold(framing, bytes(buffer[:size]))
+                self._hold_head(cursor, bytes(buffer[:size]))
                 return 0
-            passing = self._stopped_at(direction, framing, buffer, size)
+            passing = self._on_stop_type(direction, cursor, buffer, size)
             if not passing:
                 return 0
-        return self._let_pass(direction, framing, passing, size)
+        return self._let_pass(direction, cursor, passing, size)
 
-    def _let_pass(self, direction: Direction, framing: FrameCursor, passing: int, size: int) -> int:
-        boundary, held = framing.boundary + passing, len(framing.held_head)
+    def _let_pass(self, direction: FramedDirection, cursor: FrameCursor, passing: int, size: int) -> int:
+        """Record the boundary behind ``passing`` bytes; return how many of them may be spliced now."""
+        boundary, held = cursor.boundary + passing, len(cursor.held_head)
         if held:
-            if not self._put(direction, framing, framing.held_head, Injection.HELD_HEAD, boundary):
-                framing.scanner.take_message_count()  # they are counted when there is a pipe
+            if not self._injector.inject(direction, cursor, cursor.held_head, Injection.HELD_HEAD, boundary):
+                cursor.scanner.take_message_count()  # they are counted when there is a pipe
                 return 0
-            framing.held_head = b""
+            cursor.held_head = b""
         else:
-            self._cells[framing.row + BOUNDARY] = boundary
-            # All that there was at the time of the look passes, and more will raise an edge.
-            framing.peeked_bytes = size if size < framing.peek_bytes and passing >= size else 0
-            if framing.peek_bytes != PEEK_BYTES or passing - size >= LARGE_FRAME_BYTES:
-                self._adapt(framing, passing, size)
-        if framing.scanner.message_count:
-            self._cells[framing.row + MESSAGES] += framing.scanner.take_message_count()
-        framing.boundary = boundary
-        framing.bytes_to_boundary = passing - held
-        return 0 if held and (direction.in_pipe or direction.done) else framing.bytes_to_boundary
+            self._cells[cursor.row + BOUNDARY] = boundary
+            # All that there was at the time of the peek passes, and more will raise an edge.
+            cursor.peeked_bytes = size if size < cursor.peek_bytes and passing >= size else 0
+            if cursor.peek_bytes != PEEK_BYTES or passing - size >= LARGE_FRAME_BYTES:
+                self._adapt_peek_bytes(cursor, passing, size)
+        if cursor.scanner.message_count:
+            self._cells[cursor.row + MESSAGES] += cursor.scanner.take_message_count()
+        cursor.boundary = boundary
+        cursor.bytes_to_boundary = passing - held
+        return 0 if held and (direction.in_pipe or direction.done) else cursor.bytes_to_boundary
 
     @staticmethod
-    def _adapt(framing: FrameCursor, passing: int, size: int) -> None:
-        """Choose the next look's size by the last frame's, as far as it is known."""
-        is_large = (passing if framing.peek_bytes == HEADER_LOOK_BYTES else passing - size) >= LARGE_FRAME_BYTES
-        framing.peek_bytes = HEADER_LOOK_BYTES if is_large else PEEK_BYTES
+    def _adapt_peek_bytes(cursor: FrameCursor, passing: int, size: int) -> None:
+        """Choose the size of the next peek by the last frame's size, as far as it is known."""
+        is_large = (passing if cursor.peek_bytes == HEADER_PEEK_BYTES else passing - size) >= LARGE_FRAME_BYTES
+        cursor.peek_bytes = HEADER_PEEK_BYTES if is_large else PEEK_BYTES
 
-    def _hold(self, framing: FrameCursor, head: bytes) -> None:
-        """Take the beginning of a frame out of the socket; ``head`` begins with what is held already."""
-        before = len(framing.held_head)
-        self.journal.write_head(framing, head)
-        framing.sock.recv(len(head) - before)
+    def _hold_head(self, cursor: FrameCursor, head: bytes) -> None:
+        """Remove the beginning of a frame from the socket; ``head`` begins with what is held already."""
+        before = len(cursor.held_head)
+        self.journal.write_head(cursor, head)
+        cursor.sock.recv(len(head) - before)
 
-    # ---- commands that are stopped at
+    # ---- commands that the scan stops at
 
-    def _stopped_at(self, direction: Direction, framing: FrameCursor, buffer: bytes | bytearray, size: int) -> int:
-        """Do what a command is stopped for; its frame's length where it may pass."""
-        followed, line = _known(direction)
-        length, command_type = framing.scanner.read_first_head(buffer, size)
-        if framing.way == TO_CLIENT:
-            if command_type == BaseCommand.AUTH_CHALLENGE and followed.broker_challenges is not None:
-                self._begin_to_take(direction, framing, length)
+    def _on_stop_type(
+        self, direction: FramedDirection, cursor: FrameCursor, buffer: bytes | bytearray, size: int
+    ) -> int:
+        """Do what the scan stops at a command for; return its frame's length if it may pass, else 0."""
+        session, control = cursor.session, control_of(cursor)
+        length, command_type = cursor.scanner.read_first_head(buffer, size)
+        if cursor.way == TO_CLIENT:
+            if command_type == BaseCommand.AUTH_CHALLENGE and session.broker_challenges is not None:
+                self._start_removal(cursor, length)
             else:
-                self._judge.on_served_past_grace(followed)  # now the frame may pass, and is looked at once more
+                self._reauthentication.on_served_past_grace(session)  # now the frame may pass, and is scanned once more
             return 0
-        assert followed.clock is not None  # nothing else stops on the way to the broker
+        assert session.clock is not None  # nothing else stops on the way to the broker
         if command_type == BaseCommand.AUTH_RESPONSE:
-            self._begin_to_take(direction, framing, length)
+            self._start_removal(cursor, length)
             return 0
-        use = self._judge.decide_command(followed)
-        if use is CommandDecision.PASS:
-            if command_type == BaseCommand.PRODUCER and not line.has_opened_producer:
-                self.journal.write_producer(direction.relay, framing)
-                self._judge.on_producer_opened(followed)
+        decision = self._reauthentication.decide_command(session)
+        if decision is CommandDecision.PASS:
+            if command_type == BaseCommand.PRODUCER and not control.has_opened_producer:
+                self.journal.write_producer(direction.relay, cursor)
+                self._reauthentication.on_producer_opened(session)
             return length
-        if use is CommandDecision.HOLD:
-            framing.awaits_verdict = True
+        if decision is CommandDecision.HOLD:
+            cursor.awaits_verdict = True
         else:
-            line.start_closing(CloseReason.EXPIRED)
+            control.start_closing(CloseReason.EXPIRED)
         return 0
 
-    def _begin_to_take(self, direction: Direction, framing: FrameCursor, length: int) -> None:
-        followed = _known(direction)[0]
-        if framing.way == TO_CLIENT:
+    def _start_removal(self, cursor: FrameCursor, length: int) -> None:
+        """Start to remove a frame from the stream, unless it is larger than an answer may be. Raises FrameInvalid."""
+        session = cursor.session
+        if cursor.way == TO_CLIENT:
             check_challenge_size(length)
-        elif length > followed.terms.answer_bytes_max:
-            self._judge.on_failure(followed, ReauthenticationFailure.TOO_LARGE, over_limit=True)
+        elif length > session.terms.answer_bytes_max:
+            self._reauthentication.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
             return
-        self._cells[framing.row + BOUNDARY] = -(framing.boundary + length)
-        framing.boundary += length
-        framing.bytes_to_boundary = length - len(framing.held_head)
-        framing.removed_bytes = bytearray(framing.held_head)
-        framing.held_head = b""
+        self.journal.write_removal(cursor, length)
+        cursor.boundary += length
+        cursor.bytes_to_boundary = length - len(cursor.held_head)
+        cursor.removed_bytes = bytearray(cursor.held_head)
+        cursor.held_head = b""
 
-    def _take(self, direction: Direction, framing: FrameCursor, taken: bytearray) -> bool:
-        """Take what is there of a frame out of the stream; whether all of it is."""
-        while framing.bytes_to_boundary:
+    def _remove_frame(self, direction: FramedDirection, cursor: FrameCursor, removed: bytearray) -> bool:
+        """Remove what has arrived of a frame from the stream; return True if all of it has."""
+        while cursor.bytes_to_boundary:
             try:
-                data = framing.sock.recv(min(framing.bytes_to_boundary, _TAKE_BYTES))
+                data = cursor.sock.recv(min(cursor.bytes_to_boundary, _REMOVE_BYTES))
             except BlockingIOError:
                 return False
             except OSError as error:
-                self._source_broke(direction, error)
+                self._on_source_error(direction, error)
                 data = b""
             if not data:
-                self._source_ended(direction, framing)
+                self._on_source_end(direction, cursor)
                 return False
-            taken += data
-            framing.bytes_to_boundary -= len(data)
-        self._taken(direction, framing, bytes(taken))
+            removed += data
+            cursor.bytes_to_boundary -= len(data)
+        self._on_frame_removed(direction, cursor, bytes(removed))
         return True
 
-    def _taken(self, direction: Direction, framing: FrameCursor, frame: bytes) -> None:
-        followed = _known(direction)[0]
-        if framing.way == TO_CLIENT:
-            assert followed.broker_challenges is not None  # or nothing is taken out
-            followed.broker_challenges.on_challenge_frame(frame)
-            self.journal.write_exchange(
-                direction.relay, followed.broker_challenges.phase
-            )  # before it counts as taken out
-            self._cells[framing.row + BOUNDARY] = framing.boundary
-            framing.removed_bytes = None
+    def _on_frame_removed(self, direction: FramedDirection, cursor: FrameCursor, frame: bytes) -> None:
+        session = cursor.session
+        if cursor.way == TO_CLIENT:
+            challenges = session.broker_challenges
+            assert challenges is not None  # or nothing is removed
+            challenges.on_challenge_frame(frame)
+            self.journal.write_exchange(direction.relay, challenges.phase)  # before the frame counts as removed
+            self.journal.write_boundary(cursor)
+            cursor.removed_bytes = None
             return
-        assert followed.clock is not None
+        assert session.clock is not None
         failure = None
-        discards, followed.drops_next_answer = followed.drops_next_answer, False
-        if discards:
-            followed.clock.on_answer_lost(self._now())
+        drops, session.drops_next_answer = session.drops_next_answer, False
+        if drops:
+            session.clock.on_answer_lost(self._now())
         else:
-            failure = followed.clock.on_answer(self._now())
+            failure = session.clock.on_answer(self._now())
         self.journal.write_clock(direction.relay)
-        self._cells[framing.row + BOUNDARY] = framing.boundary
-        framing.removed_bytes = None
-        if discards:
-            self._judge.on_answer_lost(followed)
+        self.journal.write_boundary(cursor)
+        cursor.removed_bytes = None
+        if drops:
+            self._reauthentication.on_answer_lost(session)
         elif failure is not None:
-            self._judge.on_failure(followed, failure)
+            self._reauthentication.on_failure(session, failure)
         else:
-            self._judge.on_answer(followed, frame)
-
-    # ---- frames that are put in
-
-    def _put(self, direction: Direction, framing: FrameCursor, data: bytes, what: Injection, value: int) -> bool:
-        """Put bytes of ours into the direction's pipe, which is empty, and say so by the one store that makes it true;
-        False where there is no pipe now. What the sink takes at once has left it.
-        """
-        if len(data) > INJECTION_BYTES_MAX:
-            pipe = self._mover.get_pipe_for(direction, len(data))
-        else:
-            pipe = self._mover.get_empty_pipe(direction)
-        if pipe is None:
-            return False
-        cells = self._cells
-        cells[direction.row + PIPE] = pipe.id
-        cells[framing.row + INJECTING] = what
-        written = os.write(pipe.write_end, data)
-        assert written == len(data)  # it was empty, and is large enough
-        cells[framing.row + SAYS[what]] = value
-        cells[framing.row + INJECTING] = 0
-        direction.in_pipe = written
-        self._mover.lend_pipe(direction, pipe)
-        self._mover.drain_pipe(direction)
-        return True
-
-    def _say(self, direction: Direction, framing: FrameCursor, frame: bytes, what: Injection) -> bool:
-        """Say what is to be said, or drop what is not to be said any more; False where there is no pipe for it now."""
-        followed, line = _known(direction)
-        if what is Injection.CLOSING_ERROR:
-            if self._put(direction, framing, frame, what, CloseReason.ERROR_SENT):
-                framing.pending_injection = None
-            return framing.pending_injection is None
-        if what is Injection.BROKER_ANSWER:
-            return self._answer_broker(direction, framing, frame)
-        clock = followed.clock
-        assert clock is not None  # or nobody asks
-        if (frame == followed.terms.challenge) != (clock.phase is Phase.QUIET):
-            framing.pending_injection = None  # overtaken by an answer that came unasked
-            return True
-        phase = Phase.CHALLENGED if clock.phase is Phase.QUIET else Phase.CHALLENGED_AGAIN
-        if not self._put(direction, framing, frame, what, phase):
-            return False
-        framing.pending_injection = None
-        clock.on_challenge_sent(self._now())
-        line.recheck_held_command()  # a command that waited for this round's verdict came too late
-        return True
-
-    def _answer_broker(self, direction: Direction, framing: FrameCursor, frame: bytes) -> bool:
-        followed = _known(direction)[0]
-        assert followed.broker_challenges is not None  # or nobody answers
-        if not followed.close_reason:  # else nothing more passes to the broker
-            if not self._put(
-                direction, framing, frame, Injection.BROKER_ANSWER, followed.broker_challenges.phase_after_answer
-            ):
-                return False
-            followed.broker_challenges.on_answer_sent()
-        framing.pending_injection = None
-        return True
-
-
-def _known(direction: Direction) -> tuple[ExpiringSession, SplicedSessionControl]:
-    followed = direction.relay.session
-    assert followed is not None  # or nobody looks
-    assert isinstance(followed.control, SplicedSessionControl)  # Framer made it
-    return followed, followed.control
+            self._reauthentication.on_answer(session, frame)

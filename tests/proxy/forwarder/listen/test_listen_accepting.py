@@ -21,7 +21,7 @@ from proxy.forwarder.listen.admission import Admission
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 
 
-class Entrance:
+class SharedListener:
     """Forwarders that wait at one listener."""
 
     def __init__(self, nursery: trio.Nursery, forwarders: int = 2) -> None:
@@ -63,59 +63,59 @@ class Entrance:
 
 
 @pytest.fixture
-async def entrance(nursery: trio.Nursery) -> AsyncIterator[Entrance]:
-    entrance = Entrance(nursery)
-    yield entrance
+async def shared(nursery: trio.Nursery) -> AsyncIterator[SharedListener]:
+    shared = SharedListener(nursery)
+    yield shared
     nursery.cancel_scope.cancel()
-    entrance.listener.close()
-    for client in entrance.clients:
+    shared.listener.close()
+    for client in shared.clients:
         client.close()
-    for stream in entrance.streams:
+    for stream in shared.streams:
         stream.socket.close()
 
 
-async def test_clients_are_taken(entrance: Entrance) -> None:
-    entrance.open(0)
+async def test_clients_are_taken(shared: SharedListener) -> None:
+    shared.open(0)
     for _ in range(3):
-        await entrance.come()
-    assert entrance.taken == [0, 0, 0]
-    assert entrance.addresses == [client.getsockname() for client in entrance.clients]
+        await shared.come()
+    assert shared.taken == [0, 0, 0]
+    assert shared.addresses == [client.getsockname() for client in shared.clients]
 
 
-async def test_one_above_its_share_gives_way(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_above_its_share_gives_way(shared: SharedListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.2)
-    entrance.admissions[0].admit_client("127.0.0.1")
-    entrance.open(0)
-    entrance.open(1)
-    await entrance.come()
-    assert entrance.taken == [1]
+    shared.admissions[0].admit_client("127.0.0.1")
+    shared.open(0)
+    shared.open(1)
+    await shared.come()
+    assert shared.taken == [1]
 
 
-async def test_shares_become_even(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shares_become_even(shared: SharedListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.05)
-    entrance.open(0)
-    entrance.open(1)
+    shared.open(0)
+    shared.open(1)
     for _ in range(10):
-        await entrance.come()
-    assert abs(entrance.taken.count(0) - entrance.taken.count(1)) <= 1
+        await shared.come()
+    assert abs(shared.taken.count(0) - shared.taken.count(1)) <= 1
 
 
-async def test_one_above_its_share_takes_what_nobody_else_does(entrance: Entrance) -> None:
+async def test_one_above_its_share_takes_what_nobody_else_does(shared: SharedListener) -> None:
     """The others are gone, or hang."""
     for _ in range(5):
-        entrance.admissions[0].admit_client("127.0.0.1")
-    entrance.open(0)
-    await entrance.come()
-    assert entrance.taken == [0]
+        shared.admissions[0].admit_client("127.0.0.1")
+    shared.open(0)
+    await shared.come()
+    assert shared.taken == [0]
 
 
-async def test_another_was_faster(entrance: Entrance) -> None:
-    entrance.open(0)
-    entrance.open(0)
+async def test_another_was_faster(shared: SharedListener) -> None:
+    shared.open(0)
+    shared.open(0)
     for _ in range(5):
-        await entrance.come()
+        await shared.come()
     await trio.testing.wait_all_tasks_blocked()
-    assert len(entrance.taken) == 5
+    assert len(shared.taken) == 5
 
 
 class TroubledListener:
@@ -141,24 +141,24 @@ class TroubledListener:
 
 
 @pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN])
-async def test_errors_of_one_client_are_nobody_elses(entrance: Entrance, number: int) -> None:
-    listener = TroubledListener(entrance.listener.dup(), *(OSError(number, "trouble") for _ in range(3)))
-    entrance.open(0, sock=listener)
+async def test_errors_of_one_client_are_nobody_elses(shared: SharedListener, number: int) -> None:
+    listener = TroubledListener(shared.listener.dup(), *(OSError(number, "trouble") for _ in range(3)))
+    shared.open(0, sock=listener)
     with structlog.testing.capture_logs() as logs:
-        await entrance.come()
+        await shared.come()
     assert listener.errors == []
     assert logs == []
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 async def test_no_descriptors_left(
-    entrance: Entrance, number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    shared: SharedListener, number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client stays in the queue; to try again at once would only burn the CPU."""
-    listener = TroubledListener(entrance.listener.dup(), *(OSError(number, "none left") for _ in range(3)))
+    listener = TroubledListener(shared.listener.dup(), *(OSError(number, "none left") for _ in range(3)))
     with structlog.testing.capture_logs() as logs:
-        entrance.open(0, sock=listener)
-        await entrance.come()
+        shared.open(0, sock=listener)
+        await shared.come()
     assert trio.current_time() >= 3 * accepting.NO_DESCRIPTORS_PAUSE_S
     assert [entry["log_level"] for entry in logs] == ["error"] * 3
     assert {entry["reason"] for entry in logs} == {"none left"}
@@ -166,37 +166,37 @@ async def test_no_descriptors_left(
 
 @pytest.mark.parametrize("giving_way", [False, True])
 async def test_cancelled_it_keeps_no_client_waiting(
-    entrance: Entrance, monkeypatch: pytest.MonkeyPatch, *, giving_way: bool
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch, *, giving_way: bool
 ) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 1000)
     if giving_way:
-        entrance.admissions[0].admit_client("127.0.0.1")
-    entrance.open(0)
+        shared.admissions[0].admit_client("127.0.0.1")
+    shared.open(0)
     await trio.testing.wait_all_tasks_blocked()
     if giving_way:
-        entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
+        shared.clients.append(socket.create_connection(shared.listener.getsockname()))
         await trio.testing.wait_all_tasks_blocked(0.01)
-    entrance.scopes[0].cancel()
+    shared.scopes[0].cancel()
     await trio.testing.wait_all_tasks_blocked()
-    assert entrance.copies[0].fileno() == -1
-    address = entrance.listener.getsockname()
-    entrance.listener.close()
+    assert shared.copies[0].fileno() == -1
+    address = shared.listener.getsockname()
+    shared.listener.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-    assert entrance.taken == []
+    assert shared.taken == []
 
 
-async def test_sockets_are_ours_alone_and_do_not_block(entrance: Entrance) -> None:
+async def test_sockets_are_ours_alone_and_do_not_block(shared: SharedListener) -> None:
     seen: list[tuple[bool, bool]] = []
-    copy = entrance.listener.dup()
+    copy = shared.listener.dup()
 
     def take_in(stream: trio.SocketStream, _address: tuple[str, int]) -> None:
         with stream.socket as client:
             seen.append((client.get_inheritable(), os.get_blocking(client.fileno())))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(accept_clients, copy, entrance.admissions[0], take_in)
-        with socket.create_connection(entrance.listener.getsockname()):
+        nursery.start_soon(accept_clients, copy, shared.admissions[0], take_in)
+        with socket.create_connection(shared.listener.getsockname()):
             await until(lambda: seen)
         nursery.cancel_scope.cancel()
     assert seen == [(False, False)]
@@ -205,62 +205,66 @@ async def test_sockets_are_ours_alone_and_do_not_block(entrance: Entrance) -> No
 # ---- one that has no room
 
 
-def let_in_one(entrance: Entrance) -> None:
-    for admission in entrance.admissions:
+def let_in_one(shared: SharedListener) -> None:
+    for admission in shared.admissions:
         admission.limits = Limits(max_connections=2)
 
 
-async def test_one_that_is_full_leaves_clients_to_one_that_is_not(entrance: Entrance) -> None:
-    let_in_one(entrance)
-    entrance.admissions[0].admit_client("a").stop_counting()
-    entrance.open(0)
-    entrance.open(1)
-    await entrance.come()
-    assert entrance.taken == [1]
+async def test_one_that_is_full_leaves_clients_to_one_that_is_not(shared: SharedListener) -> None:
+    let_in_one(shared)
+    shared.admissions[0].admit_client("a").stop_counting()
+    shared.open(0)
+    shared.open(1)
+    await shared.come()
+    assert shared.taken == [1]
 
 
-async def test_where_all_are_full_a_client_is_told_at_once(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_all_are_full_a_client_is_told_at_once(
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
-    let_in_one(entrance)
-    for admission in entrance.admissions:
+    let_in_one(shared)
+    for admission in shared.admissions:
         admission.admit_client("a").stop_counting()
-    entrance.open(0)
-    await entrance.come()
-    assert entrance.taken == [0]
+    shared.open(0)
+    await shared.come()
+    assert shared.taken == [0]
 
 
 @pytest.mark.parametrize("what", ["full", "busy"])
 async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
-    entrance: Entrance, monkeypatch: pytest.MonkeyPatch, what: str
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
-    [admission, _] = entrance.admissions
+    [admission, _] = shared.admissions
     admission.limits = Limits(max_connections=2 if what == "full" else 100, max_unauthenticated_connections=2)
     place = admission.admit_client("a")
     place.mark_busy()
     if what == "full":
         place.stop_counting()
-    entrance.open(0)
-    entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
+    shared.open(0)
+    shared.clients.append(socket.create_connection(shared.listener.getsockname()))
     await trio.sleep(4 * accepting.FULL_LOOK_S)
-    assert entrance.taken == []
+    assert shared.taken == []
     place.release()
-    await until(lambda: entrance.taken == [0])
+    await until(lambda: shared.taken == [0])
 
 
-async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_full_waits_for_a_bounded_time(
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others say that they have room, and hang, or lie."""
     monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
-    monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
-    let_in_one(entrance)
-    entrance.admissions[0].admit_client("a").stop_counting()
+    monkeypatch.setattr(accepting, "TURN_AWAY_S", 1000)
+    let_in_one(shared)
+    shared.admissions[0].admit_client("a").stop_counting()
     began_at = trio.current_time()
-    entrance.open(0)
-    await entrance.come()
+    shared.open(0)
+    await shared.come()
     assert trio.current_time() >= began_at + 0.3
-    stranger = entrance.admissions[0]._strangers.find_longest_silent()
-    assert stranger is not None
-    stranger.stop_counting()
+    silent = shared.admissions[0]._pre_auth.find_longest_silent()
+    assert silent is not None
+    silent.stop_counting()
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
-    await entrance.come()
-    assert entrance.taken == [0, 0], "those behind it in the queue are told at once"
+    await shared.come()
+    assert shared.taken == [0, 0], "those behind it in the queue are told at once"

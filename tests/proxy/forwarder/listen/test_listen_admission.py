@@ -28,7 +28,7 @@ def known(admission: Admission, address: str) -> AdmittedConnection:
     return place
 
 
-def stranger(admission: Admission, address: str, evicted: list[str]) -> AdmittedConnection:
+def silent(admission: Admission, address: str, evicted: list[str]) -> AdmittedConnection:
     place = admission.admit_client(address)
     place.evict = lambda: evicted.append(address)
     return place
@@ -185,11 +185,11 @@ def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> 
 
 def test_a_quarter_is_theirs_and_half_of_that_one_addresss(memory: int) -> None:
     admission = Admission(Limits(max_connections=800), ConnectionCounters(memory), 0)
-    assert (admission._strangers_max, admission._strangers_of_address_max) == (100, 50)
+    assert (admission._pre_auth_max, admission._pre_auth_of_address_max) == (100, 50)
     admission.limits = Limits(max_connections=800, max_unauthenticated_connections=20)
-    assert (admission._strangers_max, admission._strangers_of_address_max) == (10, 5)
+    assert (admission._pre_auth_max, admission._pre_auth_of_address_max) == (10, 5)
     admission.limits = Limits(max_connections=3)
-    assert admission._strangers_max == PRE_AUTH_CONNECTIONS_MIN, "of a small cluster a quarter is nothing"
+    assert admission._pre_auth_max == PRE_AUTH_CONNECTIONS_MIN, "of a small cluster a quarter is nothing"
 
 
 def test_the_longest_silent_of_an_address_gives_way_to_its_next(memory: int) -> None:
@@ -198,26 +198,26 @@ def test_the_longest_silent_of_an_address_gives_way_to_its_next(memory: int) -> 
     evicted: list[str] = []
     for _ in range(100):
         assert admission.check_admission("a") is None
-        stranger(admission, "a", evicted)
+        silent(admission, "a", evicted)
     assert (admission.connections, len(evicted)) == (2, 98)
 
 
-def test_the_address_with_most_strangers_gives_way_to_another(memory: int) -> None:
+def test_the_address_with_most_silent_ones_is_evicted_to_another(memory: int) -> None:
     admission = Admission(Limits(max_unauthenticated_connections=16), ConnectionCounters(memory), 0)
     evicted: list[str] = []
     for address in ("a", "a", "a", "b", "b", "c", "d", "e"):
         assert admission.check_admission(address) is None
-        stranger(admission, address, evicted)
+        silent(admission, address, evicted)
     assert admission.check_admission("f") is None
     assert evicted == ["a"]
 
 
-def test_strangers_give_way_where_the_forwarder_is_full(memory: int) -> None:
+def test_silent_ones_are_evicted_where_the_forwarder_is_full(memory: int) -> None:
     admission = Admission(Limits(max_connections=20), ConnectionCounters(memory), 0)
     evicted: list[str] = []
     for _ in range(9):
         known(admission, "user")
-    stranger(admission, "a", evicted)
+    silent(admission, "a", evicted)
     assert not admission.is_full()
     assert admission.check_admission("b") is None
     assert (evicted, admission.connections) == (["a"], 9)
@@ -231,7 +231,7 @@ def test_nobody_gives_way_for_whom_the_proxy_works(memory: int) -> None:
     evicted: list[str] = []
     for address in ("a", "a", "b", "c"):
         assert not admission.is_busy()
-        stranger(admission, address, evicted).mark_busy()
+        silent(admission, address, evicted).mark_busy()
     assert admission.is_busy()
     assert admission.check_admission("a") == admission.check_admission("d") == "max_unauthenticated_connections"
     assert evicted == []

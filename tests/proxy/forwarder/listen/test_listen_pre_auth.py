@@ -10,54 +10,54 @@ from hypothesis import strategies as st
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
 
 
-def come(strangers: PreAuthConnections, address: str) -> PreAuthConnection:
-    stranger = PreAuthConnection(strangers, address)
-    strangers.add(stranger)
-    return stranger
+def come(pre_auth: PreAuthConnections, address: str) -> PreAuthConnection:
+    connection = PreAuthConnection(pre_auth, address)
+    pre_auth.add_connection(connection)
+    return connection
 
 
 def test_the_address_with_most_gives_way_and_of_it_the_oldest() -> None:
-    strangers = PreAuthConnections()
-    come(strangers, "a")
-    first, second = come(strangers, "b"), come(strangers, "b")
-    assert strangers.find_longest_silent() is first
+    pre_auth = PreAuthConnections()
+    come(pre_auth, "a")
+    first, second = come(pre_auth, "b"), come(pre_auth, "b")
+    assert pre_auth.find_longest_silent() is first
     first.stop_counting()
-    assert (strangers.count, strangers.count_of_address("b")) == (2, 1)
-    assert strangers.find_longest_silent("b") is second
+    assert (pre_auth.count, pre_auth.count_of_address("b")) == (2, 1)
+    assert pre_auth.find_longest_silent("b") is second
 
 
 def test_one_that_is_served_is_not_closed() -> None:
-    strangers = PreAuthConnections()
-    busy = come(strangers, "a")
+    pre_auth = PreAuthConnections()
+    busy = come(pre_auth, "a")
     busy.mark_busy()
-    assert (strangers.find_longest_silent(), strangers.any_silent, strangers.count) == (None, False, 1)
-    assert strangers.find_longest_silent("a") is None
+    assert (pre_auth.find_longest_silent(), pre_auth.has_silent, pre_auth.count) == (None, False, 1)
+    assert pre_auth.find_longest_silent("a") is None
 
 
 def test_one_that_was_served_stands_behind_those_that_said_nothing_meanwhile() -> None:
-    strangers = PreAuthConnections()
-    asked, silent = come(strangers, "a"), come(strangers, "a")
+    pre_auth = PreAuthConnections()
+    asked, silent = come(pre_auth, "a"), come(pre_auth, "a")
     asked.mark_busy()
     asked.mark_silent()
-    assert strangers.find_longest_silent("a") is silent
+    assert pre_auth.find_longest_silent("a") is silent
 
 
 def test_one_that_is_counted_nowhere() -> None:
-    stranger = PreAuthConnection()
-    stranger.mark_busy()
-    stranger.mark_silent()
-    stranger.stop_counting()
-    stranger.evict()
+    connection = PreAuthConnection()
+    connection.mark_busy()
+    connection.mark_silent()
+    connection.stop_counting()
+    connection.evict()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "busy", "silent", "known"]))))
 def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str]]) -> None:
-    strangers, there = PreAuthConnections(), dict[PreAuthConnection, bool]()
+    pre_auth, there = PreAuthConnections(), dict[PreAuthConnection, bool]()
     for address, step in steps:
         if step == "come":
-            there[come(strangers, address)] = True
+            there[come(pre_auth, address)] = True
             continue
-        one = next((stranger for stranger in there if stranger.address == address), None)
+        one = next((connection for connection in there if connection.address == address), None)
         if one is None:
             continue
         if step == "known":
@@ -66,10 +66,10 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str]]) -> None:
         else:
             getattr(one, f"mark_{step}")()
             there[one] = step == "silent"
-        silent = Counter(stranger.address for stranger, is_silent in there.items() if is_silent)
-        assert strangers.any_silent == bool(silent)
-        victim = strangers.find_longest_silent()
+        silent = Counter(connection.address for connection, is_silent in there.items() if is_silent)
+        assert pre_auth.has_silent == bool(silent)
+        victim = pre_auth.find_longest_silent()
         assert (victim is None) == (not silent)
         assert victim is None or silent[victim.address] == max(silent.values())
-    assert strangers.count == len(there)
-    assert not there or strangers.count_of_address("a") == sum(stranger.address == "a" for stranger in there)
+    assert pre_auth.count == len(there)
+    assert not there or pre_auth.count_of_address("a") == sum(connection.address == "a" for connection in there)

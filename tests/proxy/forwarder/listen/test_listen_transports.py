@@ -35,22 +35,22 @@ def server(authority: Authority) -> Pair:
     return authority.server("server")
 
 
-def some_doors(*listeners: dict[str, Any]) -> tuple[ListenerTransport, ...]:
+def some_transports(*listeners: dict[str, Any]) -> tuple[ListenerTransport, ...]:
     return listener_transports(msgspec.convert({"listener": listeners}, Config))
 
 
-def tls_door(pair: Pair, **tls: Any) -> ListenerTransport:
-    [door] = some_doors({"tls": {"certificate": pair.certificate, "key": pair.key, **tls}})
-    return door
+def tls_transport(pair: Pair, **tls: Any) -> ListenerTransport:
+    [listener] = some_transports({"tls": {"certificate": pair.certificate, "key": pair.key, **tls}})
+    return listener
 
 
-async def looked_at(door: ListenerTransport) -> ListenerTransport:
-    """A door whose files were looked at a moment ago: that is done in a thread, of which the test's clock knows
+async def looked_at(listener: ListenerTransport) -> ListenerTransport:
+    """A listener whose files were looked at a moment ago: that is done in a thread, of which the test's clock knows
     nothing.
     """
-    assert door._tls is not None
-    await door._tls.current_context()
-    return door
+    assert listener._tls is not None
+    await listener._tls.current_context()
+    return listener
 
 
 def client_stream(stream: Stream, authority: Authority, pair: Pair | None = None) -> TlsStream:
@@ -60,30 +60,30 @@ def client_stream(stream: Stream, authority: Authority, pair: Pair | None = None
     return TlsStream(stream, context, server_side=False, host="localhost")  # type: ignore[arg-type]
 
 
-async def enter(door: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
+async def enter(listener: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
     """A client comes; all in memory."""
     here, there = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
-        return await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        return await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
 
 
-async def refused(door: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> str:
+async def refused(listener: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> str:
     """What the log says of a client that does not come in; its connection is closed."""
     here, there = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
         with pytest.raises(TlsFailed) as caught:
-            await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     with pytest.raises(trio.ClosedResourceError):
         await here.receive_some()
     return str(caught.value)
 
 
 async def test_without_tls_a_client_is_in_at_once() -> None:
-    [door] = some_doors({})
+    [listener] = some_transports({})
     here, _there = trio.testing.memory_stream_pair()
-    assert await door.accept_client(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
+    assert await listener.accept_client(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
 
 
 @pytest.mark.conforms("pip-1.21")
@@ -93,7 +93,7 @@ async def test_with_tls(authority: Authority, server: Pair) -> None:
         await tls.handshake()
         await tls.send_all(b"hello")
 
-    stream, certificate = await enter(tls_door(server), client)
+    stream, certificate = await enter(tls_transport(server), client)
     assert isinstance(stream, TlsStream)
     assert certificate == b""
     assert await stream.receive_some() == b"hello"
@@ -106,7 +106,7 @@ async def test_the_certificate_that_a_client_shows(authority: Authority, server:
     async def client(stream: Stream) -> None:
         await client_stream(stream, authority, alice).handshake()
 
-    _stream, certificate = await enter(tls_door(server, client_ca=authority.file), client)
+    _stream, certificate = await enter(tls_transport(server, client_ca=authority.file), client)
     assert b"alice" in certificate
     assert certificate[:1] == b"0", "DER"
     assert shown.verify_mode
@@ -124,8 +124,8 @@ async def test_a_client_without_the_certificate_that_is_required(authority: Auth
         told.append(str(caught.value))
         await tls.aclose()
 
-    door = tls_door(server, client_ca=authority.file, require_client_certificate=True)
-    assert await refused(door, client) == "peer did not return a certificate"
+    listener = tls_transport(server, client_ca=authority.file, require_client_certificate=True)
+    assert await refused(listener, client) == "peer did not return a certificate"
     assert "certificate required" in told[0], "it is told why"
 
 
@@ -138,22 +138,22 @@ async def test_a_plain_client(server: Pair) -> None:
         await stream.send_all(b"more")  # not refused: that would take the alert away from it before it is read
         await stream.aclose()
 
-    assert await refused(tls_door(server), client) == "the peer does not speak TLS"
+    assert await refused(tls_transport(server), client) == "the peer does not speak TLS"
 
 
 async def test_a_client_that_leaves(server: Pair) -> None:
     async def client(stream: Stream) -> None:
         await stream.aclose()
 
-    assert await refused(tls_door(server), client)
+    assert await refused(tls_transport(server), client)
 
 
 async def test_a_silent_client(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
     async def client(stream: Stream) -> None:
         assert await stream.receive_some() == b"", "closed"
 
-    door = await looked_at(tls_door(server))
-    assert await refused(door, client) == f"the TLS handshake was not finished within {TIMEOUT_S} s"
+    listener = await looked_at(tls_transport(server))
+    assert await refused(listener, client) == f"the TLS handshake was not finished within {TIMEOUT_S} s"
     assert trio.current_time() == pytest.approx(TIMEOUT_S)
 
 
@@ -166,27 +166,27 @@ async def test_one_that_does_not_take_why_it_is_refused(server: Pair, autojump_c
                 await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
                 await trio.sleep(0.3)
 
-    await refused(await looked_at(tls_door(server)), client)
+    await refused(await looked_at(tls_transport(server)), client)
     assert trio.current_time() <= TIMEOUT_S
 
 
 async def test_a_cancelled_handshake_is_closed(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
     here, there = trio.testing.memory_stream_pair()
-    door = await looked_at(tls_door(server))
+    listener = await looked_at(tls_transport(server))
     with trio.move_on_after(1):
-        await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     assert await there.receive_some() == b""
     there_again = trio.testing.memory_stream_pair()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await tls_door(server).accept_client(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        await tls_transport(server).accept_client(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     assert await there_again[1].receive_some() == b"", "while the certificate was being looked at"
 
 
 async def test_a_new_certificate_for_the_next_client(
     authority: Authority, autojump_clock: trio.testing.MockClock
 ) -> None:
-    door = tls_door(authority.server("renewed"))
+    listener = tls_transport(authority.server("renewed"))
     seen: set[bytes] = set()
 
     async def client(stream: Stream) -> None:
@@ -195,19 +195,19 @@ async def test_a_new_certificate_for_the_next_client(
         seen.add(tls.peer_certificate())
 
     for _ in range(2):
-        await enter(await looked_at(door), client)
+        await enter(await looked_at(listener), client)
         authority.server("renewed")
         await trio.sleep(watched.CHECK_INTERVAL_S)
     assert len(seen) == 2
 
 
 def test_each_listener_has_its_own(server: Pair) -> None:
-    plain, tls = some_doors(
+    plain, tls = some_transports(
         {"congestion_control": "reno"}, {"tls": {"certificate": server.certificate, "key": server.key}}
     )
     assert (plain.congestion_control, tls.congestion_control) == ("reno", "system")
     with pytest.raises(ConfigError, match=r"^listener\[1\]\.tls.*/nowhere"):
-        some_doors({}, {"tls": {"certificate": "/nowhere", "key": "/nowhere"}})
+        some_transports({}, {"tls": {"certificate": "/nowhere", "key": "/nowhere"}})
 
 
 # ---- sessions of TLS are not resumed
@@ -218,7 +218,7 @@ door_streams: list[Stream] = []
 
 
 async def meet(
-    door: ListenerTransport, context: ssl.SSLContext, session: ssl.SSLSession | None
+    listener: ListenerTransport, context: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[TlsStream, str]:
     """A client that wants to resume a session; its stream, and why it did not come in."""
     here, there = trio.testing.memory_stream_pair()
@@ -234,7 +234,7 @@ async def meet(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(come)
         try:
-            server, _ = await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            server, _ = await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
             door_streams.append(server)
         except TlsFailed as error:
             failure = str(error)
@@ -253,11 +253,11 @@ def resuming_context(authority: Authority, version: ssl.TLSVersion, pair: Pair |
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_no_session_is_resumed(authority: Authority, server: Pair, version: ssl.TLSVersion) -> None:
     """Security: neither by a ticket nor by an id; its certificate would not be checked once more."""
-    door = await looked_at(tls_door(server, client_ca=authority.file))
+    listener = await looked_at(tls_transport(server, client_ca=authority.file))
     context = resuming_context(authority, version, authority.client("alice"))
     session = None
     for _ in range(3):
-        client, failure = await meet(door, context, session)
+        client, failure = await meet(listener, context, session)
         assert failure == ""
         assert not client._tls.session_reused
         session = client._tls.session
@@ -268,27 +268,27 @@ async def test_one_that_resumes_a_session_of_the_same_moment_is_refused_once(
     authority: Authority, server: Pair
 ) -> None:
     """Its connection had begun before the session was there."""
-    door = await looked_at(tls_door(server))
-    assert door._tls is not None
-    front = door._tls._front
+    listener = await looked_at(tls_transport(server))
+    assert listener._tls is not None
+    front = listener._tls._front
     context = resuming_context(authority, ssl.TLSVersion.TLSv1_2)
-    client, _ = await meet(door, context, None)
-    newer = door._tls._front
+    client, _ = await meet(listener, context, None)
+    newer = listener._tls._front
     assert newer is not front, "one for each connection with TLS 1.2"
-    door._tls._front = front
-    _, failure = await meet(door, context, client._tls.session)
+    listener._tls._front = front
+    _, failure = await meet(listener, context, client._tls.session)
     assert "resumed a session" in failure
-    door._tls._front = newer
-    assert await meet(door, context, client._tls.session) != (client, failure)
-    assert (await meet(door, context, client._tls.session))[1] == ""
+    listener._tls._front = newer
+    assert await meet(listener, context, client._tls.session) != (client, failure)
+    assert (await meet(listener, context, client._tls.session))[1] == ""
 
 
 async def test_tls_1_3_needs_no_context_of_its_own(authority: Authority, server: Pair) -> None:
-    door = await looked_at(tls_door(server))
-    assert door._tls is not None
-    front = door._tls._front
-    await meet(door, resuming_context(authority, ssl.TLSVersion.TLSv1_3), None)
-    assert door._tls._front is front
+    listener = await looked_at(tls_transport(server))
+    assert listener._tls is not None
+    front = listener._tls._front
+    await meet(listener, resuming_context(authority, ssl.TLSVersion.TLSv1_3), None)
+    assert listener._tls._front is front
 
 
 def copy_file(source: str, target: Path) -> None:
@@ -308,10 +308,10 @@ async def test_who_was_let_in_before_the_authority_changed_is_not_afterwards(
     directory = tmp_path_factory.mktemp("changing")
     authorities = directory / "ca.pem"
     copy_file(authority.file, authorities)
-    door = tls_door(server, client_ca=str(authorities), require_client_certificate=True)
+    listener = tls_transport(server, client_ca=str(authorities), require_client_certificate=True)
     context = resuming_context(authority, version, authority.client("alice"))
-    client, failure = await meet(door, context, None)
+    client, failure = await meet(listener, context, None)
     assert failure == ""
     copy_file(Authority(directory, "another").file, authorities)
-    _, failure = await meet(door, context, client._tls.session)
+    _, failure = await meet(listener, context, client._tls.session)
     assert "certificate is not accepted" in failure

@@ -17,8 +17,8 @@ from relay_fakes import (
     Place,
     about_relay,
     descriptors,
+    disabled_fd_store,
     fill,
-    keeps_nothing,
     kept_relay,
     open_lane,
     open_place,
@@ -28,11 +28,12 @@ from relay_fakes import (
     until,
 )
 
-from proxy.forwarder.relay import manager as relays_module
+from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
 
@@ -123,7 +124,7 @@ async def test_a_side_that_broke_between_two_forwarders(place: Place, narrow_lan
     assert await read_all(narrow_lane.client) == b""
     await narrow_lane.client.aclose()
     await until(lambda: second.ended)
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 async def test_a_relay_goes_from_hand_to_hand(place: Place, lane: Lane) -> None:
@@ -188,7 +189,7 @@ async def converse_and_die(fuse: Fuse, steps: list[int], seed: int = 1) -> None:
             nursery.start_soon(follow, place, fuse, left)
             sent = await converse(lane, seed)
             # Ended, said to be, and forgotten, by whichever of them.
-            await until(lambda: place.shelf.relays == {} and place.forwarders[-1].is_alive)
+            await until(lambda: place.slot.relays == {} and place.forwarders[-1].is_alive)
             fuse.disarm()
             nursery.cancel_scope.cancel()
         last = place.forwarders[-1]
@@ -232,7 +233,7 @@ async def test_handed_over_again_and_again_in_full_traffic(seed: int) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hand_on)
             sent = await converse(lane, seed)
-        await until(lambda: place.shelf.relays == {})
+        await until(lambda: place.slot.relays == {})
         last = place.forwarders[-1]
         assert about.id in {ended.id for one in place.forwarders for ended in one.ended}
         assert (last.moved("to_broker"), last.moved("to_client")) == sent
@@ -245,10 +246,10 @@ async def test_a_pipe_that_was_bound_and_empty_is_free(place: Place, lane: Lane)
     """The predecessor died before the first byte was in it."""
     first = await place.forwarder()
     about = await first.begin(lane)
-    first.relays._table.cells[row(about.id, TO_BROKER) + PIPE] = min(place.shelf.pipes)
+    first.relays._ledger.table.cells[row(about.id, TO_BROKER) + PIPE] = min(place.slot.pipes)
     second = await successor(place, "killed")
     assert second.pipe_of(about.id, TO_BROKER) == 0
-    assert ("drop pipe", min(place.shelf.pipes)) not in second.keeper.said
+    assert ("drop pipe", min(place.slot.pipes)) not in second.fd_store.said
     await lane.client.send_all(b"x")
     assert await read(lane.broker, 1) == b"x"
 
@@ -258,14 +259,14 @@ async def test_a_pipe_with_bytes_of_nobody_is_thrown_away(place: Place, lane: La
     first = await place.forwarder()
     await first.begin(lane)
     await place.settle()
-    for kept in place.shelf.pipes.values():
+    for kept in place.slot.pipes.values():
         os.write(kept.second, b"another client's")
-    strangers = set(place.shelf.pipes)
+    strangers = set(place.slot.pipes)
     second = await successor(place, "killed")
-    assert {number for said, number in second.keeper.said if said == "drop pipe"} == strangers
+    assert {number for said, number in second.fd_store.said if said == "drop pipe"} == strangers
     await place.settle()
-    assert not strangers & set(place.shelf.pipes)
-    assert min(place.shelf.pipes) > max(strangers), "no id is used twice"
+    assert not strangers & set(place.slot.pipes)
+    assert min(place.slot.pipes) > max(strangers), "no id is used twice"
     await lane.client.send_all(b"mine")
     assert await read(lane.broker, 4) == b"mine"
 
@@ -291,13 +292,13 @@ async def test_the_supervisors_supply_of_pipes_does_not_grow_with_every_successo
     forwarder = await place.forwarder()
     await forwarder.begin(lane)
     await place.settle()
-    pipes = len(place.shelf.pipes)
+    pipes = len(place.slot.pipes)
     for _ in range(4):
         forwarder = await successor(place, "killed")
         await lane.client.send_all(b"x")
         await read(lane.broker, 1)
         await place.settle()
-    assert len(place.shelf.pipes) <= pipes + 1
+    assert len(place.slot.pipes) <= pipes + 1
 
 
 async def test_a_pipe_that_did_not_come_ends_its_relay(place: Place, narrow_lane: Lane) -> None:
@@ -306,13 +307,13 @@ async def test_a_pipe_that_did_not_come_ends_its_relay(place: Place, narrow_lane
     about = await first.begin(narrow_lane)
     sent = await fill(narrow_lane.client)
     await place.settle()
-    place.shelf.pipes.pop(first.pipe_of(about.id, TO_BROKER)).close()  # as if it could not be kept
+    place.slot.pipes.pop(first.pipe_of(about.id, TO_BROKER)).close()  # as if it could not be kept
     second = await successor(place, "killed")
     await narrow_lane.client.send_eof()
     assert len(await read_all(narrow_lane.broker)) < sent
     await narrow_lane.broker.aclose()
     await until(lambda: second.ended == [about])
-    await until(lambda: place.shelf.relays == {})
+    await until(lambda: place.slot.relays == {})
 
 
 # ---- counters
@@ -352,7 +353,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     nursery.start_soon(
-        lambda: first.relays.begin(
+        lambda: first.relays.start_relay(
             RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
         )
     )
@@ -365,7 +366,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
         assert new.id != about.id
         await read(other.broker, 2)
         assert second.moved("to_broker") == 7
-        assert second.relays._table.cells[row(new.id, TO_BROKER) + 1] == 2, "the new one's own"
+        assert second.relays._ledger.table.cells[row(new.id, TO_BROKER) + 1] == 2, "the new one's own"
     await client.aclose()
     await broker.aclose()
 
@@ -406,9 +407,9 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
         await first.begin(lane)
         about = await first.begin(ended)
         await place.settle()
-        monkeypatch.setattr(first.keeper, "_something_dropped", trio.Event())  # nobody says it meanwhile
+        monkeypatch.setattr(first.fd_store, "_drops_pending", trio.Event())  # nobody says it meanwhile
     await until(lambda: first.ended)
-    assert about.id in place.shelf.relays
+    assert about.id in place.slot.relays
     await first.relays.hand_over_relays()
     second = await place.forwarder()
     assert about.id not in {adopted.id for adopted in second.adopted}
@@ -422,7 +423,9 @@ async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place
     await read(lane.broker, 3)
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
-    await first.relays.begin(RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config))
+    await first.relays.start_relay(
+        RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
+    )
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")
@@ -453,20 +456,20 @@ async def test_a_lingering_relay_is_not_taken_from_its_successor(place: Place, l
     await lane.client.send_all(b"to nobody")
     await until(lambda: first.ended)
     await place.settle()
-    assert about.id in place.shelf.relays, "the client may still read"
+    assert about.id in place.slot.relays, "the client may still read"
     second = await successor(place, "handed over")
     assert second.adopted == [about]
     await first.leave()
     await lane.client.aclose()
     await until(lambda: second.ended)
-    assert ("drop", about.id) not in first.keeper.said
+    assert ("drop", about.id) not in first.fd_store.said
 
 
 async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.relays.hand_over_relays()
     before = descriptors()
-    with pytest.raises(relays_module.RelayStartFailed, match="being replaced"):
+    with pytest.raises(RelayStartFailed, match="being replaced"):
         await first.begin(lane)
     assert descriptors() == before
 
@@ -481,8 +484,8 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
-    relays = RelayManager(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
-    relays.adopt_relays(left, relays_module.RelayConfig())
+    relays = RelayManager(nursery, disabled_fd_store(), left, RelayCallbacks(ended.append), RelayOptions())
+    relays.adopt_relays(left, RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")
     assert await read(lane.broker, 1) == b"x"

@@ -19,7 +19,7 @@ from relay_fakes import (
     Place,
     about_relay,
     fill,
-    keeps_nothing,
+    new_relays,
     open_lane,
     read,
     read_all,
@@ -31,15 +31,11 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay import close_schedule as departures
-from proxy.forwarder.relay import manager as relays_module
-from proxy.forwarder.relay import user_space
+from proxy.forwarder.relay import close_schedule, closer, user_space
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.close_schedule import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule, until_quiet
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
@@ -61,13 +57,13 @@ class FakeRelay:
 
 
 class Schedule:
-    """A forwarder's departures, in the test's time."""
+    """A forwarder's close schedule, in the test's time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.left: list[tuple[float, FakeRelay, CloseReason]] = []
         self.dropped: list[tuple[float, FakeRelay]] = []
-        self.departures: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
+        self.closes: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
 
     def _leave(self, relay: FakeRelay, why: CloseReason) -> None:
         self.left.append((self.now, relay, why))
@@ -78,7 +74,7 @@ class Schedule:
     def pass_s(self, seconds: float, step_s: float = 0.01) -> None:
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self.departures.close_due_relays()
+            self.closes.close_due_relays()
 
 
 @pytest.mark.parametrize("count", [1, 10, 100, 1000])
@@ -86,7 +82,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
     """In a drain of 30 s at most 10 % in any second (of few, one at a time), none at once, the last in time to end."""
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(count)]
-    schedule.departures.spread_closes(relays, 30)
+    schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert {id(relay) for _, relay, _ in schedule.left} == {id(relay) for relay in relays}
     assert {why for _, _, why in schedule.left} == {CloseReason.SHUT_DOWN}
@@ -101,7 +97,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
 def test_several_forwarders_together_are_as_even_as_one() -> None:
     schedules = [Schedule() for _ in range(4)]
     for schedule in schedules:
-        schedule.departures.spread_closes([FakeRelay() for _ in range(50)], 30)
+        schedule.closes.spread_closes([FakeRelay() for _ in range(50)], 30)
         schedule.pass_s(31)
     seconds = Counter(int(at) for schedule in schedules for at, _, _ in schedule.left)
     assert max(seconds.values()) <= 20
@@ -110,17 +106,17 @@ def test_several_forwarders_together_are_as_even_as_one() -> None:
 def test_the_order_is_not_that_of_age() -> None:
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(100)]
-    schedule.departures.spread_closes(relays, 30)
+    schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert [relay for _, relay, _ in schedule.left] != relays
 
 
 def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
     schedule = Schedule()
-    schedule.departures.spread_closes([], 30)
+    schedule.closes.spread_closes([], 30)
     schedule.pass_s(10)
     late = FakeRelay()
-    schedule.departures.add_relay(late)
+    schedule.closes.add_relay(late)
     schedule.pass_s(20)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (late, CloseReason.SHUT_DOWN)
@@ -129,16 +125,16 @@ def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
 
 def test_without_time_all_are_ended_at_once() -> None:
     schedule = Schedule()
-    schedule.departures.spread_closes([FakeRelay(), FakeRelay()], 0)
-    schedule.departures.close_due_relays()
+    schedule.closes.spread_closes([FakeRelay(), FakeRelay()], 0)
+    schedule.closes.close_due_relays()
     assert len(schedule.left) == 2
 
 
 def test_one_that_does_not_end_is_dropped_and_one_that_has_ended_is_left_alone() -> None:
     schedule = Schedule()
     stuck, ends, gone = FakeRelay(), FakeRelay(), FakeRelay(is_over=True)
-    schedule.departures.spread_closes([stuck, ends, gone], 0)
-    schedule.departures.close_due_relays()
+    schedule.closes.spread_closes([stuck, ends, gone], 0)
+    schedule.closes.close_due_relays()
     ends.is_over = True
     schedule.pass_s(CLOSE_S_MAX + 1)
     assert [relay for _, relay in schedule.dropped] == [stuck]
@@ -150,7 +146,7 @@ def test_a_maximum_age() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=1_005_000))
     for relay in (old, FakeRelay()):
-        schedule.departures.add_relay(relay)
+        schedule.closes.add_relay(relay)
     schedule.pass_s(100)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (old, CloseReason.MAX_AGE)
@@ -160,9 +156,9 @@ def test_a_maximum_age() -> None:
 def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS))
-    schedule.departures.add_relay(old)
-    schedule.departures.close_due_relays()
-    schedule.departures.spread_closes([old], 5)
+    schedule.closes.add_relay(old)
+    schedule.closes.close_due_relays()
+    schedule.closes.spread_closes([old], 5)
     schedule.pass_s(6)
     assert [why for _, _, why in schedule.left] == [CloseReason.MAX_AGE]
 
@@ -177,21 +173,21 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
             raise AttributeError("line")
         leave(relay, why)
 
-    schedule.departures._leave = fails
+    schedule.closes._close = fails
     for relay in (bad, good):
-        schedule.departures.add_relay(relay)
+        schedule.closes.add_relay(relay)
     with structlog.testing.capture_logs() as logs:
-        schedule.departures.close_due_relays()
+        schedule.closes.close_due_relays()
     assert [relay for _, relay, _ in schedule.left] == [good]
     assert [relay for _, relay in schedule.dropped] == [bad]
-    assert [entry["event"] for entry in logs] == ["a relay's end met a defect"]
+    assert [entry["event"] for entry in logs] == ["closing a relay raised an unexpected error"]
 
 
 def test_relays_that_have_ended_are_forgotten() -> None:
     schedule = Schedule()
     for _ in range(3 * DUE_MIN):
-        schedule.departures.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
-    assert len(schedule.departures._due) <= DUE_MIN + 1
+        schedule.closes.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
+    assert len(schedule.closes._due) <= DUE_MIN + 1
 
 
 async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -247,7 +243,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     async def until_quiet(_position: object) -> None:
         await event.wait()
 
-    for module in (relays_module, user_space):
+    for module in (closer, user_space):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -342,7 +338,7 @@ async def test_an_end_that_has_begun_goes_on_in_a_successor(place: Place, lane: 
 async def test_an_end_for_a_reason_of_a_later_version_goes_on(place: Place, lane: Lane, now: Now, way: str) -> None:
     forwarder = await with_age(place, lane, now)
     [followed] = forwarder.relays.expiring_sessions()
-    forwarder.relays._table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
+    forwarder.relays._ledger.table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
     second = await successor(place, way)
     assert error_in(await read_all(lane.client)).error.message == SESSION_EXPIRED
     await until(lambda: second.ended)
@@ -417,7 +413,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
+    forwarder.relays._ledger._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
@@ -442,14 +438,14 @@ async def test_a_broker_is_silent_when_it_has_said_nothing_for_a_moment(
 ) -> None:
     said_until_s = 0.35
     await until_quiet(lambda: min(trio.current_time(), said_until_s))
-    assert said_until_s < trio.current_time() <= said_until_s + 2 * departures.QUIET_S
+    assert said_until_s < trio.current_time() <= said_until_s + 2 * close_schedule.QUIET_S
 
 
 async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     await until_quiet(trio.current_time)
-    assert trio.current_time() == pytest.approx(departures.QUIET_S_MAX, abs=2 * departures.QUIET_S)
+    assert trio.current_time() == pytest.approx(close_schedule.QUIET_S_MAX, abs=2 * close_schedule.QUIET_S)
 
 
 # ---- relays in user space
@@ -459,16 +455,14 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
 async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
     now = Now()
     ended: list[StoredRelay] = []
-    relays = RelayManager(
-        keeps_nothing(), RelayHandover(), ended.append, nursery, forwarders=1, may_linger=lambda: True, now=now
-    )
+    relays = new_relays(nursery, ended.append, now=now)
 
     async def begun(
         *, with_age: bool, first: bytes = b"", at_once: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
-        await relays.begin(
+        await relays.start_relay(
             RelayStart(
                 our_client,
                 our_broker,
@@ -527,7 +521,7 @@ async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(in_memory: Any)
 
 async def test_behind_tls_one_that_is_dropped_at_once_ends(in_memory: Any) -> None:
     def drop() -> None:
-        in_memory.relays._drop(in_memory.relays._in_user_space.relays[-1])
+        in_memory.relays._closer.abort_relay(in_memory.relays._user_space.relays[-1])
 
     for with_age in (True, False):
         client, broker = await in_memory(with_age=with_age, at_once=drop)
@@ -557,7 +551,7 @@ async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> No
     in_memory.now.s += 60
     in_memory.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
-    assert not in_memory.relays._in_user_space.relays[0].is_over
+    assert not in_memory.relays._user_space.relays[0].is_over
     in_memory.now.s += CLOSE_S_MAX
     in_memory.relays.close_schedule.close_due_relays()
     await read_all(broker)

@@ -18,8 +18,7 @@ import trio.testing
 from relay_fakes import Lane, about_relay, descriptors, fill, open_lane, read, read_all, reset, until
 
 from proxy.forwarder.relay import engine as engine_module
-from proxy.forwarder.relay import pipes
-from proxy.forwarder.relay import splice_pump as moving
+from proxy.forwarder.relay import pipes, splice_pump
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Relay
@@ -74,13 +73,13 @@ async def engine(nursery: trio.Nursery) -> Engine:
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no edge tells is looked for often."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges are all that there is."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 1000)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
 
 
 # ---- bytes
@@ -160,7 +159,7 @@ async def test_many_small_portions_that_came_at_once_are_not_left_behind(engine:
 async def test_a_busy_relay_leaves_the_others_their_turn(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "SPLICE_BYTES_MAX", 1000)  # many turns
+    monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
     engine.open(lane)
     data = os.urandom(1 << 20)
     async with trio.open_nursery() as nursery:
@@ -371,7 +370,7 @@ async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sender has said all, and nobody else says anything: the loop must not sleep while one stands in line."""
-    monkeypatch.setattr(moving, "SPLICE_BYTES_MAX", 1000)  # many turns
+    monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
     engine.open(lane)
 
     def none_left(_pool: PipePool) -> Pipe:
@@ -412,7 +411,7 @@ async def test_relays_that_wait_for_a_pipe_get_the_one_that_comes_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this very moment, without another look."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 1000)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
     take, scarce = PipePool.acquire_pipe, False
 
     def free_ones_only(pool: PipePool) -> Pipe:

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 import trio.testing
-from relay_fakes import about_relay, descriptors, keeps_nothing
+from relay_fakes import about_relay, descriptors, disabled_fd_store
 
 from proto.rpc_pb2 import StoredPipe, StoreMessage
-from proxy.forwarder.relay import fd_store_client as keeping
+from proxy.forwarder.relay import fd_store_client
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.runtime.shared.fd_store_channel import (
@@ -29,20 +29,20 @@ from proxy.runtime.shared.fd_store_channel import (
 from proxy.runtime.shared.relay_table import create_table
 
 
-class Line:
-    """A keeper, and the store's end of its line."""
+class Channel:
+    """A client, and the store's end of its channel."""
 
     def __init__(self) -> None:
         ours, theirs = create_store_sockets()
         self.store = StoreChannel(ours)
-        self.keeper = FdStoreClient(theirs, crash_safe=True)
+        self.fd_store = FdStoreClient(theirs, crash_safe=True)
         self.sock = theirs
 
     async def hear(self) -> StoreMessage:
         """The next message; its descriptors must be as many as it speaks of."""
         with trio.fail_after(60):
             received = await self.store.receive()
-        assert received is not None, "the end of the line"
+        assert received is not None, "the end of the channel"
         message, given = received
         assert len(given) == 2 * (len(message.relays) + len(message.pipes))
         close_descriptors(given)
@@ -55,11 +55,11 @@ class Line:
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
-    line = Line()
-    yield line
-    line.store.close()
-    line.sock.close()
+async def channel() -> AsyncIterator[Channel]:
+    channel = Channel()
+    yield channel
+    channel.store.close()
+    channel.sock.close()
 
 
 @pytest.fixture
@@ -80,121 +80,121 @@ def some_pipe(number: int, ends: tuple[int, int]) -> Pipe:
 # ---- what is said
 
 
-async def test_a_relay_is_put_with_its_sockets(line: Line, two_ends: tuple[int, int]) -> None:
+async def test_a_relay_is_put_with_its_sockets(channel: Channel, two_ends: tuple[int, int]) -> None:
     about = about_relay(id=7)
-    await line.keeper.store_relay(about, *two_ends)
-    assert await line.hear() == StoreMessage(relays=[about])
+    await channel.fd_store.store_relay(about, *two_ends)
+    assert await channel.hear() == StoreMessage(relays=[about])
 
 
-async def test_pipes_are_put_at_once(line: Line) -> None:
+async def test_pipes_are_put_at_once(channel: Channel) -> None:
     pipes = [Pipe.create(number, SMALL_PIPE_BYTES) for number in (3, 4)]
-    line.keeper.store_pipes(pipes)
+    channel.fd_store.store_pipes(pipes)
     expected = [StoredPipe(id=number, wanted_bytes=SMALL_PIPE_BYTES) for number in (3, 4)]
-    assert await line.hear() == StoreMessage(pipes=expected)
+    assert await channel.hear() == StoreMessage(pipes=expected)
     for pipe in pipes:
         pipe.close()
 
 
-async def test_pipes_wait_for_room_or_are_not_used(line: Line) -> None:
+async def test_pipes_wait_for_room_or_are_not_used(channel: Channel) -> None:
     pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     with contextlib.suppress(BlockingIOError):
         while True:
-            line.keeper.store_pipes([pipe])
+            channel.fd_store.store_pipes([pipe])
     with pytest.raises(BlockingIOError):
-        line.keeper.store_pipes([pipe])
-    line.store.close()
+        channel.fd_store.store_pipes([pipe])
+    channel.store.close()
     with pytest.raises(BlockingIOError):
-        line.keeper.store_pipes([pipe])
+        channel.fd_store.store_pipes([pipe])
     pipe.close()
 
 
-async def test_what_is_dropped_goes_before_what_is_put(line: Line, two_ends: tuple[int, int]) -> None:
+async def test_what_is_dropped_goes_before_what_is_put(channel: Channel, two_ends: tuple[int, int]) -> None:
     """Its id may be the same."""
-    line.keeper.drop_relay(7)
-    line.keeper.drop_pipe(some_pipe(9, two_ends))
-    await line.keeper.store_relay(about_relay(id=7), *two_ends)
-    assert await line.hear() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
-    assert [relay.id for relay in (await line.hear()).relays] == [7]
-    assert await line.hear_nothing()
+    channel.fd_store.drop_relay(7)
+    channel.fd_store.drop_pipe(some_pipe(9, two_ends))
+    await channel.fd_store.store_relay(about_relay(id=7), *two_ends)
+    assert await channel.hear() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
+    assert [relay.id for relay in (await channel.hear()).relays] == [7]
+    assert await channel.hear_nothing()
 
 
 async def test_drops_are_told_by_themselves_many_at_a_time(
-    line: Line, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    channel: Channel, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "DROPPED_PER_MESSAGE_MAX", 100)
-    nursery.start_soon(line.keeper.run_sender)
+    monkeypatch.setattr(fd_store_client, "DROPPED_PER_MESSAGE_MAX", 100)
+    nursery.start_soon(channel.fd_store.run_sender)
     for number in range(1, 251):
-        line.keeper.drop_relay(number)
-    batches = [list((await line.hear()).dropped_relays) for _ in range(3)]
+        channel.fd_store.drop_relay(number)
+    batches = [list((await channel.hear()).dropped_relays) for _ in range(3)]
     assert [len(batch) for batch in batches] == [100, 100, 50]
     assert [*itertools.chain(*batches)] == list(range(1, 251))
-    assert await line.hear_nothing()
-    line.keeper.drop_relay(300)
-    assert await line.hear() == StoreMessage(dropped_relays=[300])
+    assert await channel.hear_nothing()
+    channel.fd_store.drop_relay(300)
+    assert await channel.hear() == StoreMessage(dropped_relays=[300])
 
 
 async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
-    line: Line, nursery: trio.Nursery, two_ends: tuple[int, int]
+    channel: Channel, nursery: trio.Nursery, two_ends: tuple[int, int]
 ) -> None:
     with contextlib.suppress(BlockingIOError):
         while True:
-            StoreChannel(line.sock).send_now(StoreMessage(complete=True))
-    nursery.start_soon(line.keeper.run_sender)
-    line.keeper.drop_relay(1)
+            StoreChannel(channel.sock).send_now(StoreMessage(complete=True))
+    nursery.start_soon(channel.fd_store.run_sender)
+    channel.fd_store.drop_relay(1)
     await trio.testing.wait_all_tasks_blocked()
-    line.keeper.drop_relay(2)
-    line.keeper.drop_pipe(some_pipe(3, two_ends))
+    channel.fd_store.drop_relay(2)
+    channel.fd_store.drop_pipe(some_pipe(3, two_ends))
     relays: list[int] = []
     pipes: list[int] = []
     while len(relays) < 2 or not pipes:
-        message = await line.hear()
+        message = await channel.hear()
         relays += message.dropped_relays
         pipes += message.dropped_pipes
     assert (relays, pipes) == ([1, 2], [3])
 
 
-async def test_the_most_that_one_message_may_drop_fits(line: Line, two_ends: tuple[int, int]) -> None:
-    for number in range(keeping.DROPPED_PER_MESSAGE_MAX):
-        line.keeper.drop_relay((1 << 32) - 1 - number)
+async def test_the_most_that_one_message_may_drop_fits(channel: Channel, two_ends: tuple[int, int]) -> None:
+    for number in range(fd_store_client.DROPPED_PER_MESSAGE_MAX):
+        channel.fd_store.drop_relay((1 << 32) - 1 - number)
         pipe = some_pipe((1 << 64) - 1 - number, two_ends)
-        line.keeper.drop_pipe(pipe)
+        channel.fd_store.drop_pipe(pipe)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(line.keeper.close)
-            assert len((await line.hear()).dropped_relays) == keeping.DROPPED_PER_MESSAGE_MAX
+            nursery.start_soon(channel.fd_store.close)
+            assert len((await channel.hear()).dropped_relays) == fd_store_client.DROPPED_PER_MESSAGE_MAX
 
 
-async def test_its_end_says_what_is_left_to_say(line: Line) -> None:
-    line.keeper.drop_relay(5)
-    await line.keeper.close()
-    assert await line.hear() == StoreMessage(dropped_relays=[5])
-    assert await line.store.receive() is None
+async def test_its_end_says_what_is_left_to_say(channel: Channel) -> None:
+    channel.fd_store.drop_relay(5)
+    await channel.fd_store.close()
+    assert await channel.hear() == StoreMessage(dropped_relays=[5])
+    assert await channel.store.receive() is None
 
 
-async def test_the_store_is_gone(line: Line, two_ends: tuple[int, int]) -> None:
-    line.store.close()
+async def test_the_store_is_gone(channel: Channel, two_ends: tuple[int, int]) -> None:
+    channel.store.close()
     with pytest.raises(StoreLost):
-        await line.keeper.store_relay(about_relay(id=1), *two_ends)
-    line.keeper.drop_relay(1)
+        await channel.fd_store.store_relay(about_relay(id=1), *two_ends)
+    channel.fd_store.drop_relay(1)
     with trio.fail_after(60):
-        await line.keeper.run_sender()
-        await line.keeper.close()
+        await channel.fd_store.run_sender()
+        await channel.fd_store.close()
 
 
 async def test_without_crash_safety_nothing_is_said(two_ends: tuple[int, int]) -> None:
-    keeper = keeps_nothing()
-    await keeper.store_relay(about_relay(id=1), *two_ends)
-    keeper.store_pipes([some_pipe(1, two_ends)])
-    keeper.drop_relay(1)
-    keeper.drop_pipe(some_pipe(1, two_ends))
+    fd_store = disabled_fd_store()
+    await fd_store.store_relay(about_relay(id=1), *two_ends)
+    fd_store.store_pipes([some_pipe(1, two_ends)])
+    fd_store.drop_relay(1)
+    fd_store.drop_pipe(some_pipe(1, two_ends))
     with trio.move_on_after(0.02):
-        await keeper.run_sender()
+        await fd_store.run_sender()
 
 
 # ---- what comes
 
 
-async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[int, int]) -> None:
+async def test_an_inheritance_in_several_messages(channel: Channel, two_ends: tuple[int, int]) -> None:
     table = create_table()
     messages = [
         (StoreMessage(table=True, listeners=1), (table, two_ends[0])),
@@ -208,11 +208,11 @@ async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[in
         if isinstance(ends, int):
             pairs = [end for _ in range(ends) for end in os.pipe()]
             made += pairs
-            await line.store.send(message, pairs)
+            await channel.store.send(message, pairs)
         else:
-            await line.store.send(message, ends)
+            await channel.store.send(message, ends)
     before = descriptors()
-    left = await line.keeper.receive_handover()
+    left = await channel.fd_store.receive_handover()
     assert left.complete
     assert [kept.record.id for kept in left.relays] == [5, 6, 9]
     assert [(pipe.id, pipe.wanted_bytes) for pipe in left.pipes] == [(1, 4096), (2, 65536)]
@@ -231,19 +231,19 @@ async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[in
     close_descriptors([*given, *made, table])
 
 
-async def test_nothing_but_listeners(line: Line, two_ends: tuple[int, int]) -> None:
-    await line.store.send(StoreMessage(listeners=2, complete=True), two_ends)
-    left = await line.keeper.receive_handover()
+async def test_nothing_but_listeners(channel: Channel, two_ends: tuple[int, int]) -> None:
+    await channel.store.send(StoreMessage(listeners=2, complete=True), two_ends)
+    left = await channel.fd_store.receive_handover()
     assert (left.table, left.pipes, left.relays) == (-1, [], [])
     assert len(left.listeners) == 2
     close_descriptors(left.listeners)
 
 
-async def test_the_line_ends_before_all_was_said(line: Line) -> None:
-    await line.store.send(StoreMessage(relays=[]), ())
-    line.store.close()
+async def test_the_line_ends_before_all_was_said(channel: Channel) -> None:
+    await channel.store.send(StoreMessage(relays=[]), ())
+    channel.store.close()
     with pytest.raises(StoreLost):
-        await line.keeper.receive_handover()
+        await channel.fd_store.receive_handover()
 
 
 @pytest.mark.parametrize(
@@ -271,28 +271,28 @@ def test_a_reserve_fits_one_message() -> None:
     assert DESCRIPTORS_MAX >= 2 * 16
 
 
-async def test_what_is_kept_of_a_client_is_bounded(line: Line, two_ends: tuple[int, int]) -> None:
+async def test_what_is_kept_of_a_client_is_bounded(channel: Channel, two_ends: tuple[int, int]) -> None:
     """Security: the supervisor keeps the record of every relay, and much of it is what its client said."""
     about = about_relay()
     about.principal = "x" * RECORD_BYTES_MAX
     with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):
-        await line.keeper.store_relay(about, *two_ends)
-    assert await line.hear_nothing()
+        await channel.fd_store.store_relay(about, *two_ends)
+    assert await channel.hear_nothing()
 
 
-async def test_tables_of_client_addresses(line: Line, nursery: trio.Nursery) -> None:
+async def test_tables_of_client_addresses(channel: Channel, nursery: trio.Nursery) -> None:
     heard: list[tuple[int, int]] = []
-    nursery.start_soon(line.keeper.run_receiver, lambda forwarder, table: heard.append((forwarder, table)))
+    nursery.start_soon(channel.fd_store.run_receiver, lambda forwarder, table: heard.append((forwarder, table)))
     table = create_table()
-    await line.keeper.publish_address_table(table)
-    received = await line.store.receive()
+    await channel.fd_store.publish_address_table(table)
+    received = await channel.store.receive()
     assert received is not None
     message, [copy] = received
     assert list(message.address_tables) == [0]
-    await line.store.send(StoreMessage(address_tables=[3]), (copy,))
+    await channel.store.send(StoreMessage(address_tables=[3]), (copy,))
     await trio.testing.wait_all_tasks_blocked()
     [(forwarder, got)] = heard
     assert forwarder == 3
     close_descriptors((copy, got))
-    await line.keeper.close()
-    await line.keeper.publish_address_table(create_table())
+    await channel.fd_store.close()
+    await channel.fd_store.publish_address_table(create_table())

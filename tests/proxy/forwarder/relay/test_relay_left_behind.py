@@ -12,8 +12,7 @@ import trio.testing
 from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, until
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
-from proxy.forwarder.relay import left_behind as module
-from proxy.forwarder.relay import user_space
+from proxy.forwarder.relay import left_behind, user_space
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.forwarder.relay.start import RelayStart
@@ -25,7 +24,7 @@ CLIENT_IP = "203.0.113.7"
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is to take a second."""
-    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(left_behind, "LOOK_INTERVAL_S", 0.01)
 
 
 class Stream:
@@ -53,7 +52,7 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.begin(RelayStart(ours, theirs, about, config=forwarder.config))
+    await forwarder.relays.start_relay(RelayStart(ours, theirs, about, config=forwarder.config))
     return Stream(about, client, broker)
 
 
@@ -70,7 +69,7 @@ async def replaced(place: Place) -> Forwarder:
 
 @pytest.fixture(params=[True, False], ids=["crash-safe", "not crash-safe"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    async with open_place(keeps=request.param) as place:
+    async with open_place(crash_safe=request.param) as place:
         yield place
 
 
@@ -132,10 +131,10 @@ async def test_a_predecessor_that_is_killed(place: Place) -> None:
     await first.kill()
     assert second.relays.left_behind.count == 1, "until the supervisor says so"
     assert used(second) == 8
-    place.shelf.on_process_ended(1)
+    place.slot.on_process_ended(1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 8
-    assert place.shelf.left_behind == {}
+    assert place.slot.left_behind == {}
     third = await replaced(place)
     assert (used(third), third.relays.left_behind.count) == (8, 0)
 
@@ -164,12 +163,12 @@ async def test_rows_are_not_anothers_before_they_are_free(place: Place) -> None:
     assert other.about.id != stream.about.id
     await stream.end()
     await until(lambda: second.relays.left_behind.count == 0)
-    await until(lambda: place.shelf.left_behind[1] == {})
+    await until(lambda: place.slot.left_behind[1] == {})
     again = await begin(second)
     assert again.about.id == stream.about.id, "and then they are"
     await again.send(b"12")
     third = await replaced(place)
-    assert set(place.shelf.left_behind[2]) == {other.about.id, again.about.id}
+    assert set(place.slot.left_behind[2]) == {other.about.id, again.about.id}
     assert used(third) == 2
     for one in (other, again):
         await one.end()
@@ -183,7 +182,7 @@ async def test_a_predecessor_that_ends_during_a_hand_over(place: Place) -> None:
     await stream.send(b"123")
     second = await replaced(place)
     await second.relays.hand_over_relays()
-    place.shelf.on_process_ended(1)
+    place.slot.on_process_ended(1)
     third = await place.forwarder()
     assert (used(third), third.relays.left_behind.count) == (3, 0)
 
@@ -201,7 +200,7 @@ async def test_relays_that_move_are_nobodys_to_wait_for(lane: Lane) -> None:
 
 async def test_spliced_relays_that_may_not_move_stay_and_count(lane: Lane) -> None:
     """relay.crash_safe = false: the engine goes on in the process that was replaced."""
-    async with open_place(keeps=False) as place:
+    async with open_place(crash_safe=False) as place:
         first = await place.forwarder()
         about = about_relay(client_address=f"{CLIENT_IP}:1", principal="alice")
         await first.begin(lane, to_broker=b"123", about=about)

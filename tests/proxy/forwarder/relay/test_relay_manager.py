@@ -21,7 +21,7 @@ from relay_fakes import (
     Lane,
     Place,
     about_relay,
-    busy_line,
+    busy_channel,
     descriptors,
     fill,
     new_relays,
@@ -36,13 +36,13 @@ from relay_fakes import (
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay import closer
 from proxy.forwarder.relay import engine as engine_module
-from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay import sockets as relay_sockets
-from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
@@ -104,7 +104,7 @@ async def test_first_bytes_of_both_ways_go_first(place: Place, lane: Lane) -> No
 
 async def test_nobody_is_told_anything_before_the_store_is(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
-    async with busy_line(it.keeper) as free_it, trio.open_nursery() as nursery:
+    async with busy_channel(it.fd_store) as free_it, trio.open_nursery() as nursery:
 
         async def begin() -> None:
             await it.begin(lane, to_client=b"connected", to_broker=b"held")
@@ -115,9 +115,9 @@ async def test_nobody_is_told_anything_before_the_store_is(place: Place, lane: L
         assert await says_nothing(lane.broker)
         free_it()
         assert await read(lane.client, 9) == b"connected"
-        assert it.keeper.said == [("put", 1)]
+        assert it.fd_store.said == [("put", 1)]
         await place.settle()
-        assert list(place.shelf.relays) == [1]
+        assert list(place.slot.relays) == [1]
 
 
 @pytest.mark.parametrize("size", [100_000, 2 * HUGE_PIPE_BYTES + 17])
@@ -145,7 +145,7 @@ async def test_a_connected_that_is_too_large(place: Place, lane: Lane) -> None:
     assert it.relays.in_flight.count == 0
     await still_the_callers(lane)
     await place.settle()
-    assert place.shelf.relays == {}
+    assert place.slot.relays == {}
 
 
 async def test_a_broker_that_does_not_take_what_came_first(place: Place, narrow_lane: Lane) -> None:
@@ -187,7 +187,7 @@ def store_is_lost(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         raise StoreLost("Broken pipe")
 
-    patch.setattr(it.keeper, "store_relay", put)
+    patch.setattr(it.fd_store, "store_relay", put)
 
 
 def no_memory_for_the_message(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def no_memory_for_the_message(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         raise OSError(errno.ENOBUFS, "No buffer space available")
 
-    patch.setattr(it.keeper, "store_relay", put)
+    patch.setattr(it.fd_store, "store_relay", put)
 
 
 def no_room_in_the_epoll(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_what_cannot_begin_leaves_nothing_behind(
             await it.begin(lane, to_client=b"connected", to_broker=b"held")
     await place.settle()
     assert descriptors() <= before
-    assert list(place.shelf.relays) == [1]
+    assert list(place.slot.relays) == [1]
     assert (it.pipe_of(2, TO_BROKER), it.pipe_of(2, TO_CLIENT)) == (0, 0)
     assert it.relays.in_flight.count == 1
     assert it.ended == []
@@ -277,12 +277,12 @@ async def test_cancelled_while_it_waits_for_the_store(place: Place, lane: Lane) 
     it = await place.forwarder()
     await place.settle()
     before = descriptors()
-    async with busy_line(it.keeper):
+    async with busy_channel(it.fd_store):
         with trio.move_on_after(0.02) as scope:
             await it.begin(lane, to_client=b"connected", to_broker=b"held")
     assert scope.cancelled_caught
     await place.settle()
-    assert place.shelf.relays == {}
+    assert place.slot.relays == {}
     assert descriptors() <= before
     assert it.relays.in_flight.count == 0
     await still_the_callers(lane)
@@ -295,14 +295,14 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
     await place.settle()
     before = descriptors()
     entered, go_on = trio.Event(), trio.Event()
-    send = it.keeper._channel.send
+    send = it.fd_store._channel.send
 
     async def slow_send(*arguments: Any) -> None:
         entered.set()
         await go_on.wait()
         await send(*arguments)
 
-    it.keeper._channel.send = slow_send  # type: ignore[method-assign]
+    it.fd_store._channel.send = slow_send  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
@@ -316,7 +316,7 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
     assert lane.our_client.socket.fileno() == lane.our_broker.socket.fileno() == -1
     assert it.relays.in_flight.count == 0
     assert it.ended == []
-    assert ("drop", 1) not in it.keeper.said
+    assert ("drop", 1) not in it.fd_store.said
     await place.settle()
     assert descriptors() <= before + 2, "the store's"
     successor = await place.forwarder()
@@ -328,13 +328,13 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
 async def test_a_put_that_comes_after_the_hand_over(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
     released = trio.Event()
-    put = it.keeper.store_relay
+    put = it.fd_store.store_relay
 
     async def late(*arguments: Any) -> None:
         await released.wait()
         await put(*arguments)
 
-    it.keeper.store_relay = late  # type: ignore[method-assign]
+    it.fd_store.store_relay = late  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
@@ -417,7 +417,7 @@ async def test_a_clean_end_closes_both_at_once_whoever_else_holds_them(place: Pl
     assert descriptors() <= before - 2
     assert it.relays.in_flight.count == 0
     await place.settle()
-    assert place.shelf.relays == {}
+    assert place.slot.relays == {}
     for copy in copies:
         os.close(copy)
 
@@ -429,10 +429,10 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
     it = await place.forwarder()
     about = await it.begin(lane)
     story: list[str] = []
-    shut_down, drop = relays_module.shut_down, it.keeper.drop_relay
+    shut_down, drop = closer.shut_down, it.fd_store.drop_relay
 
     def note_shut_down(descriptor: int, how: int) -> None:
-        assert it.relays._table.allocate_relay_id() != about.id, "the id is free only afterwards"
+        assert it.relays._ledger.table.allocate_relay_id() != about.id, "the id is free only afterwards"
         story.append("shut down")
         shut_down(descriptor, how)
 
@@ -440,8 +440,8 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
         story.append("drop")
         drop(relay_id)
 
-    monkeypatch.setattr(relays_module, "shut_down", note_shut_down)
-    monkeypatch.setattr(it.keeper, "drop_relay", note_drop)
+    monkeypatch.setattr(closer, "shut_down", note_shut_down)
+    monkeypatch.setattr(it.fd_store, "drop_relay", note_drop)
     await lane.client.send_eof()
     await lane.broker.send_eof()
     await until(lambda: it.ended)
@@ -463,10 +463,10 @@ async def test_a_side_that_breaks_leaves_the_other_time_to_read(
         await lane.client.send_all(b"more and more")
         await trio.sleep(0.005)
     await until(lambda: it.ended)
-    assert ("drop", about.id) not in it.keeper.said
-    assert it.relays._table.allocate_relay_id() != about.id
+    assert ("drop", about.id) not in it.fd_store.said
+    assert it.relays._ledger.table.allocate_relay_id() != about.id
     assert await read_all(lane.client) == b"why it ends", "no reset before it was read"
-    await until(lambda: ("drop", about.id) in it.keeper.said)
+    await until(lambda: ("drop", about.id) in it.fd_store.said)
     await until(lambda: is_refused(lane.client))
     for copy in copies:
         os.close(copy)
@@ -491,7 +491,7 @@ async def test_the_process_ends_by_itself_and_its_relays_go_on(place: Place, lan
     await read(lane.client, 2)
     await it.leave()
     assert not it.ended
-    it.keeper.close_all()  # as the end of a process does
+    it.fd_store.close_all()  # as the end of a process does
     await place.forwarder()
     await lane.client.send_all(b"still here")
     assert await read(lane.broker, 10) == b"still here"
@@ -511,14 +511,14 @@ async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(
     place: Place, narrow_lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's end stands behind the bytes that the client does not take."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(relay_sockets, "LINGER_S", 0.1)
     it = await place.forwarder(RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200))
     about = await it.begin(narrow_lane)
     await fill(narrow_lane.broker)
     await narrow_lane.broker.aclose()
     await until(lambda: it.ended == [about])
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 async def test_the_end_is_logged_with_its_figures(place: Place, lane: Lane) -> None:
@@ -540,7 +540,7 @@ async def test_an_id_is_dropped_before_it_is_put_again(place: Place) -> None:
     it = await place.forwarder()
     async with open_lane() as one, open_lane() as two:
         first = await it.begin(one)
-        async with busy_line(it.keeper) as free_it, trio.open_nursery() as nursery:
+        async with busy_channel(it.fd_store) as free_it, trio.open_nursery() as nursery:
             await one.client.aclose()
             await one.broker.aclose()
             await until(lambda: it.ended == [first])
@@ -553,7 +553,7 @@ async def test_an_id_is_dropped_before_it_is_put_again(place: Place) -> None:
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.deadline = trio.current_time() + 5
             await place.settle()
-            assert list(place.shelf.relays) == [first.id], "it has heard of neither yet"
+            assert list(place.slot.relays) == [first.id], "it has heard of neither yet"
             free_it()
         assert second.id == first.id
         successor = await kill_and_follow(place)
@@ -615,7 +615,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     registry = CollectorRegistry()
     registry.register(through)
     about = about_relay()
-    await through.begin(
+    await through.start_relay(
         RelayStart(lane.our_client, lane.our_broker, about, first_to_broker=b"a ", config=RelayConfig())
     )
     await lane.client.send_all(b"slower")
@@ -655,7 +655,7 @@ class TlsLane:
 
     async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
         about = about_relay()
-        await it.relays.begin(
+        await it.relays.start_relay(
             RelayStart(
                 self.our_client,
                 self.our_broker,
@@ -694,7 +694,7 @@ async def test_tls_on_any_side_goes_through_user_space(
     place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would move the records as they are: never. The store is told nothing: it could keep no keys."""
-    monkeypatch.setattr(RelayManager, "_begin_to_splice", None)
+    monkeypatch.setattr(SplicedRelayStarter, "start_relay", None)
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, sides)
     about = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
@@ -704,9 +704,9 @@ async def test_tls_on_any_side_goes_through_user_space(
     assert await read(tls.client, 25) == b"connected from the broker"
     await until(lambda: (it.moved("to_broker"), it.moved("to_client")) == (20, 25))
     assert it.relays.in_flight.count == 1
-    assert it.keeper.said == []
+    assert it.fd_store.said == []
     await place.settle()
-    assert not place.shelf.relays
+    assert not place.slot.relays
     await tls.client.send_eof()
     await tls.broker.send_eof()
     assert await read_all(tls.client) == await read_all(tls.broker) == b""
@@ -872,7 +872,7 @@ async def test_a_relay_of_tls_ends_with_its_process(
     async with open_lane() as plain:
         await it.begin(plain)
         await (it.leave() if how == "leave" else it.kill())
-        it.keeper.close_all()
+        it.fd_store.close_all()
         assert await read_all(tls.client) == await read_all(tls.broker) == b""
         successor = await place.forwarder()
         assert len(successor.adopted) == 1
@@ -909,7 +909,7 @@ async def test_without_crash_safety_nothing_is_kept(nursery: trio.Nursery, lane:
     ended: list[StoredRelay] = []
     relays = new_relays(nursery, ended.append)
     nursery.start_soon(relays.run)
-    await relays.begin(
+    await relays.start_relay(
         RelayStart(
             lane.our_client,
             lane.our_broker,

@@ -27,15 +27,16 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_line, open_lane, read, until
+from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_channel, open_lane, read, until
 
 from proto import commands
 from proto.commands import CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.session_clock import ReauthenticationFailure
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, CloseReason
+from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX
 from proxy.forwarder.workers.authentication import Challenge, Verdict
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
@@ -60,7 +61,7 @@ def cells_of(forwarder: Forwarder, relay_id: int) -> list[int]:
     """All that the table says of a followed relay."""
     start = framed_row(relay_id, 0)
     end = framed_row(relay_id, 1) + framed_row(relay_id, 1) - start
-    return list(forwarder.relays._table.cells[start:end])
+    return list(forwarder.relays._ledger.table.cells[start:end])
 
 
 def failures(forwarder: Forwarder) -> float:
@@ -178,7 +179,7 @@ async def test_whatever_is_decided_late_is_not_said(
     else:
         line.send_challenge(CHALLENGE)
         line.close_with_error(CHALLENGE)
-        assert not first.relays._engine.pump.run_queue, "nobody would give it a turn"
+        assert not first.relays._engine._run_queue, "nothing would pump it"
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert line.has_ended
     assert cells_of(second, about.id) == before
@@ -193,7 +194,7 @@ async def test_who_was_being_seen_off_is_the_successors_to_see_off(
     now.s += 86
     await lane.client.send_all(answer())
     row = framed_row(1, TO_CLIENT)
-    await until(lambda: first.relays._table.cells[row + CLOSING])
+    await until(lambda: first.relays._ledger.table.cells[row + CLOSING])
     await replaced(place)
     told = b""
     with trio.fail_after(60):
@@ -270,7 +271,7 @@ async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
 ) -> None:
     """Its number may be another's when the collector comes to close it."""
     first = await place.forwarder()
-    async with trio.open_nursery() as nursery, busy_line(first.keeper) as release:
+    async with trio.open_nursery() as nursery, busy_channel(first.fd_store) as release:
 
         async def begin() -> None:
             await first.begin(lane, session=session(now, judges))

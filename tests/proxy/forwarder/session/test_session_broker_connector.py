@@ -26,34 +26,34 @@ CONNECT = connect("pulsar://b0:6650").connect
 WHO = ClientIdentity(ALICE, b"sealed")
 
 
-class Side:
+class Setup:
     """A broker's side, and what it opens with."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.play = Play(nursery)
-        self.backends = self.play.workers
-        self.side = BrokerConnector(self.backends, CLIENT)  # type: ignore[arg-type]
+        self.workers = self.play.workers
+        self.connector = BrokerConnector(self.workers, CLIENT)  # type: ignore[arg-type]
 
     async def open(self, failure: Exception | None = None) -> None:
-        self.backends.broker_failure = failure
-        await self.side.open_link(CONNECT, WHO)
+        self.workers.broker_failure = failure
+        await self.connector.open_link(CONNECT, WHO)
 
 
 @pytest.fixture
-def broker(nursery: trio.Nursery) -> Side:
-    return Side(nursery)
+def broker(nursery: trio.Nursery) -> Setup:
+    return Setup(nursery)
 
 
-async def test_it_is_opened_in_the_clients_name(broker: Side) -> None:
+async def test_it_is_opened_in_the_clients_name(broker: Setup) -> None:
     await broker.open()
-    assert broker.backends.opened == [(CONNECT, WHO, CLIENT)]
-    assert broker.side.link.stream is broker.backends.broker_stream
-    assert broker.side.link.connected.message.server_version == "the broker"
+    assert broker.workers.opened == [(CONNECT, WHO, CLIENT)]
+    assert broker.connector.link.stream is broker.workers.broker_stream
+    assert broker.connector.link.connected.message.server_version == "the broker"
 
 
-async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
+async def test_before_it_is_open_there_is_no_link(broker: Setup) -> None:
     with pytest.raises(RuntimeError, match="without a broker"):
-        _ = broker.side.link
+        _ = broker.connector.link
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
     ids=["denied", "nobody can say", "bad principal", "busy"],
 )
 async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
-    broker: Side, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str
+    broker: Setup, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str
 ) -> None:
     """The client learns no more than it must; the log has the rest."""
     with pytest.raises(BrokerConnectFailed) as failed:
@@ -106,7 +106,7 @@ async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
     assert failed.value.__suppress_context__
 
 
-async def test_what_a_brokers_own_refusal_means(broker: Side) -> None:
+async def test_what_a_brokers_own_refusal_means(broker: Setup) -> None:
     refusal = BrokerLinkFailed("refused", "for the log", code=ServerError.AuthorizationError, message="for the client")
     with pytest.raises(BrokerConnectFailed) as failed:
         await broker.open(refusal)
@@ -115,33 +115,33 @@ async def test_what_a_brokers_own_refusal_means(broker: Side) -> None:
     assert (failed.value.message, str(failed.value)) == ("for the client", "for the log")
 
 
-async def test_a_defect_is_not_hidden(broker: Side) -> None:
+async def test_a_defect_is_not_hidden(broker: Setup) -> None:
     with pytest.raises(ZeroDivisionError):
         await broker.open(ZeroDivisionError())
 
 
-async def test_close(broker: Side) -> None:
-    await broker.side.close_link()
+async def test_close(broker: Setup) -> None:
+    await broker.connector.close_link()
     await broker.open()
-    await broker.side.close_link()
-    assert await broker.backends.broker.hear() is None
+    await broker.connector.close_link()
+    assert await broker.workers.broker.hear() is None
 
 
-async def test_the_relay_begins_with_what_both_sides_have_said(broker: Side) -> None:
+async def test_the_relay_begins_with_what_both_sides_have_said(broker: Setup) -> None:
     """Connected is the relay's first word: nothing can come before it."""
     await broker.open()
     frame = Frame(b"the CONNECTED frame")
-    broker.side._link = BrokerLink(
-        HostPort("b0", 6650), broker.backends.broker_stream, Connected(frame, CommandConnected(), b"more")
+    broker.connector._link = BrokerLink(
+        HostPort("b0", 6650), broker.workers.broker_stream, Connected(frame, CommandConnected(), b"more")
     )
     client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
-    start = broker.side.relay_start(client, about, first_to_broker=b"a client in a hurry", session=None)
-    assert (start.client, start.broker, start.stored) == (client, broker.backends.broker_stream, about)
+    start = broker.connector.relay_start(client, about, first_to_broker=b"a client in a hurry", session=None)
+    assert (start.client, start.broker, start.stored) == (client, broker.workers.broker_stream, about)
     assert start == RelayStart(
         client,
-        broker.backends.broker_stream,
+        broker.workers.broker_stream,
         about,
-        broker.backends.config.relay,
+        broker.workers.config.relay,
         first_to_broker=b"a client in a hurry",
         first_to_client=frame.encode() + b"more",
         session=None,

@@ -19,7 +19,7 @@ from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proxy.forwarder.relay.manager import RelayStartFailed
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.loop.reactor import Reactor
@@ -29,6 +29,12 @@ from proxy.runtime.rpc.errors import RpcDeadlineExceeded
 Start = Callable[..., Play]
 TARGET = "b0:6650"
 PRODUCER = BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5})
+
+
+@pytest.fixture
+def play(nursery: trio.Nursery) -> Start:
+    """Start a session between streams in memory, unless the test gives others."""
+    return lambda **kwargs: Play(nursery, **kwargs)
 
 
 async def relaying(play: Start) -> Play:
@@ -161,7 +167,7 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
         await trio.lowlevel.checkpoint()
         raise RelayStartFailed("for the log")
 
-    monkeypatch.setattr(it.relays, "begin", refuse)
+    monkeypatch.setattr(it.relays, "start_relay", refuse)
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect(TARGET), *held)
         code, text = await it.client.must_hear_error()
@@ -179,7 +185,7 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
 
     async with trio.open_nursery() as inner:
         it = Play(inner)
-        monkeypatch.setattr(it.relays, "begin", hang)
+        monkeypatch.setattr(it.relays, "start_relay", hang)
         await it.client.say(connect(TARGET))
         await trio.testing.wait_all_tasks_blocked()
         assert it.session.state is State.RELAYING

@@ -29,7 +29,7 @@ from forwarder_fakes import (
     make_config,
 )
 from framed_fakes import NEARLY_PINGS
-from lifetime_fakes import EXPIRED, FAILED, NEW_SECRET, Begin, Life, answer_again, gated, token, unix_ms
+from lifetime_fakes import EXPIRED, FAILED, NEW_SECRET, Begin, Held, answer_again, gated, token, unix_ms
 
 from proto import commands
 from proto.client_machine import State
@@ -37,10 +37,9 @@ from proto.commands import AUTH_REFRESH
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
-from proto.session_clock import Phase
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
-from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
+from proxy.forwarder.session.lookup_session_control import LifetimeEvent
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -546,28 +545,6 @@ async def test_garbage_past_the_end_is_garbage(life: Begin, autojump_clock: trio
 # ---- judged while it has expired
 
 
-class Held:
-    """A session that expires while its client's answer is judged; a lookup came in the meantime."""
-
-    def __init__(self, begin: Begin, *verdicts: Any, **tables: Any) -> None:
-        self.verdict = trio.Event()
-        first, *others = verdicts
-        self.it = begin(100, gated(self.verdict, first), *others, **tables)
-
-    async def hold(self) -> Life:
-        it = await self.it.enter()
-        await it.must_be_asked()
-        await it.at(99)
-        await it.client.say(answer_again())
-        await it.at(101)
-        await it.client.say(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
-        await it.client.must_hear(BaseCommand.PONG)
-        await it.at(102)
-        assert it.workers.forwarded == []
-        self.verdict.set()
-        return it
-
-
 @pytest.mark.conforms("kip-368.17", "kip-368.19")
 async def test_a_command_waits_for_the_verdict_then_goes_on(
     life: Begin, autojump_clock: trio.testing.MockClock
@@ -731,9 +708,9 @@ async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: t
             await it.must_be_asked()
             await it.client.say(answer_again())
             await it.settle()
-            followed = it.session.lifetime.expiring_session
-            assert followed is not None
-            shown += [repr(followed), repr(it.session.identity), str(followed.relay_record), repr(followed.control)]
+            session = it.session.lifetime.expiring_session
+            assert session is not None
+            shown += [repr(session), repr(it.session.identity), str(session.relay_record), repr(session.control)]
             shown.append(repr(it.session.lifetime._session))
             await it.client.stream.aclose()
             await it.end()
@@ -742,14 +719,14 @@ async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: t
         assert not any(secret in text for secret in secrets), text
 
 
-# ---- as a relay is told of it
+# ---- as a relay needs it
 
 TARGET = "pulsar://b0:6650"
 BROKER = CommandConnected(server_version="b", max_message_size=5_000_000)
 
 
-class Told:
-    """What a relay is told of a session."""
+class RelaySetup:
+    """The lifetime of a client that becomes a relay."""
 
     def __init__(self, nursery: trio.Nursery, principal: Principal = ALICE, **tables: Any) -> None:
         tables.setdefault("authentication", {"enabled": True, "failure_delay_ms": 200})
@@ -760,29 +737,34 @@ class Told:
         self.principal = Principal()
         self.principal.CopyFrom(principal)
         self.client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
-        self.renewal = SessionLifetime(self.play.workers, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
+        self.events: list[LifetimeEvent] = []
+        self.lifetime = self.lifetime_of(self.client)
 
-    def expiring(self, lives_s: float = 100) -> Told:
+    def lifetime_of(self, client: ClientEndpoint) -> SessionLifetime:
+        play = self.play
+        return SessionLifetime(client, play.workers, play.relays, play.metrics, self.events.append)  # type: ignore[arg-type]
+
+    def expiring(self, lives_s: float = 100) -> RelaySetup:
         self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
         return self
 
     def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
         fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
-        self.renewal.on_authenticated(connect(**fields).connect, self.principal)
-        return self.renewal.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
+        self.lifetime.on_authenticated(connect(**fields).connect, self.principal)
+        return self.lifetime.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
 
-    def must_be_told(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
+    def relay_session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
         session = self.session(original, **fields)
         assert session is not None
         return session
 
 
-Tell = Callable[..., Told]
+MakeRelaySetup = Callable[..., RelaySetup]
 
 
 @pytest.fixture
-def told(nursery: trio.Nursery) -> Tell:
-    return lambda *args, **kwargs: Told(nursery, *args, **kwargs)
+def relay_setup(nursery: trio.Nursery) -> MakeRelaySetup:
+    return lambda *args, **kwargs: RelaySetup(nursery, *args, **kwargs)
 
 
 def test_a_relay_that_began_before_there_was_a_grace() -> None:
@@ -792,12 +774,12 @@ def test_a_relay_that_began_before_there_was_a_grace() -> None:
 
 
 @pytest.mark.conforms("pip-1.15", "kip-368.12")
-async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
+async def test_a_relay_whose_session_can_expire(relay_setup: MakeRelaySetup) -> None:
     tables = {
         "session": {"connections_max_reauth_ms": 50_000, "grace_ms": 7_000},
         "limits": {"max_command_bytes": 12_345},
     }
-    session = told(**tables).expiring().must_be_told(protocol_version=15)
+    session = relay_setup(**tables).expiring().relay_session(protocol_version=15)
     assert session.expires
     assert session.clock is not None
     assert session.clock.expires_at_s == pytest.approx(trio.current_time() + 50)
@@ -816,10 +798,10 @@ async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
 
 @pytest.mark.parametrize("count_messages", [False, True])
 async def test_without_authentication_a_relay_is_told_only_what_counting_needs(
-    told: Tell, count_messages: bool
+    relay_setup: MakeRelaySetup, count_messages: bool
 ) -> None:
     tables = {"authentication": {"enabled": False}, "metrics": {"count_messages": count_messages}}
-    session = told(Principal(), session={"connections_max_reauth_ms": 1000}, **tables).session()
+    session = relay_setup(Principal(), session={"connections_max_reauth_ms": 1000}, **tables).session()
     if not count_messages:
         assert session is None
         return
@@ -830,14 +812,14 @@ async def test_without_authentication_a_relay_is_told_only_what_counting_needs(
 
 
 @pytest.mark.conforms("kip-368.7")
-async def test_a_relay_that_never_expires_is_blind(told: Tell) -> None:
-    assert told().session() is None
+async def test_a_relay_that_never_expires_is_blind(relay_setup: MakeRelaySetup) -> None:
+    assert relay_setup().session() is None
 
 
 @pytest.mark.conforms("kip-368.24")
-async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_out(told: Tell) -> None:
+async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_out(relay_setup: MakeRelaySetup) -> None:
     forwarded = OriginalCredentials("token", SECRET.decode())
-    session = told(metrics={"count_messages": True}).expiring().must_be_told(forwarded)
+    session = relay_setup(metrics={"count_messages": True}).expiring().relay_session(forwarded)
     assert session.clock is None
     assert not session.expires
     assert session.challenge == b""
@@ -847,20 +829,20 @@ async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_ou
 @pytest.mark.conforms("pip-1.15")
 @pytest.mark.parametrize("expires", [True, False])
 async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_client_expires_or_not(
-    told: Tell, expires: bool
+    relay_setup: MakeRelaySetup, expires: bool
 ) -> None:
-    it = told(limits={"max_command_bytes": 12_345})
+    it = relay_setup(limits={"max_command_bytes": 12_345})
     if expires:
         it.expiring()
-    it.renewal.on_authenticated(connect(TARGET).connect, it.principal)
+    it.lifetime.on_authenticated(connect(TARGET).connect, it.principal)
     identity = ClientIdentity(it.principal, b"sealed")
-    session = it.renewal.relay_session(BROKER, identity, answers_broker="b0")
+    session = it.lifetime.relay_session(BROKER, identity, answers_broker="b0")
     assert session is not None
     assert session.inspects_frames
     assert session.expires is expires
     assert session.to_stored_session().broker_host == "b0"
     assert session.frame_bytes_max > 5_000_000
-    blind = it.renewal.relay_session(BROKER, identity)
+    blind = it.lifetime.relay_session(BROKER, identity)
     assert (blind is None) is not expires
     assert blind is None or blind.broker_host == ""
 
@@ -883,19 +865,19 @@ OLD: dict[str, Any] = {"feature_flags": {"supports_auth_refresh": False}}
     ],
 )
 async def test_who_is_asked_in_a_relay(
-    told: Tell, policy: str, client: dict[str, Any], asked: bool, spared: bool
+    relay_setup: MakeRelaySetup, policy: str, client: dict[str, Any], asked: bool, spared: bool
 ) -> None:
-    session = told(session={"relay_reauthentication": policy}).expiring().must_be_told(**client)
+    session = relay_setup(session={"relay_reauthentication": policy}).expiring().relay_session(**client)
     assert session.expires, "whoever is not asked ends all the same"
     assert bool(session.challenge) is asked
     assert session.exempts_producers is spared
 
 
-async def test_an_empty_target_makes_a_relay_as_any_other(told: Tell) -> None:
+async def test_an_empty_target_makes_a_relay_as_any_other(relay_setup: MakeRelaySetup) -> None:
     """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
     anywhere = {"proxy_to_broker_url": ""}
-    assert told().expiring().must_be_told(**CPP, **anywhere).exempts_producers
-    never = told(session={"relay_reauthentication": "never"}).expiring().must_be_told(**JAVA, **anywhere)
+    assert relay_setup().expiring().relay_session(**CPP, **anywhere).exempts_producers
+    never = relay_setup(session={"relay_reauthentication": "never"}).expiring().relay_session(**JAVA, **anywhere)
     assert never.challenge == b""
 
 
@@ -909,24 +891,24 @@ async def test_in_lookup_mode_all_are_asked_that_can_be(
 
 
 @pytest.mark.conforms("kip-368.27", "kip-368.40")
-async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
-    it = told().expiring()
+async def test_a_relay_counts_who_cannot_renew(relay_setup: MakeRelaySetup) -> None:
+    it = relay_setup().expiring()
     it.session(**OLD)
     assert it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
 
 
-async def test_what_the_store_keeps_is_no_secret(told: Tell) -> None:
-    session = told().expiring().must_be_told(original_auth_method="token", original_auth_data="0riginal")
+async def test_what_the_store_keeps_is_no_secret(relay_setup: MakeRelaySetup) -> None:
+    session = relay_setup().expiring().relay_session(original_auth_method="token", original_auth_data="0riginal")
     stored = session.to_stored_session().SerializeToString()
     assert SECRET not in stored
     assert b"0riginal" not in stored
 
 
-async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell) -> None:
+async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(relay_setup: MakeRelaySetup) -> None:
     """The session that became a relay has ended; its client answers later, in as many rounds as it takes."""
-    it = told().expiring()
-    session = it.must_be_told()
-    it.renewal.abandon_reauthentication()
+    it = relay_setup().expiring()
+    session = it.relay_session()
+    it.lifetime.abandon_reauthentication()
     it.play.workers.authentication.answers = [challenge(b"q"), authenticated()]
     assert isinstance(await session.reauthenticate(answer_again(b"a0")), Challenge)
     assert isinstance(await session.reauthenticate(answer_again(b"a1")), ClientIdentity)
@@ -935,27 +917,27 @@ async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell)
     assert it.play.workers.authentication.given_up == []
 
 
-async def test_a_session_that_never_authenticated_ends(told: Tell) -> None:
-    told().renewal.abandon_reauthentication()
+async def test_a_session_that_never_authenticated_ends(relay_setup: MakeRelaySetup) -> None:
+    relay_setup().lifetime.abandon_reauthentication()
 
 
-async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
+async def test_a_successor_judges_as_its_predecessor_did(relay_setup: MakeRelaySetup) -> None:
     """All but secrets is kept: the auth worker is told the same, in the same words."""
-    it = told().expiring()
-    session = it.must_be_told(
+    it = relay_setup().expiring()
+    session = it.relay_session(
         original_principal="bob", proxy_version="1", auth_method_name="token", original_auth_data="0riginal"
     )
     relay = StoredRelay(client_address=CLIENT)
     relay.session.CopyFrom(session.to_stored_session())
-    backends = it.play.workers
-    recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    workers = it.play.workers
+    recalled = reauthenticator_factory(lambda: workers)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     verdicts = []
-    for judge in (session.reauthenticate, recalled):
-        backends.authentication.answers = [challenge(b"q"), denied()]
-        verdicts.append([await judge(answer_again(data, "")) for data in (b"a0", b"a1")])
+    for reauthenticate in (session.reauthenticate, recalled):
+        workers.authentication.answers = [challenge(b"q"), denied()]
+        verdicts.append([await reauthenticate(answer_again(data, "")) for data in (b"a0", b"a1")])
     assert verdicts[0] == verdicts[1]
     assert isinstance(verdicts[0][1], Denial)
-    before, after = backends.authentication.requests[:2], backends.authentication.requests[2:]
+    before, after = workers.authentication.requests[:2], workers.authentication.requests[2:]
     for request in (*before, *after):
         request.authentication_id = 0
     assert before == after
@@ -963,10 +945,10 @@ async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
     assert before[0].client_certificate == CERTIFICATE
 
 
-async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
-    it = told().expiring()
+async def test_a_successor_judges_by_the_settings_in_force(relay_setup: MakeRelaySetup) -> None:
+    it = relay_setup().expiring()
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(it.must_be_told().to_stored_session())
+    relay.session.CopyFrom(it.relay_session().to_stored_session())
     current = it.play.workers
     recalled = reauthenticator_factory(lambda: current)(relay)  # type: ignore[arg-type, return-value]
     current.config = make_config(brokers={"forward_authorization_credentials": True})
@@ -975,73 +957,33 @@ async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
     assert verdict.original == OriginalCredentials("token", NEW_SECRET.decode())
 
 
-async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
+async def test_the_listener_and_the_certificate_are_kept(relay_setup: MakeRelaySetup) -> None:
     """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
     listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
-    it = told(listener=listeners)
+    it = relay_setup(listener=listeners)
     client = ClientEndpoint(CLIENT, 0.0, CERTIFICATE, listener=1)
-    renewal = SessionLifetime(it.play.workers, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.on_authenticated(connect(TARGET).connect, it.principal)
-    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
+    lifetime = it.lifetime_of(client)
+    lifetime.on_authenticated(connect(TARGET).connect, it.principal)
+    session = lifetime.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.lifetime_ms_max == 7000
     assert session.to_stored_session().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
     relay = StoredRelay(client_address=CLIENT)
     relay.session.CopyFrom(session.to_stored_session())
-    backends = it.play.workers
-    recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
-    for judge in (session.reauthenticate, recalled):
-        await judge(answer_again())
-        judged = backends.judged_clients[-1]
+    workers = it.play.workers
+    recalled = reauthenticator_factory(lambda: workers)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    for reauthenticate in (session.reauthenticate, recalled):
+        await reauthenticate(answer_again())
+        judged = workers.judged_clients[-1]
         assert (judged.address, judged.certificate) == (CLIENT, CERTIFICATE)
-        assert backends.authentication.requests[-1].client_certificate == CERTIFICATE
+        assert workers.authentication.requests[-1].client_certificate == CERTIFICATE
 
 
-async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
+async def test_a_listener_whose_name_is_too_long_is_not_kept(relay_setup: MakeRelaySetup) -> None:
     """Its sessions' ends are enforced."""
-    it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
-    renewal = SessionLifetime(it.play.workers, ClientEndpoint(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.on_authenticated(connect(TARGET).connect, it.principal)
-    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
+    it = relay_setup(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
+    lifetime = it.lifetime_of(ClientEndpoint(CLIENT, 0.0))
+    lifetime.on_authenticated(connect(TARGET).connect, it.principal)
+    session = lifetime.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.to_stored_session().listener_bind == ""
-
-
-# ---- the line between a session in lookup mode and its judge
-
-
-async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
-    life: Begin, autojump_clock: trio.testing.MockClock
-) -> None:
-    """Not even where a command waits for it; and what it was closed for first is why."""
-    it = await Held(life, token(100)).it.enter()
-    followed = it.session.lifetime.expiring_session
-    assert followed is not None
-    await it.must_be_asked()
-    await it.client.say(answer_again())
-    await it.at(101)
-    await it.client.say(lookup())
-    await it.settle()
-    followed.control.start_closing(CloseReason.FAILED)
-    followed.control.start_closing(CloseReason.EXPIRED)
-    assert followed.clock is not None
-    followed.clock.on_accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
-    followed.control.resume_after_verdict()
-    await it.must_be_over("reauthentication_failed", FAILED)
-    assert it.workers.forwarded == []
-
-
-async def test_a_session_in_lookup_mode_has_no_producer_and_is_over_when_it_is(
-    life: Begin, autojump_clock: trio.testing.MockClock
-) -> None:
-    it = await life(100).enter()
-    followed = it.session.lifetime.expiring_session
-    assert followed is not None
-    assert followed.clock is not None
-    assert not followed.control.has_opened_producer
-    assert not followed.control.has_ended
-    assert followed.clock.phase is Phase.QUIET
-    await it.client.stream.aclose()
-    await it.end()
-    assert followed.control.has_ended
-    followed.control.close_with_error(b"too late")

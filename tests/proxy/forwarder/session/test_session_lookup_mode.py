@@ -25,6 +25,7 @@ from proxy.forwarder.session import lookup_mode
 from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.rpc.client import RETRIES_MAX
 from proxy.runtime.rpc.errors import RpcCallRefused
 
@@ -40,32 +41,30 @@ def topics(request_id: int = 7) -> BaseCommand:
     )
 
 
-class Desk:
+class Setup:
     """One client's lookup mode, between a client and fake lookup workers."""
 
     def __init__(
-        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, short_way: bool = True, **limits: int
+        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, fast_path: bool = True, **limits: int
     ) -> None:
-        self.backends = FakeWorkerClients(make_config(limits=limits), nursery)
-        self.backends.answer_by, self.backends.short_way = None, short_way
+        self.workers = FakeWorkerClients(make_config(limits=limits), nursery)
+        self.workers.answer_by, self.workers.fast_path = None, fast_path
         ours, theirs = streams
         self.client = Peer(theirs)
-        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
+        self.transport = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
         self.metrics = ForwarderMetrics(CollectorRegistry())
         self.told: list[bool] = []
         self.corrupt: list[RemoteProtocolError] = []
         self.ends: list[Exception | None] = []
         self.mode = LookupMode(
-            self.backends,  # type: ignore[arg-type]
-            self.metrics,
             CLIENT,
-            nursery,
-            self.wire,
-            self._on_room,
+            self.workers,  # type: ignore[arg-type]
+            self.metrics,
+            self.transport,
             self.corrupt.append,
         )
         self.mode.set_identity(IDENTITY)
-        self.wire.start_reading(self._on_room, self.ends.append)
+        self.transport.start_reading(self._on_room, self.ends.append)
 
     def _on_room(self) -> None:
         """Answers have come, or have left: a session asks then whether there is room."""
@@ -84,7 +83,7 @@ class Desk:
 
     @property
     def sent(self) -> list[SentEnvelope]:
-        return self.backends.sent
+        return self.workers.sent
 
     async def hear(self, count: int = 1) -> list[BaseCommand]:
         answers = []
@@ -103,13 +102,13 @@ class Desk:
         """All is answered, once, and counted back."""
         await trio.testing.wait_all_tasks_blocked()
         assert self.mode.in_flight.count == 0
-        assert self.mode._bytes == 0
-        assert (self.mode._taken, self.backends.budget.used_bytes) == (0, 0)
+        assert self.mode._kept_bytes == 0
+        assert (self.mode._reserved_bytes, self.workers.budget.used_bytes) == (0, 0)
         with trio.move_on_after(0.01):
             pytest.fail(f"{await self.client.hear()} was answered twice")
 
 
-Make = Callable[..., Desk]
+Make = Callable[..., Setup]
 
 
 @pytest.fixture(params=["socket", "memory"])
@@ -117,12 +116,12 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
     """Over a socket answers go out at once; a stream in memory is like TLS: it must be waited for."""
     sockets: list[Any] = []
 
-    def make(**how: Any) -> Desk:
+    def make(**how: Any) -> Setup:
         if request.param == "memory":
-            return Desk(nursery, trio.testing.memory_stream_pair(), **how)
+            return Setup(nursery, trio.testing.memory_stream_pair(), **how)
         pair = tuple(trio.SocketStream(end) for end in trio.socket.socketpair())
         sockets.extend(pair)
-        return Desk(nursery, pair, **how)  # type: ignore[arg-type]
+        return Setup(nursery, pair, **how)  # type: ignore[arg-type]
 
     yield make
     nursery.cancel_scope.cancel()
@@ -130,115 +129,115 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
         stream.socket.close()
 
 
-both_ways = pytest.mark.parametrize("short_way", [True, False])
+both_ways = pytest.mark.parametrize("fast_path", [True, False])
 
 
 # ---- answers
 
 
 @both_ways
-async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(), lookup())
+async def test_the_frames_go_out_as_they_are(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(), lookup())
     answer = lookup_answer(7)
     answer.MergeFromString(b"\xfa\x3f\x03new")
     data = answer.SerializeToString()
-    desk.sent[0].say(EnvelopeResponse(frames=encode_frame(data) * 2, answered=[1, 0]))
-    assert [answer.SerializeToString() for answer in await desk.hear(2)] == [data, data]
-    await desk.nothing_left()
+    setup.sent[0].say(EnvelopeResponse(frames=encode_frame(data) * 2, answered=[1, 0]))
+    assert [answer.SerializeToString() for answer in await setup.hear(2)] == [data, data]
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.13", "kip-590.14")
 @pytest.mark.parametrize("identified_as", [ANONYMOUS, IDENTITY])
 async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_as: ClientIdentity) -> None:
     """Security: the seal is what the lookup worker believes."""
-    desk = make()
-    desk.mode.set_identity(identified_as)
-    await desk.forward(lookup())
-    envelope = desk.sent[0].envelope
+    setup = make()
+    setup.mode.set_identity(identified_as)
+    await setup.forward(lookup())
+    envelope = setup.sent[0].envelope
     assert (envelope.principal_name, envelope.sealed_principal) == (identified_as.role, identified_as.sealed)
     assert (envelope.principal_type, envelope.client_address) == (identified_as.principal.type, CLIENT)
     assert envelope.version == ENVELOPE_VERSION
-    desk.sent[0].answer(0)
-    await desk.hear()
-    await desk.nothing_left()
+    setup.sent[0].answer(0)
+    await setup.hear()
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.11", "kip-590.12")
 @both_ways
-async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_an_envelope_has_the_requests_in_their_order(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
     requests = [lookup(f"t{number}", number) for number in range(3)]
-    await desk.forward(*requests)
-    [sent] = desk.sent
+    await setup.forward(*requests)
+    [sent] = setup.sent
     assert sent.requests == [request.SerializeToString() for request in requests]
     assert (sent.envelope.principal_name, sent.envelope.client_address) == ("alice", CLIENT)
-    assert sent.deadline == pytest.approx(trio.current_time() + desk.backends.answer_timeout_s, abs=1)
+    assert sent.deadline == pytest.approx(trio.current_time() + setup.workers.answer_timeout_s, abs=1)
 
 
 async def test_without_requests_nothing_is_sent(make: Make) -> None:
-    desk = make()
-    desk.mode.send_batch()
-    await desk.forward(lookup())
-    desk.mode.send_batch()
-    assert len(desk.sent) == 1
+    setup = make()
+    setup.mode.send_batch()
+    await setup.forward(lookup())
+    setup.mode.send_batch()
+    assert len(setup.sent) == 1
 
 
 @both_ways
-async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(*(lookup(request_id=number) for number in range(4)))
-    [sent] = desk.sent
+async def test_answers_go_out_as_they_come_in_any_order(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(*(lookup(request_id=number) for number in range(4)))
+    [sent] = setup.sent
     for indices in ((2,), (3, 0), (1,)):
         sent.answer(*indices, more=indices != (1,))
-        assert [answer.lookup_topic_response.request_id for answer in await desk.hear(len(indices))] == list(indices)
-    await desk.nothing_left()
+        assert [answer.lookup_topic_response.request_id for answer in await setup.hear(len(indices))] == list(indices)
+    await setup.nothing_left()
 
 
 @both_ways
-async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(*(lookup(request_id=number) for number in range(3)))
-    assert desk.mode.in_flight.count == 3
-    used = desk.mode._bytes
-    desk.sent[0].answer(0, more=True)
+async def test_counters_follow_each_answer(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(*(lookup(request_id=number) for number in range(3)))
+    assert setup.mode.in_flight.count == 3
+    used = setup.mode._kept_bytes
+    setup.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.in_flight.count == 2
-    assert desk.mode._bytes == used * 2 // 3
-    desk.sent[0].answer(1, 2)
-    await desk.hear(3)
-    await desk.nothing_left()
+    assert setup.mode.in_flight.count == 2
+    assert setup.mode._kept_bytes == used * 2 // 3
+    setup.sent[0].answer(1, 2)
+    await setup.hear(3)
+    await setup.nothing_left()
 
 
 @both_ways
 @pytest.mark.parametrize("twice", [(0,), (1, 1), (1, 0), (0, 2), (2,), (99,)])
 async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
-    make: Make, short_way: bool, twice: tuple[int, ...]
+    make: Make, fast_path: bool, twice: tuple[int, ...]
 ) -> None:
     """Nothing of such a reply goes out, since nobody knows whose frames these are; what waits is failed, once."""
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    [sent] = desk.sent
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    [sent] = setup.sent
     sent.answer(0, more=True)
-    assert await desk.hear_ids(1) == [(1, 0)]
+    assert await setup.hear_ids(1) == [(1, 0)]
     with structlog.testing.capture_logs() as logs:
         sent.say(EnvelopeResponse(frames=sent.frame(0), answered=twice), more=True)
-        assert await desk.hear_ids(1) == [(2, ServerError.UnknownError)]
+        assert await setup.hear_ids(1) == [(2, ServerError.UnknownError)]
     assert [(entry["requests"], entry["log_level"]) for entry in logs] == [(1, "warning")]
     sent.answer(1)  # too late
-    await desk.nothing_left()
-    assert len(desk.sent) == 1, "not asked again"
+    await setup.nothing_left()
+    assert len(setup.sent) == 1, "not asked again"
 
 
 @both_ways
-async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1))
-    [sent] = desk.sent
+async def test_a_refusal_of_nothing_is_dropped(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1))
+    [sent] = setup.sent
     stray = RefusedRequest(index=9, error=EnvelopeResponse.INVALID_REQUEST)
     sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[stray, stray]))
-    assert await desk.hear_ids(1) == [(1, 0)]
-    await desk.nothing_left()
+    assert await setup.hear_ids(1) == [(1, 0)]
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.26")
@@ -248,18 +247,18 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> N
     [b"\xff\xff", EnvelopeResponse(answered=[99], frames=b"x"), EnvelopeResponse()],
 )
 async def test_a_reply_that_does_not_answer_what_was_asked(
-    make: Make, short_way: bool, rubbish: EnvelopeResponse | bytes
+    make: Make, fast_path: bool, rubbish: EnvelopeResponse | bytes
 ) -> None:
     """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; nobody waits for ever."""
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    desk.sent[0].answer(1, more=True)
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    setup.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs() as logs:
-        desk.sent[0].say(rubbish)
-        assert await desk.hear_ids(2) == [(1, ServerError.UnknownError), (2, 0)]
+        setup.sent[0].say(rubbish)
+        assert await setup.hear_ids(2) == [(1, ServerError.UnknownError), (2, 0)]
     assert [entry["requests"] for entry in logs] == [1]
-    await desk.nothing_left()
-    assert len(desk.sent) == 1, "not asked again"
+    await setup.nothing_left()
+    assert len(setup.sent) == 1, "not asked again"
 
 
 # ---- errors of the Envelope
@@ -277,12 +276,12 @@ ENVELOPE_ERRORS = [
 @pytest.mark.conforms("kip-590.23", "kip-590.26")
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+async def test_an_envelopes_error_is_told_without_its_text(make: Make, fast_path: bool, error: int, code: int) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
     with structlog.testing.capture_logs() as logs:
-        desk.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
-        answers = await desk.hear(2)
+        setup.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
+        answers = await setup.hear(2)
     assert [(answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) for answer in answers] == [
         (1, code),
         (2, code),
@@ -291,25 +290,25 @@ async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way
     [entry] = logs
     assert (entry["client"], entry["principal"], entry["requests"]) == (CLIENT, "alice", 2)
     assert (entry["kinds"], entry["reason"]) == ("lookup", "internal words")
-    await desk.nothing_left()
+    await setup.nothing_left()
 
 
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
-    [sent] = desk.sent
+async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error: int, code: int) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
+    [sent] = setup.sent
     bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
         sent.say(EnvelopeResponse(frames=sent.frame(0) + sent.frame(2), answered=[0, 2], refused=[bad]))
-        first, third, metadata = await desk.hear(3)
+        first, third, metadata = await setup.hear(3)
     assert (first, third) == (lookup_answer(1), lookup_answer(3))
     body = metadata.partition_metadata_response
     assert (body.request_id, body.error) == (7, code)
     assert "internal words" not in str(metadata)
     assert [(entry["requests"], entry["kinds"]) for entry in logs] == [(1, "partitions_metadata")]
-    await desk.nothing_left()
+    await setup.nothing_left()
 
 
 # ---- lookup workers that go, refuse, or say nothing
@@ -327,125 +326,125 @@ async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error:
     ],
 )
 async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code: int) -> None:
-    desk = make(short_way=False)
-    await desk.forward(lookup())
+    setup = make(fast_path=False)
+    await setup.forward(lookup())
     with structlog.testing.capture_logs() as logs:
-        desk.sent[0].refuse(status)
-        [answer] = await desk.hear()
+        setup.sent[0].refuse(status)
+        [answer] = await setup.hear()
     assert (answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) == (7, code)
     assert "internal words" not in str(answer)
     assert "internal words" in logs[0]["reason"]
-    await desk.nothing_left()
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.28")
 @pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
-async def test_what_the_short_way_did_not_bring_the_long_way_does(
+async def test_what_the_fast_path_did_not_bring_the_long_way_does(
     make: Make, loss: Callable[[SentEnvelope], None]
 ) -> None:
-    desk = make()
-    await desk.forward(*(lookup(f"t{number}", number) for number in range(4)))
-    desk.sent[0].answer(1, 3, more=True)
-    loss(desk.sent[0])
+    setup = make()
+    await setup.forward(*(lookup(f"t{number}", number) for number in range(4)))
+    setup.sent[0].answer(1, 3, more=True)
+    loss(setup.sent[0])
     await trio.testing.wait_all_tasks_blocked()
-    assert [sent.topics for sent in desk.sent] == [["t0", "t1", "t2", "t3"], ["t0", "t2"]]
-    assert desk.sent[1].deadline == pytest.approx(desk.sent[0].deadline, abs=0.5), "no time is added"
-    desk.sent[1].answer(1, 0)
-    assert await desk.hear_ids(4) == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    await desk.nothing_left()
+    assert [sent.topics for sent in setup.sent] == [["t0", "t1", "t2", "t3"], ["t0", "t2"]]
+    assert setup.sent[1].deadline == pytest.approx(setup.sent[0].deadline, abs=0.5), "no time is added"
+    setup.sent[1].answer(1, 0)
+    assert await setup.hear_ids(4) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    await setup.nothing_left()
 
 
-async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
-    desk = make(short_way=False)
-    await desk.forward(lookup(request_id=1))
-    desk.backends.short_way = True
-    await desk.forward(lookup(request_id=2))
-    for sent in desk.sent:
+async def test_where_there_is_no_fast_path_nothing_is_lost(make: Make) -> None:
+    setup = make(fast_path=False)
+    await setup.forward(lookup(request_id=1))
+    setup.workers.fast_path = True
+    await setup.forward(lookup(request_id=2))
+    for sent in setup.sent:
         sent.answer(0)
-    assert await desk.hear_ids(2) == [(1, 0), (2, 0)]
-    await desk.nothing_left()
+    assert await setup.hear_ids(2) == [(1, 0), (2, 0)]
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.28")
 async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
-    desk = make(short_way=False)
-    await desk.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
+    setup = make(fast_path=False)
+    await setup.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
     for number in range(RETRIES_MAX):
-        sent = desk.sent[number]
+        sent = setup.sent[number]
         sent.answer(0, more=True)
         sent.lose()
         await trio.testing.wait_all_tasks_blocked()
-        assert desk.sent[number + 1].topics == [f"t{left}" for left in range(number + 1, RETRIES_MAX + 1)]
-    desk.sent[-1].answer(0)
-    assert await desk.hear_ids(RETRIES_MAX + 1) == [(number, 0) for number in range(RETRIES_MAX + 1)]
-    await desk.nothing_left()
+        assert setup.sent[number + 1].topics == [f"t{left}" for left in range(number + 1, RETRIES_MAX + 1)]
+    setup.sent[-1].answer(0)
+    assert await setup.hear_ids(RETRIES_MAX + 1) == [(number, 0) for number in range(RETRIES_MAX + 1)]
+    await setup.nothing_left()
 
 
 @both_ways
-async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, fast_path: bool) -> None:
+    setup = make(fast_path=fast_path)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
     asked = 0
     with structlog.testing.capture_logs():
-        while asked < len(desk.sent):
-            desk.sent[asked].lose()
+        while asked < len(setup.sent):
+            setup.sent[asked].lose()
             asked += 1
             await trio.testing.wait_all_tasks_blocked()
-        assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
-    assert asked == RETRIES_MAX + 1 + short_way
-    await desk.nothing_left()
+        assert await setup.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
+    assert asked == RETRIES_MAX + 1 + fast_path
+    await setup.nothing_left()
 
 
 async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk = make(short_way=False, lookup_timeout_ms=4000)
+    setup = make(fast_path=False, lookup_timeout_ms=4000)
     started = trio.current_time()
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    desk.sent[0].answer(1, more=True)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    setup.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs():
-        assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, 0)]
+        assert await setup.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, 0)]
     assert trio.current_time() - started == pytest.approx(5.0)
-    desk.sent[0].answer(0)
-    await desk.nothing_left()
+    setup.sent[0].answer(0)
+    await setup.nothing_left()
 
 
-async def test_a_short_way_whose_time_is_over_is_not_begun_again(
+async def test_a_fast_path_whose_time_is_over_is_not_begun_again(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk = make(lookup_timeout_ms=4000)
-    await desk.forward(lookup(request_id=1))
+    setup = make(lookup_timeout_ms=4000)
+    await setup.forward(lookup(request_id=1))
     await trio.sleep(5.2)
     with structlog.testing.capture_logs():
-        desk.sent[0].lose()  # as RpcClient tells
-        assert await desk.hear_ids(1) == [(1, ServerError.ServiceNotReady)]
-    await desk.nothing_left()
+        setup.sent[0].lose()  # as RpcClient tells
+        assert await setup.hear_ids(1) == [(1, ServerError.ServiceNotReady)]
+    await setup.nothing_left()
 
 
 async def test_no_worker_at_all(
     make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = make(short_way=False)
+    setup = make(fast_path=False)
 
     def nobody(*_: object) -> None:
         raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up")
 
-    monkeypatch.setattr(desk.backends, "forward", nobody)
+    monkeypatch.setattr(setup.workers, "forward_envelope", nobody)
     with structlog.testing.capture_logs():
-        await desk.forward(lookup(request_id=1))
-        assert await desk.hear_ids(1) == [(1, ServerError.TooManyRequests)]
-    await desk.nothing_left()
+        await setup.forward(lookup(request_id=1))
+        assert await setup.hear_ids(1) == [(1, ServerError.TooManyRequests)]
+    await setup.nothing_left()
 
 
 @pytest.mark.conforms("kip-590.27")
 async def test_failures_have_the_requests_own_form(make: Make) -> None:
-    desk = make(short_way=False)
-    await desk.forward(METADATA)
-    await desk.forward(topics(), SCHEMA)
+    setup = make(fast_path=False)
+    await setup.forward(METADATA)
+    await setup.forward(topics(), SCHEMA)
     with structlog.testing.capture_logs() as logs:
-        for sent in desk.sent:
+        for sent in setup.sent:
             sent.refuse(Status.REQUEST_TIMED_OUT)
-        answers = {answer.type: answer for answer in await desk.hear(3)}
+        answers = {answer.type: answer for answer in await setup.hear(3)}
     metadata = answers[BaseCommand.PARTITIONED_METADATA_RESPONSE].partition_metadata_response
     assert (metadata.request_id, metadata.error) == (7, ServerError.ServiceNotReady)
     error = answers[BaseCommand.ERROR].error
@@ -453,17 +452,17 @@ async def test_failures_have_the_requests_own_form(make: Make) -> None:
     schema = answers[BaseCommand.GET_SCHEMA_RESPONSE].get_schema_response
     assert (schema.request_id, schema.error_code) == (7, ServerError.ServiceNotReady)
     assert {entry["kinds"] for entry in logs} == {"get_schema", "partitions_metadata", "get_topics_of_namespace"}
-    await desk.nothing_left()
+    await setup.nothing_left()
 
 
 # ---- requests that are none
 
 
 async def test_a_request_without_its_message(make: Make) -> None:
-    desk = make()
+    setup = make()
     with pytest.raises(CommandCorrupt):
-        await desk.forward(BaseCommand(type=BaseCommand.LOOKUP))
-    await desk.nothing_left()
+        await setup.forward(BaseCommand(type=BaseCommand.LOOKUP))
+    await setup.nothing_left()
 
 
 TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
@@ -475,35 +474,35 @@ NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
 @pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_what_only_began_as_a_request_is_told_to_the_session(
-    make: Make, short_way: bool, corrupt: bytes, whole: bool
+    make: Make, fast_path: bool, corrupt: bytes, whole: bool
 ) -> None:
     """The lookup worker refuses it; its neighbours are answered before."""
-    desk = make(short_way=short_way)
+    setup = make(fast_path=fast_path)
     assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
-        desk.mode.forward_request(request)
-    desk.mode.send_batch()
+        setup.mode.forward_request(request)
+    setup.mode.send_batch()
     await trio.testing.wait_all_tasks_blocked()
-    [sent] = desk.sent
+    [sent] = setup.sent
     with structlog.testing.capture_logs() as logs:
         if whole:
             sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
         else:
             refused = RefusedRequest(index=1, error=EnvelopeResponse.UNSUPPORTED_VERSION)
             sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]))
-            assert await desk.hear_ids(1) == [(1, 0)]
-        await desk.nothing_left()
-    assert [type(error) for error in desk.corrupt] == [CommandCorrupt]
+            assert await setup.hear_ids(1) == [(1, 0)]
+        await setup.nothing_left()
+    assert [type(error) for error in setup.corrupt] == [CommandCorrupt]
     assert logs == [], "it is for the session to say"
 
 
 @pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> None:
-    desk = make(max_concurrent_lookups_per_connection=1)
-    await desk.forward(lookup())
+    setup = make(max_concurrent_lookups_per_connection=1)
+    await setup.forward(lookup())
     with pytest.raises(CommandCorrupt):
-        desk.mode.forward_request(corrupt)
-    assert desk.mode.in_flight.count == 1
+        setup.mode.forward_request(corrupt)
+    assert setup.mode.in_flight.count == 1
 
 
 # ---- bounds
@@ -511,23 +510,23 @@ async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> Non
 
 async def test_who_has_no_room_is_told_when_there_is_some(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100)
-    desk = make()
-    assert desk.mode.has_room
-    await desk.forward(lookup("t" * 60, 1), lookup("t" * 60, 2), lookup("t" * 60, 3))
-    assert not desk.mode.has_room
-    [sent] = desk.sent
+    setup = make()
+    assert setup.mode.has_room
+    await setup.forward(lookup("t" * 60, 1), lookup("t" * 60, 2), lookup("t" * 60, 3))
+    assert not setup.mode.has_room
+    [sent] = setup.sent
     sent.answer(2, more=True)
-    await desk.hear()
-    assert not desk.mode.has_room
-    assert True not in desk.told
+    await setup.hear()
+    assert not setup.mode.has_room
+    assert True not in setup.told
     sent.answer(1, more=True)
-    await desk.hear()
+    await setup.hear()
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.has_room
-    assert desk.told[-1:] == [True]
+    assert setup.mode.has_room
+    assert setup.told[-1:] == [True]
     sent.answer(0)
-    await desk.hear()
-    await desk.nothing_left()
+    await setup.hear()
+    await setup.nothing_left()
 
 
 LARGE = pytest.mark.parametrize("command", [topics(), SCHEMA])
@@ -543,84 +542,84 @@ async def test_a_large_answer_counts_beforehand(
 ) -> None:
     """In the very moment: a chunk may bring hundreds of these requests."""
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", lookup_mode.LARGE_ANSWER_BYTES)
-    desk = make()
-    desk.mode.forward_parsed_request(command, command.SerializeToString())
-    assert not desk.mode.has_room
+    setup = make()
+    setup.mode.forward_parsed_request(command, command.SerializeToString())
+    assert not setup.mode.has_room
     await trio.testing.wait_all_tasks_blocked()
-    desk.sent[0].answer(0)
-    await desk.hear()
-    await desk.nothing_left()
-    assert desk.mode.has_room
-    assert desk.told[-1:] == [True]
+    setup.sent[0].answer(0)
+    await setup.hear()
+    await setup.nothing_left()
+    assert setup.mode.has_room
+    assert setup.told[-1:] == [True]
 
 
 async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
     """All others stay unread, however many it writes: whoever waits costs a task."""
-    desk = make(**ONE_ANSWER)
-    others = await desk.backends.room.reserve("another client")
+    setup = make(**ONE_ANSWER)
+    others = await setup.workers.room.reserve("another client")
     command = topics()
     for waiting in range(2):
-        assert desk.mode.has_room, waiting
-        desk.mode.forward_parsed_request(command, command.SerializeToString())
-    assert not desk.mode.has_room
+        assert setup.mode.has_room, waiting
+        setup.mode.forward_parsed_request(command, command.SerializeToString())
+    assert not setup.mode.has_room
     others.release()
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.has_room
+    assert setup.mode.has_room
     for _ in range(2):
-        desk.sent[-1].answer(0)
+        setup.sent[-1].answer(0)
         await trio.testing.wait_all_tasks_blocked()
-    await desk.hear(2)
-    await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 1024
+    await setup.hear(2)
+    await setup.nothing_left()
+    assert setup.workers.room.free_bytes == 1024
 
 
 class Gate:
     """A client that takes what is sent to it only when told."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.opened = trio.Event()
-        send_all = desk.wire.stream.send_all
+        send_all = setup.transport.stream.send_all
 
         async def slowly(data: bytes) -> None:
             await self.opened.wait()
             await send_all(data)
 
-        desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+        setup.transport.stream.send_all = slowly  # type: ignore[method-assign]
 
 
 @LARGE
 async def test_a_large_answer_keeps_its_room_until_it_has_left(make: Make, command: BaseCommand) -> None:
-    desk = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
-    gate = Gate(desk)
-    await desk.forward(command)
-    room = desk.backends.room
+    setup = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
+    gate = Gate(setup)
+    await setup.forward(command)
+    room = setup.workers.room
     assert room.free_bytes == 2 << 20
-    desk.sent[0].answer(0, padding=1 << 20)
+    setup.sent[0].answer(0, padding=1 << 20)
     await trio.testing.wait_all_tasks_blocked()
     assert 0 < (3 << 20) - room.free_bytes < 100, "now that it is there, it takes what it needs"
     gate.opened.set()
-    await desk.hear()
-    await desk.nothing_left()
+    await setup.hear()
+    await setup.nothing_left()
     assert room.free_bytes == 4 << 20
 
 
 async def test_a_small_answer_behind_a_large_one_does_not_keep_the_room(make: Make) -> None:
-    desk = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
-    gate = Gate(desk)
-    await desk.forward(topics(1))
-    desk.sent[0].answer(0, padding=1 << 20)
+    setup = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
+    gate = Gate(setup)
+    await setup.forward(topics(1))
+    setup.sent[0].answer(0, padding=1 << 20)
     await trio.testing.wait_all_tasks_blocked()
-    await desk.forward(lookup(request_id=2))
-    desk.sent[1].answer(0, padding=1 << 20)
+    await setup.forward(lookup(request_id=2))
+    setup.sent[1].answer(0, padding=1 << 20)
     await trio.testing.wait_all_tasks_blocked()
     gate.opened.set()
     gate.opened = trio.Event()
-    await desk.hear()
+    await setup.hear()
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.backends.room.free_bytes == 4 << 20
+    assert setup.workers.room.free_bytes == 4 << 20
     gate.opened.set()
-    await desk.hear()
-    await desk.nothing_left()
+    await setup.hear()
+    await setup.nothing_left()
 
 
 @LARGE
@@ -628,68 +627,68 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
     """Security: to ask and not to read must not keep others from their answers."""
-    desk = make(**ONE_ANSWER, lookup_timeout_ms=1000)
-    desk.wire._write_timeout_s = 60
-    Gate(desk)
-    await desk.forward(command)
-    desk.sent[0].answer(0, padding=1 << 20)
+    setup = make(**ONE_ANSWER, lookup_timeout_ms=1000)
+    setup.transport._write_timeout_s = 60
+    Gate(setup)
+    await setup.forward(command)
+    setup.sent[0].answer(0, padding=1 << 20)
     await trio.sleep(30)
-    assert desk.ends == [], "nobody wants its room"
+    assert setup.ends == [], "nobody wants its room"
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.backends.room.reserve, "another client")
+            nursery.start_soon(setup.workers.room.reserve, "another client")
             await trio.sleep(0.5)
-            assert [type(error) for error in desk.ends] == [ClientSlow]
+            assert [type(error) for error in setup.ends] == [ClientSlow]
     assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
 
 
 async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk = make(**ONE_ANSWER, lookup_timeout_ms=3000)
-    gate = Gate(desk)
-    await desk.forward(topics())
-    desk.sent[0].answer(0, padding=1 << 20)
+    setup = make(**ONE_ANSWER, lookup_timeout_ms=3000)
+    gate = Gate(setup)
+    await setup.forward(topics())
+    setup.sent[0].answer(0, padding=1 << 20)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.backends.room.reserve, "another client")
+        nursery.start_soon(setup.workers.room.reserve, "another client")
         await trio.sleep(1.5)
-        assert desk.ends == []
+        assert setup.ends == []
         gate.opened.set()
-        await desk.hear()
-    await desk.nothing_left()
+        await setup.hear()
+    await setup.nothing_left()
 
 
 async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
-        others = desk.backends.room.try_reserve("another client")
+        setup = Setup(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
+        others = setup.workers.room.try_reserve("another client")
         assert others is not None
-        await desk.forward(topics(1), topics(2))
-        assert desk.backends.room.has_waiters
-        desk.mode.close()
+        await setup.forward(topics(1), topics(2))
+        assert setup.workers.room.has_waiters
+        setup.mode.close()
         session.cancel_scope.cancel()
-    assert not desk.backends.room.has_waiters
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
+    assert not setup.workers.room.has_waiters
+    assert (setup.mode.in_flight.count, setup.mode._kept_bytes) == (0, 0)
     others.release()
-    assert desk.backends.room.free_bytes == 1024
+    assert setup.workers.room.free_bytes == 1024
 
 
 async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
-    for identity, owner in ((IDENTITY, IDENTITY.role), (ANONYMOUS, CLIENT.rpartition(":")[0])):
-        desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-        desk.mode.set_identity(identity)
-        await desk.forward(topics())
-        assert list(desk.backends.room._held) == [owner]
+    for identity, owner in ((IDENTITY, owner_of(IDENTITY.role, CLIENT)), (ANONYMOUS, owner_of("", CLIENT))):
+        setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+        setup.mode.set_identity(identity)
+        await setup.forward(topics())
+        assert list(setup.workers.room._held) == [owner]
 
 
 async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     """It is everybody's: one of them must not take the room of all."""
-    desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-    authentication = msgspec.structs.replace(desk.backends.config.authentication, anonymous_role=IDENTITY.role)
-    desk.backends.config = msgspec.structs.replace(desk.backends.config, authentication=authentication)
-    desk.mode.set_identity(IDENTITY)
-    await desk.forward(topics())
-    assert list(desk.backends.room._held) == [CLIENT.rpartition(":")[0]]
+    setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+    authentication = msgspec.structs.replace(setup.workers.config.authentication, anonymous_role=IDENTITY.role)
+    setup.workers.config = msgspec.structs.replace(setup.workers.config, authentication=authentication)
+    setup.mode.set_identity(IDENTITY)
+    await setup.forward(topics())
+    assert list(setup.workers.room._held) == [owner_of("", CLIENT)]
 
 
 async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery: trio.Nursery) -> None:
@@ -698,24 +697,24 @@ async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery:
     class NoTasks:
         def start_soon(self, *_: object) -> None: ...
 
-    desk = Desk(nursery, trio.testing.memory_stream_pair(), **ONE_ANSWER)
-    desk.mode._tasks = NoTasks()
-    desk.mode.forward_parsed_request(topics(), topics().SerializeToString())
-    assert desk.backends.room.free_bytes == 0
-    desk.mode.close()
-    assert desk.backends.room.free_bytes == 1024
+    setup = Setup(nursery, trio.testing.memory_stream_pair(), **ONE_ANSWER)
+    setup.mode._tasks = NoTasks()
+    setup.mode.forward_parsed_request(topics(), topics().SerializeToString())
+    assert setup.workers.room.free_bytes == 0
+    setup.mode.close()
+    assert setup.workers.room.free_bytes == 1024
 
 
 async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
-    desk = make(max_concurrent_lookups_per_connection=2)
-    await desk.forward(*(lookup(f"t{number}", number) for number in range(4)))
-    assert await desk.hear_ids(2) == [(2, ServerError.TooManyRequests), (3, ServerError.TooManyRequests)]
-    [sent] = desk.sent
+    setup = make(max_concurrent_lookups_per_connection=2)
+    await setup.forward(*(lookup(f"t{number}", number) for number in range(4)))
+    assert await setup.hear_ids(2) == [(2, ServerError.TooManyRequests), (3, ServerError.TooManyRequests)]
+    [sent] = setup.sent
     assert sent.topics == ["t0", "t1"]
-    assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 2
+    assert setup.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 2
     sent.answer(0, 1)
-    assert await desk.hear_ids(2) == [(0, 0), (1, 0)]
-    await desk.nothing_left()
+    assert await setup.hear_ids(2) == [(0, 0), (1, 0)]
+    await setup.nothing_left()
 
 
 @LARGE
@@ -723,84 +722,84 @@ async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
     make: Make, monkeypatch: pytest.MonkeyPatch, command: BaseCommand
 ) -> None:
     monkeypatch.setattr(lookup_mode, "LARGE_ANSWER_BYTES", 0)
-    desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-    await desk.forward(command, lookup(request_id=2), command, command)
-    assert sorted(len(sent.requests) for sent in desk.sent) == [1, 1, 1]
-    large = [sent for sent in desk.sent if sent.topics == [""]]
+    setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+    await setup.forward(command, lookup(request_id=2), command, command)
+    assert sorted(len(sent.requests) for sent in setup.sent) == [1, 1, 1]
+    large = [sent for sent in setup.sent if sent.topics == [""]]
     assert len(large) == 2, "the third one waits: the last room is for others"
-    assert desk.mode.in_flight.count == 4
+    assert setup.mode.in_flight.count == 4
     large[0].answer(0)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(desk.sent) == 4
-    for sent in desk.sent:
+    assert len(setup.sent) == 4
+    for sent in setup.sent:
         if sent is not large[0]:
             sent.answer(0)
-    await desk.hear(4)
-    await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 3 * 1024
+    await setup.hear(4)
+    await setup.nothing_left()
+    assert setup.workers.room.free_bytes == 3 * 1024
 
 
 @LARGE
 async def test_what_waits_too_long_for_room_is_told_so(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
-    desk = make(**ONE_ANSWER, lookup_timeout_ms=4000)
-    others = await desk.backends.room.reserve("another client")
+    setup = make(**ONE_ANSWER, lookup_timeout_ms=4000)
+    others = await setup.workers.room.reserve("another client")
     with structlog.testing.capture_logs() as logs:
-        await desk.forward(command)
-        [answer] = await desk.hear()
+        await setup.forward(command)
+        [answer] = await setup.hear()
     told = answer.error if answer.type == BaseCommand.ERROR else answer.get_schema_response
     assert told.request_id == 7
     assert ServerError.TooManyRequests in {answer.error.error, answer.get_schema_response.error_code}
     assert [entry["reason"] for entry in logs] == ["limits.max_topic_lists_bytes"]
-    assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
+    assert setup.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
     assert trio.current_time() == pytest.approx(5.0)
-    assert desk.sent == []
+    assert setup.sent == []
     others.release()
-    await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 1024
+    await setup.nothing_left()
+    assert setup.workers.room.free_bytes == 1024
 
 
 async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes its answers slowly is read no further."""
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100_000)
-    desk = make()
+    setup = make()
     gate = trio.Event()
-    send_all = desk.wire.stream.send_all
+    send_all = setup.transport.stream.send_all
 
     async def slowly(data: bytes) -> None:
         await gate.wait()
         await send_all(data)
 
-    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    assert desk.mode.has_room
-    desk.sent[0].answer(0, padding=1 << 20, more=True)
+    setup.transport.stream.send_all = slowly  # type: ignore[method-assign]
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    assert setup.mode.has_room
+    setup.sent[0].answer(0, padding=1 << 20, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    assert not desk.mode.has_room
-    desk.sent[0].answer(1)
+    assert not setup.mode.has_room
+    setup.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode._bytes == desk.mode.in_flight.count == 0, "all is answered, but has not left"
-    assert True not in desk.told
+    assert setup.mode._kept_bytes == setup.mode.in_flight.count == 0, "all is answered, but has not left"
+    assert True not in setup.told
     gate.set()
-    large, _small = await desk.hear(2)
+    large, _small = await setup.hear(2)
     assert len(large.lookup_topic_response.broker_service_url) > 1 << 20
-    await desk.nothing_left()
-    assert desk.told[-1:] == [True]
+    await setup.nothing_left()
+    assert setup.told[-1:] == [True]
 
 
 async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
-    desk = make()
+    setup = make()
     gate = trio.Event()
-    send_all = desk.wire.stream.send_all
+    send_all = setup.transport.stream.send_all
 
     async def slowly(data: bytes) -> None:
         await gate.wait()
         await send_all(data)
 
-    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
-    await desk.forward(*(lookup(request_id=number) for number in range(6)))
-    [sent] = desk.sent
+    setup.transport.stream.send_all = slowly  # type: ignore[method-assign]
+    await setup.forward(*(lookup(request_id=number) for number in range(6)))
+    [sent] = setup.sent
     sent.answer(0, padding=1 << 20, more=True)  # more than a socket takes at once
     sent.answer(1, more=True)
     await trio.testing.wait_all_tasks_blocked()
@@ -808,39 +807,39 @@ async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
     await trio.testing.wait_all_tasks_blocked()
     sent.answer(4, more=True)
     gate.set()
-    heard = [answer.lookup_topic_response.request_id for answer in await desk.hear(5)]
+    heard = [answer.lookup_topic_response.request_id for answer in await setup.hear(5)]
     sent.answer(5)
-    heard += [answer.lookup_topic_response.request_id for answer in await desk.hear()]
+    heard += [answer.lookup_topic_response.request_id for answer in await setup.hear()]
     assert heard == list(range(6))
-    await desk.nothing_left()
+    await setup.nothing_left()
 
 
 async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    desk = make()
+    setup = make()
 
     async def never(_data: bytes) -> None:
         await trio.sleep_forever()
 
-    desk.wire.stream.send_all = never  # type: ignore[method-assign]
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    desk.sent[0].answer(0, padding=1 << 20, more=True)
+    setup.transport.stream.send_all = never  # type: ignore[method-assign]
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    setup.sent[0].answer(0, padding=1 << 20, more=True)
     await trio.sleep(6)
-    assert [type(error) for error in desk.ends] == [ClientSlow]
-    desk.sent[0].answer(1)
+    assert [type(error) for error in setup.ends] == [ClientSlow]
+    setup.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.in_flight.count == 0
-    assert desk.mode._bytes == 0
+    assert setup.mode.in_flight.count == 0
+    assert setup.mode._kept_bytes == 0
 
 
 async def test_a_client_that_has_gone(make: Make) -> None:
-    desk = make()
-    await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    await desk.client.stream.aclose()
-    desk.sent[0].answer(0, more=True)
+    setup = make()
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    await setup.client.stream.aclose()
+    setup.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    desk.sent[0].answer(1)
+    setup.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
+    assert (setup.mode.in_flight.count, setup.mode._kept_bytes) == (0, 0)
 
 
 # ---- the end of the session
@@ -858,112 +857,112 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     ],
 )
 async def test_answers_after_the_session_has_ended_are_nobodys(
-    nursery: trio.Nursery, short_way: bool, late: Callable[[SentEnvelope], None]
+    nursery: trio.Nursery, fast_path: bool, late: Callable[[SentEnvelope], None]
 ) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.memory_stream_pair(), short_way=short_way)
-        desk.backends.nursery = nursery
-        await desk.forward(lookup(request_id=1), lookup(request_id=2))
-        desk.mode.close()
+        setup = Setup(session, trio.testing.memory_stream_pair(), fast_path=fast_path)
+        setup.workers.nursery = nursery
+        await setup.forward(lookup(request_id=1), lookup(request_id=2))
+        setup.mode.close()
         session.cancel_scope.cancel()
-    late(desk.sent[0])
+    late(setup.sent[0])
     await trio.testing.wait_all_tasks_blocked()
-    assert len(desk.sent) == 1, "nobody asks for a client that has gone"
+    assert len(setup.sent) == 1, "nobody asks for a client that has gone"
     with trio.move_on_after(0.01):
-        pytest.fail(f"{await desk.client.hear()}")
+        pytest.fail(f"{await setup.client.hear()}")
 
 
 @pytest.mark.parametrize("after", range(4))
 async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, after: int) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.lockstep_stream_pair(), short_way=False)
-        desk.backends.nursery = nursery
-        await desk.forward(lookup(request_id=1), lookup(request_id=2))
-        await desk.forward(topics(3))
+        setup = Setup(session, trio.testing.lockstep_stream_pair(), fast_path=False)
+        setup.workers.nursery = nursery
+        await setup.forward(lookup(request_id=1), lookup(request_id=2))
+        await setup.forward(topics(3))
         if after > 0:
-            desk.sent[0].answer(0, more=True)
+            setup.sent[0].answer(0, more=True)
         if after > 1:
             await trio.testing.wait_all_tasks_blocked()  # it waits for its client
         if after > 2:
-            desk.sent[0].lose()
-        desk.mode.close()
+            setup.sent[0].lose()
+        setup.mode.close()
         session.cancel_scope.cancel()
-        nursery.start_soon(desk.client.read_all)
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
-    assert desk.backends.room.free_bytes == desk.backends.config.limits.max_topic_lists_bytes
+        nursery.start_soon(setup.client.read_all)
+    assert (setup.mode.in_flight.count, setup.mode._kept_bytes) == (0, 0)
+    assert setup.workers.room.free_bytes == setup.workers.config.limits.max_topic_lists_bytes
 
 
 # ---- the process's bound in bytes
 
 
 async def test_requests_are_bounded_in_bytes_over_all_clients(make: Make) -> None:
-    desk = make(max_lookup_bytes=100 * 1024)
+    setup = make(max_lookup_bytes=100 * 1024)
     requests = [lookup(f"{number}" + "x" * (15 * 1024), request_id=number) for number in range(4)]
-    await desk.forward(*requests)
-    (refused,) = await desk.hear()
+    await setup.forward(*requests)
+    (refused,) = await setup.hear()
     assert refused.lookup_topic_response.request_id == 3
     assert refused.lookup_topic_response.error == ServerError.TooManyRequests
-    desk.sent[0].answer(0, 1, 2)
-    await desk.hear(3)
-    await desk.nothing_left()
+    setup.sent[0].answer(0, 1, 2)
+    await setup.hear(3)
+    await setup.nothing_left()
 
 
 @LARGE
 async def test_requests_with_large_answers_count_there_too(make: Make, command: BaseCommand) -> None:
-    desk = make(max_lookup_bytes=1024)
-    await desk.forward(command)
-    await desk.hear()
-    assert desk.sent == []
-    await desk.nothing_left()
+    setup = make(max_lookup_bytes=1024)
+    await setup.forward(command)
+    await setup.hear()
+    assert setup.sent == []
+    await setup.nothing_left()
 
 
 async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Make) -> None:
-    desk = make()
-    await desk.forward(lookup(request_id=1), topics(2))
-    assert desk.backends.budget.used_bytes > 0
-    desk.mode.close()
-    assert (desk.backends.budget.used_bytes, desk.backends.budget._by_owner) == (0, {})
+    setup = make()
+    await setup.forward(lookup(request_id=1), topics(2))
+    assert setup.workers.budget.used_bytes > 0
+    setup.mode.close()
+    assert (setup.workers.budget.used_bytes, setup.workers.budget._by_owner) == (0, {})
 
 
 async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(make: Make) -> None:
-    desk = make()
-    await desk.forward(lookup(request_id=1))
-    desk.mode.set_identity(ANONYMOUS)
-    await desk.forward(lookup(request_id=2))
-    assert len(desk.backends.budget._by_owner) == 1
-    desk.sent[0].answer(0)
-    desk.sent[1].answer(0)
-    await desk.hear(2)
-    await desk.nothing_left()
+    setup = make()
+    await setup.forward(lookup(request_id=1))
+    setup.mode.set_identity(ANONYMOUS)
+    await setup.forward(lookup(request_id=2))
+    assert len(setup.workers.budget._by_owner) == 1
+    setup.sent[0].answer(0)
+    setup.sent[1].answer(0)
+    await setup.hear(2)
+    await setup.nothing_left()
 
 
 async def test_a_client_that_takes_no_answers_is_closed_once_others_need_the_memory(make: Make) -> None:
-    desk = make(max_lookup_bytes=4 << 20)
-    gate = Gate(desk)
-    await desk.forward(lookup(request_id=1))
-    await desk.forward(lookup(request_id=2))
-    desk.sent[0].answer(0, padding=1500 << 10)
+    setup = make(max_lookup_bytes=4 << 20)
+    gate = Gate(setup)
+    await setup.forward(lookup(request_id=1))
+    await setup.forward(lookup(request_id=2))
+    setup.sent[0].answer(0, padding=1500 << 10)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.ends == []
+    assert setup.ends == []
     with structlog.testing.capture_logs() as logs:
-        desk.sent[1].answer(0, padding=1500 << 10)
+        setup.sent[1].answer(0, padding=1500 << 10)
         await trio.testing.wait_all_tasks_blocked()
-    assert [type(end) for end in desk.ends] == [ClientSlow]
+    assert [type(end) for end in setup.ends] == [ClientSlow]
     assert [entry["limit"] for entry in logs] == ["limits.max_lookup_bytes"]
-    desk.mode.close()
-    assert desk.backends.budget.used_bytes == 0
-    await desk.client.stream.aclose()
+    setup.mode.close()
+    assert setup.workers.budget.used_bytes == 0
+    await setup.client.stream.aclose()
     gate.opened.set()
 
 
 async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_short(make: Make) -> None:
-    desk = make(max_lookup_bytes=200 * 1024)
-    await desk.forward(lookup("x" * (70 * 1024), request_id=1))
-    assert desk.mode.has_room
-    assert desk.backends.budget.reserve_bytes("somebody else", 60 * 1024)
-    assert not desk.mode.has_room
-    desk.sent[0].answer(0)
-    await desk.hear()
-    assert desk.mode.has_room
-    desk.backends.budget.release_bytes("somebody else", 60 * 1024)
-    await desk.nothing_left()
+    setup = make(max_lookup_bytes=200 * 1024)
+    await setup.forward(lookup("x" * (70 * 1024), request_id=1))
+    assert setup.mode.has_room
+    assert setup.workers.budget.reserve_bytes("somebody else", 60 * 1024)
+    assert not setup.mode.has_room
+    setup.sent[0].answer(0)
+    await setup.hear()
+    assert setup.mode.has_room
+    setup.workers.budget.release_bytes("somebody else", 60 * 1024)
+    await setup.nothing_left()

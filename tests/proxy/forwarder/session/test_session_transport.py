@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.transport: frames in by callback, frames out at the end of a turn, and what slow clients
+"""proxy.forwarder.session.transport: frames in by callback, frames out at the end of a tick, and what slow clients
 make of both."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LARGE = encode_frame(b"x" * 100_000)
 """More than a socket takes at once."""
 
 
-class Line:
-    """A wire, what its owner was told, and the client at the other end."""
+class Setup:
+    """A transport, what its owner was told, and the client at the other end."""
 
     def __init__(self, nursery: trio.Nursery, ours: Any, theirs: Any, *, begins: bool = True) -> None:
         self.nursery = nursery
-        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
+        self.transport = ClientTransport(ours, nursery, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
         self.client = theirs
         self.frames: list[Frame] = []
         self.calls = 0
@@ -42,7 +42,7 @@ class Line:
             self.begin()
 
     def begin(self) -> None:
-        self.wire.start_reading(self._on_frames, self._on_end)
+        self.transport.start_reading(self._on_frames, self._on_end)
 
     def _on_frames(self) -> None:
         self.calls += 1
@@ -50,7 +50,7 @@ class Line:
 
     def take_all(self) -> None:
         """As a session does that has room."""
-        while (frame := self.wire.next_frame()) is not None:
+        while (frame := self.transport.next_frame()) is not None:
             self.frames.append(frame)
 
     def _on_end(self, error: Exception | None) -> None:
@@ -59,8 +59,8 @@ class Line:
 
     async def send(self, frames: bytes) -> bool:
         """Say it, and wait until it has left."""
-        self.wire.send(frames)
-        return await self.wire.wait_until_sent()
+        self.transport.send(frames)
+        return await self.transport.wait_until_sent()
 
     async def hear(self, size: int) -> bytes:
         """So many bytes, at the client's."""
@@ -72,7 +72,7 @@ class Line:
         return data
 
 
-Make = Callable[..., Line]
+Make = Callable[..., Setup]
 
 
 def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
@@ -99,9 +99,9 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
     if request.param == "reactor":
         await run_reactor(nursery)
 
-    def make(**how: Any) -> Line:
+    def make(**how: Any) -> Setup:
         pair = trio.testing.memory_stream_pair() if request.param == "memory" else socket_pair()
-        return Line(nursery, *pair, **how)
+        return Setup(nursery, *pair, **how)
 
     yield make
     nursery.cancel_scope.cancel()
@@ -136,34 +136,34 @@ def received(stream: trio.SocketStream) -> bytes:
 async def test_frames_split_at_every_byte(make: Make) -> None:
     frames = encode_frame(b"first", b"payload") + encode_frame(b"second")
     for cut in range(0, len(frames) + 1, 3):
-        line = make()
+        setup = make()
         for piece in (frames[:cut], frames[cut:]):
             if piece:
-                await line.client.send_all(piece)
+                await setup.client.send_all(piece)
                 await settle()
-        assert line.frames == [(b"first", b"payload"), (b"second", b"")]
-        assert await line.wire.stop_reading() == b""
+        assert setup.frames == [(b"first", b"payload"), (b"second", b"")]
+        assert await setup.transport.stop_reading() == b""
 
 
 async def test_what_is_read_in_one_go_is_told_in_one_go(make: Make) -> None:
-    line = make()
-    await line.client.send_all(encode_frame(b"x") * 5)
+    setup = make()
+    await setup.client.send_all(encode_frame(b"x") * 5)
     await settle()
-    assert (line.calls, len(line.frames)) == (1, 5)
+    assert (setup.calls, len(setup.frames)) == (1, 5)
 
 
 @pytest.mark.parametrize("behind", [b"", encode_frame(b"x")[:5]])
 async def test_the_end_of_what_the_client_sends(make: Make, behind: bytes) -> None:
-    line = make()
-    await line.client.send_all(encode_frame(b"last") + behind)
-    await line.client.send_eof()
-    await line.ended.wait()
-    assert (line.frames, line.ends) == ([(b"last", b"")], [None])
-    line.wire.pause_reading()
-    line.wire.resume_reading()
+    setup = make()
+    await setup.client.send_all(encode_frame(b"last") + behind)
+    await setup.client.send_eof()
+    await setup.ended.wait()
+    assert (setup.frames, setup.ends) == ([(b"last", b"")], [None])
+    setup.transport.pause_reading()
+    setup.transport.resume_reading()
     await settle()
-    assert line.ends == [None], "told once"
-    assert await line.send(encode_frame(b"the other direction is open"))
+    assert setup.ends == [None], "told once"
+    assert await setup.send(encode_frame(b"the other direction is open"))
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ async def test_the_end_of_what_the_client_sends(make: Make, behind: bytes) -> No
     [(b"\x7f\xff\xff\xff", FrameTooLarge), (b"\x00\x00\x00\x01\x00\x00\x00\x01", RemoteProtocolError)],
 )
 async def test_what_the_owner_raises_ends_it(make: Make, garbage: bytes, kind: type[Exception]) -> None:
-    line = make()
-    await line.client.send_all(encode_frame(b"x") + garbage)
-    await line.ended.wait()
-    assert line.frames == [(b"x", b"")]
-    assert [type(error) for error in line.ends] == [kind] or isinstance(line.ends[0], kind)
-    await line.client.send_all(b"more")
+    setup = make()
+    await setup.client.send_all(encode_frame(b"x") + garbage)
+    await setup.ended.wait()
+    assert setup.frames == [(b"x", b"")]
+    assert [type(error) for error in setup.ends] == [kind] or isinstance(setup.ends[0], kind)
+    await setup.client.send_all(b"more")
     await settle()
-    assert (line.calls, len(line.ends)) == (1, 1)
+    assert (setup.calls, len(setup.ends)) == (1, 1)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -190,151 +190,151 @@ async def test_a_reset(nursery: trio.Nursery, plain: bool) -> None:
         accepted, _ = listener.accept()
     accepted.setblocking(False)
     ours = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
-    line = Line(nursery, ours, None)
+    setup = Setup(nursery, ours, None)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()
     with trio.fail_after(60):
-        await line.ended.wait()
-    assert [type(error) for error in line.ends] == [trio.BrokenResourceError]
+        await setup.ended.wait()
+    assert [type(error) for error in setup.ends] == [trio.BrokenResourceError]
     await trio.aclose_forcefully(ours)
     nursery.cancel_scope.cancel()
 
 
 async def test_when_the_client_was_heard(make: Make, autojump_clock: trio.testing.MockClock) -> None:
     """Half a frame will do: whoever sends it is there."""
-    line = make()
+    setup = make()
     began = trio.current_time()
-    assert line.wire.received_at == pytest.approx(began)
+    assert setup.transport.received_at == pytest.approx(began)
     for at in (3, 7):
         await trio.sleep(at - (trio.current_time() - began))
-        await line.client.send_all(encode_frame(b"x")[:4] if at == 3 else b"")
-        await line.client.send_all(encode_frame(b"x")[4:] if at == 7 else b"")
+        await setup.client.send_all(encode_frame(b"x")[:4] if at == 3 else b"")
+        await setup.client.send_all(encode_frame(b"x")[4:] if at == 7 else b"")
         await settle()
-        assert line.wire.received_at == pytest.approx(began + at)
-    line.wire.send(b"not what it is told")
+        assert setup.transport.received_at == pytest.approx(began + at)
+    setup.transport.send(b"not what it is told")
     await trio.sleep(1)
-    assert line.wire.received_at == pytest.approx(began + 7)
+    assert setup.transport.received_at == pytest.approx(began + 7)
 
 
 async def test_paused_what_comes_stays_where_it_is(make: Make) -> None:
     """A stream in memory has a portion under way already; no more than that."""
-    line = make()
+    setup = make()
     await settle()
-    line.wire.pause_reading()
+    setup.transport.pause_reading()
     for word in (b"a", b"b", b"c"):
-        await line.client.send_all(encode_frame(word))
+        await setup.client.send_all(encode_frame(word))
         await settle()
-    await line.client.send_eof()
+    await setup.client.send_eof()
     await settle()
-    assert len(line.frames) <= 1
-    assert line.ends == []
-    line.wire.resume_reading()
-    await line.ended.wait()
-    assert [frame.command for frame in line.frames] == [b"a", b"b", b"c"]
-    assert line.ends == [None]
+    assert len(setup.frames) <= 1
+    assert setup.ends == []
+    setup.transport.resume_reading()
+    await setup.ended.wait()
+    assert [frame.command for frame in setup.frames] == [b"a", b"b", b"c"]
+    assert setup.ends == [None]
 
 
 async def test_resumed_and_paused_again(make: Make) -> None:
-    line = make()
+    setup = make()
     for _ in range(3):
-        line.wire.pause_reading()
-        line.wire.resume_reading()
-        line.wire.resume_reading()
-        await line.client.send_all(encode_frame(b"x"))
+        setup.transport.pause_reading()
+        setup.transport.resume_reading()
+        setup.transport.resume_reading()
+        await setup.client.send_all(encode_frame(b"x"))
         await settle()
-    assert len(line.frames) == 3
+    assert len(setup.frames) == 3
 
 
 # ---- to the relay
 
 
 async def test_what_is_no_frame_yet_is_the_relays(make: Make) -> None:
-    line = make()
-    await line.client.send_all(encode_frame(b"x") + b"rest")
+    setup = make()
+    await setup.client.send_all(encode_frame(b"x") + b"rest")
     await settle()
-    assert await line.wire.stop_reading() == b"rest"
-    assert await line.wire.stop_reading() == b""
+    assert await setup.transport.stop_reading() == b"rest"
+    assert await setup.transport.stop_reading() == b""
 
 
 async def test_no_byte_is_lost_between_the_wire_and_the_relay(make: Make) -> None:
     """Wherever reading ends: what was taken is the owner's, the rest is the wire's or still in the stream."""
     frame = encode_frame(b"12345")
     for taken in range(4):
-        line = make()
+        setup = make()
 
-        def take(line: Line = line, taken: int = taken) -> None:
-            while len(line.frames) < taken:
-                got = line.wire.next_frame()
+        def take(setup: Setup = setup, taken: int = taken) -> None:
+            while len(setup.frames) < taken:
+                got = setup.transport.next_frame()
                 if got is None:
                     return
-                line.frames.append(got)
-            line.wire.pause_reading()
+                setup.frames.append(got)
+            setup.transport.pause_reading()
 
-        line.take = take
-        await line.client.send_all(frame * 2 + frame[:3])
+        setup.take = take
+        await setup.client.send_all(frame * 2 + frame[:3])
         await settle()
-        await line.client.send_all(frame[3:] + b"raw")
-        rest = await line.wire.stop_reading()
-        held = b"".join(one.encode() for one in line.frames)
+        await setup.client.send_all(frame[3:] + b"raw")
+        rest = await setup.transport.stop_reading()
+        held = b"".join(one.encode() for one in setup.frames)
         left = b""
         whole = frame * 3 + b"raw"
         while len(held + rest + left) < len(whole):
-            left += await line.wire.stream.receive_some(65536)  # as the relay does: nobody else reads
+            left += await setup.transport.stream.receive_some(65536)  # as the relay does: nobody else reads
         assert held + rest + left == whole
-        assert line.ends == []
+        assert setup.ends == []
 
 
 async def test_bytes_that_come_in_the_very_instant_are_not_lost(make: Make) -> None:
-    line = make()
+    setup = make()
     await settle()
-    await line.client.send_all(b"\x00\x00\x00\x09half")
-    rest = await line.wire.stop_reading()
+    await setup.client.send_all(b"\x00\x00\x00\x09half")
+    rest = await setup.transport.stop_reading()
     if rest != b"\x00\x00\x00\x09half":
-        rest += await line.wire.stream.receive_some(100)
+        rest += await setup.transport.stream.receive_some(100)
     assert rest == b"\x00\x00\x00\x09half"
 
 
 async def test_after_the_end_of_reading_the_stream_is_free(make: Make) -> None:
-    line = make()
+    setup = make()
     await settle()
-    await line.wire.stop_reading()
-    await line.client.send_all(b"for the relay")
+    await setup.transport.stop_reading()
+    await setup.client.send_all(b"for the relay")
     await settle()
-    assert await line.wire.stream.receive_some(100) == b"for the relay"
-    assert (line.calls, line.ends) == (0, [])
+    assert await setup.transport.stream.receive_some(100) == b"for the relay"
+    assert (setup.calls, setup.ends) == (0, [])
 
 
 async def test_a_stream_that_is_closed_here_has_no_end_to_tell(make: Make) -> None:
-    line = make()
+    setup = make()
     await settle()
-    line.wire.pause_reading()
-    await line.wire.stream.aclose()
+    setup.transport.pause_reading()
+    await setup.transport.stream.aclose()
     await settle()
-    assert line.ends == []
+    assert setup.ends == []
 
 
 # ---- out
 
 
 async def test_it_arrives(make: Make) -> None:
-    line = make()
+    setup = make()
     for word in (b"a", b"b"):
-        assert await line.send(encode_frame(word))
-        assert line.wire.unsent_bytes == 0
-        assert await line.hear(9) == encode_frame(word)
+        assert await setup.send(encode_frame(word))
+        assert setup.transport.unsent_bytes == 0
+        assert await setup.hear(9) == encode_frame(word)
 
 
 async def test_nothing_to_send_is_sent(make: Make) -> None:
-    line = make()
-    assert await line.wire.wait_until_sent()
-    line.wire.flush()
-    assert line.wire.unsent_bytes == 0
+    setup = make()
+    assert await setup.transport.wait_until_sent()
+    setup.transport.flush()
+    assert setup.transport.unsent_bytes == 0
 
 
-async def test_outside_of_a_turn_it_leaves_at_once_in_a_turn_at_its_end(
+async def test_outside_of_a_tick_it_leaves_at_once_in_a_tick_at_its_end(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = Line(nursery, *socket_pair())
+    setup = Setup(nursery, *socket_pair())
     calls: list[bytes] = []
     write = os.write
 
@@ -343,46 +343,46 @@ async def test_outside_of_a_turn_it_leaves_at_once_in_a_turn_at_its_end(
         return write(descriptor, data)
 
     monkeypatch.setattr("proxy.forwarder.session.transport.os.write", count)
-    line.wire.send(b"at once")
-    assert received(line.client) == b"at once"
+    setup.transport.send(b"at once")
+    assert received(setup.client) == b"at once"
     with current_tick():
-        line.wire.send(b"one, ")
-        line.wire.send(b"two")
-        assert received(line.client) == b""
-        assert line.wire.unsent_bytes == 8
-    assert received(line.client) == b"one, two"
+        setup.transport.send(b"one, ")
+        setup.transport.send(b"two")
+        assert received(setup.client) == b""
+        assert setup.transport.unsent_bytes == 8
+    assert received(setup.client) == b"one, two"
     assert calls == [b"at once", b"one, two"], "each in one system call"
-    assert line.wire.unsent_bytes == 0
+    assert setup.transport.unsent_bytes == 0
     nursery.cancel_scope.cancel()
 
 
 async def test_what_the_client_does_not_take_at_once_leaves_later_and_in_order(make: Make) -> None:
-    line = make()
+    setup = make()
     small = encode_frame(b"small")
-    line.wire.send(LARGE)
-    line.wire.send(small)
-    if isinstance(line.client, trio.SocketStream):
-        assert line.wire.unsent_bytes > len(small), "behind what waits, although it would fit"
+    setup.transport.send(LARGE)
+    setup.transport.send(small)
+    if isinstance(setup.client, trio.SocketStream):
+        assert setup.transport.unsent_bytes > len(small), "behind what waits, although it would fit"
     await settle()
-    line.wire.send(encode_frame(b"last"))
+    setup.transport.send(encode_frame(b"last"))
     expected = LARGE + small + encode_frame(b"last")
-    assert await line.hear(len(expected)) == expected
-    assert await line.wire.wait_until_sent()
-    assert line.wire.unsent_bytes == 0
-    line.wire.send(small)
-    assert await line.hear(len(small)) == small
+    assert await setup.hear(len(expected)) == expected
+    assert await setup.transport.wait_until_sent()
+    assert setup.transport.unsent_bytes == 0
+    setup.transport.send(small)
+    assert await setup.hear(len(small)) == small
 
 
 async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: trio.Nursery) -> None:
-    line = Line(nursery, *socket_pair())
-    line.wire.send(LARGE)
+    setup = Setup(nursery, *socket_pair())
+    setup.transport.send(LARGE)
     await settle()
-    data = received(line.client)
+    data = received(setup.client)
     assert data, "half of it has left, and there is room"
     second = encode_frame(b"second")
-    line.wire.send(second)
-    line.wire.flush()
-    data += await line.hear(len(LARGE + second) - len(data))
+    setup.transport.send(second)
+    setup.transport.flush()
+    data += await setup.hear(len(LARGE + second) - len(data))
     assert data == LARGE + second
     nursery.cancel_scope.cancel()
 
@@ -394,9 +394,9 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
     Whoever is told of room takes more frames, and these are answered at once: at the very moment in which the task that
     sends is between two portions.
     """
-    line = make()
+    setup = make()
     portions = trio.Semaphore(0)
-    send_all = line.wire.stream.send_all
+    send_all = setup.transport.stream.send_all
     under_way = 0
 
     async def slowly(data: bytes) -> None:
@@ -407,17 +407,17 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
         await send_all(data)
         under_way -= 1
 
-    line.wire.stream.send_all = slowly
+    setup.transport.stream.send_all = slowly
     said: list[bytes] = []
     answers = [encode_frame(b"answer %d" % number) + LARGE for number in range(3)]
 
     def say(data: bytes) -> None:
         said.append(data)
-        line.wire.send(data)
+        setup.transport.send(data)
 
-    line.take = lambda: say(answers.pop(0)) if answers else None
+    setup.take = lambda: say(answers.pop(0)) if answers else None
     if paused:
-        line.wire.pause_reading()
+        setup.transport.pause_reading()
     say(LARGE)
     say(encode_frame(b"behind it"))
     data = b""
@@ -425,9 +425,9 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
     async def read() -> None:
         nonlocal data
         while True:
-            data += await line.client.receive_some(65536)
+            data += await setup.client.receive_some(65536)
 
-    line.nursery.start_soon(read)
+    setup.nursery.start_soon(read)
     for number in range(8):
         await settle()
         say(encode_frame(b"meanwhile %d" % number))
@@ -437,33 +437,33 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
         portions.release()
     await settle()
     assert data == b"".join(said)
-    assert await line.wire.wait_until_sent()
-    assert (line.wire.unsent_bytes, answers) == (0, [])
+    assert await setup.transport.wait_until_sent()
+    assert (setup.transport.unsent_bytes, answers) == (0, [])
 
 
 async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
-    line = make()
+    setup = make()
     told: list[bool] = []
 
     async def wait() -> None:
-        told.append(await line.wire.wait_until_sent())
+        told.append(await setup.transport.wait_until_sent())
 
-    if isinstance(line.client, trio.SocketStream):
-        line.wire.send(LARGE)
+    if isinstance(setup.client, trio.SocketStream):
+        setup.transport.send(LARGE)
         for _ in range(2):
             nursery.start_soon(wait)
         await settle()
-        line.wire.send(encode_frame(b"more"))
-        await line.hear(len(LARGE) - 10)
+        setup.transport.send(encode_frame(b"more"))
+        await setup.hear(len(LARGE) - 10)
         await settle()
-        received(line.client)
+        received(setup.client)
         with trio.fail_after(60):
-            await line.wire.wait_until_sent()
+            await setup.transport.wait_until_sent()
         await settle()
     else:
         gate = trio.Event()
-        line.wire.stream.send_all = lambda _data: gate.wait()
-        line.wire.send(LARGE)
+        setup.transport.stream.send_all = lambda _data: gate.wait()
+        setup.transport.send(LARGE)
         for _ in range(2):
             nursery.start_soon(wait)
         await settle()
@@ -471,7 +471,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
         gate.set()
         await settle()
     assert told == [True, True]
-    assert line.wire.unsent_bytes == 0
+    assert setup.transport.unsent_bytes == 0
 
 
 # ---- room
@@ -480,125 +480,125 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
 @pytest.mark.parametrize("task", [True, False])
 async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nursery, task: bool) -> None:
     """By then it does not count any more: who asks for room must see it, or would wait for ever."""
-    line = Line(nursery, *socket_pair())
+    setup = Setup(nursery, *socket_pair())
     seen: list[int] = []
-    line.take = lambda: seen.append(line.wire.unsent_bytes)
-    line.wire.pause_reading()
+    setup.take = lambda: seen.append(setup.transport.unsent_bytes)
+    setup.transport.pause_reading()
     data = LARGE if task else b"x"
     with current_tick():
-        line.wire.send(data)
-        assert line.wire.unsent_bytes == len(data)
+        setup.transport.send(data)
+        assert setup.transport.unsent_bytes == len(data)
     if task:
         await settle()
         assert seen == []
-        assert len(data) > line.wire.unsent_bytes > 0
-    await line.hear(len(data))
+        assert len(data) > setup.transport.unsent_bytes > 0
+    await setup.hear(len(data))
     await settle()
     assert seen[-1:] == [0]
-    assert await line.wire.wait_until_sent()
+    assert await setup.transport.wait_until_sent()
     nursery.cancel_scope.cancel()
 
 
 async def test_a_client_that_goes_while_it_is_paused_is_noticed(make: Make) -> None:
     """What it never took must not count for ever: nobody would read on, and see that it has gone."""
-    line = make()
+    setup = make()
     gate = trio.Event()
 
     async def broken(_data: bytes) -> None:
         await gate.wait()
         raise trio.BrokenResourceError
 
-    line.wire.stream.send_all = broken
+    setup.transport.stream.send_all = broken
 
     def take() -> None:
-        if line.wire.unsent_bytes < 1000:
-            line.wire.resume_reading()
+        if setup.transport.unsent_bytes < 1000:
+            setup.transport.resume_reading()
         else:
-            line.wire.pause_reading()
-        line.take_all()
+            setup.transport.pause_reading()
+        setup.take_all()
 
-    line.take = take
-    line.wire.send(LARGE)
+    setup.take = take
+    setup.transport.send(LARGE)
     await settle()
-    line.wire.send(encode_frame(b"y" * 1000))
-    await line.client.send_all(encode_frame(b"x"))
+    setup.transport.send(encode_frame(b"y" * 1000))
+    await setup.client.send_all(encode_frame(b"x"))
     await settle()
-    await line.client.aclose()
+    await setup.client.aclose()
     await settle()
     gate.set()
     with trio.fail_after(60):
-        await line.ended.wait()
-    assert not await line.wire.wait_until_sent()
+        await setup.ended.wait()
+    assert not await setup.transport.wait_until_sent()
 
 
 # ---- clients that are slow, or have gone
 
 
 async def test_a_client_that_does_not_read(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    line = make()
-    stuck(line)
+    setup = make()
+    stuck(setup)
     began = trio.current_time()
-    line.wire.send(LARGE)
-    assert not await line.wire.wait_until_sent()
+    setup.transport.send(LARGE)
+    assert not await setup.transport.wait_until_sent()
     assert trio.current_time() - began == pytest.approx(PATIENCE_S)
-    assert [type(error) for error in line.ends] == [ClientSlow]
-    assert not await line.send(encode_frame(b"more")), "and nobody waits a second time"
+    assert [type(error) for error in setup.ends] == [ClientSlow]
+    assert not await setup.send(encode_frame(b"more")), "and nobody waits a second time"
     assert trio.current_time() - began == pytest.approx(PATIENCE_S)
 
 
-def stuck(line: Line) -> None:
+def stuck(setup: Setup) -> None:
     """A stream in memory takes anything."""
-    if not isinstance(line.client, trio.SocketStream):
+    if not isinstance(setup.client, trio.SocketStream):
 
         async def never(_data: bytes) -> None:
             await trio.sleep_forever()
 
-        line.wire.stream.send_all = never
+        setup.transport.stream.send_all = never
 
 
 async def test_nothing_goes_out_behind_half_a_frame(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A client that was too slow has half a frame; whatever else were sent would be read as its other half."""
-    line = Line(nursery, *socket_pair())
-    line.wire.send(LARGE)
+    setup = Setup(nursery, *socket_pair())
+    setup.transport.send(LARGE)
     await settle()
-    line.wire.send(encode_frame(b"waits"))
-    assert not await line.wire.wait_until_sent()
-    half = received(line.client)  # now there is room
+    setup.transport.send(encode_frame(b"waits"))
+    assert not await setup.transport.wait_until_sent()
+    half = received(setup.client)  # now there is room
     assert LARGE.startswith(half)
-    line.wire.send(encode_frame(b"its other half"))
-    line.wire.flush()
-    assert not await line.wire.wait_until_sent()
+    setup.transport.send(encode_frame(b"its other half"))
+    setup.transport.flush()
+    assert not await setup.transport.wait_until_sent()
     await trio.sleep(10)
-    assert received(line.client) == b""
-    assert [type(error) for error in line.ends] == [ClientSlow], "told once"
+    assert received(setup.client) == b""
+    assert [type(error) for error in setup.ends] == [ClientSlow], "told once"
     nursery.cancel_scope.cancel()
 
 
 async def test_a_client_that_has_gone_is_no_error_of_who_sends(make: Make) -> None:
     """Whoever reads is told; the first of the two that notice counts."""
-    line = make()
-    await line.client.aclose()
-    line.wire.send(encode_frame(b"a"))
-    line.wire.send(encode_frame(b"b"))
-    assert not await line.wire.wait_until_sent()
+    setup = make()
+    await setup.client.aclose()
+    setup.transport.send(encode_frame(b"a"))
+    setup.transport.send(encode_frame(b"b"))
+    assert not await setup.transport.wait_until_sent()
     await settle()
-    assert {type(error) for error in line.ends} <= {type(None), trio.BrokenResourceError}
-    assert 1 <= len(line.ends) <= 2
+    assert {type(error) for error in setup.ends} <= {type(None), trio.BrokenResourceError}
+    assert 1 <= len(setup.ends) <= 2
 
 
 async def test_a_stream_that_is_closed_here_while_it_sends(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    line = make()
-    stuck(line)
-    line.wire.send(LARGE)
+    setup = make()
+    stuck(setup)
+    setup.transport.send(LARGE)
     await settle()
-    line.wire.pause_reading()
-    await trio.aclose_forcefully(line.wire.stream)
-    line.wire.send(b"more")
-    if isinstance(line.client, trio.SocketStream):
+    setup.transport.pause_reading()
+    await trio.aclose_forcefully(setup.transport.stream)
+    setup.transport.send(b"more")
+    if isinstance(setup.client, trio.SocketStream):
         with trio.fail_after(PATIENCE_S * 2):
-            assert not await line.wire.wait_until_sent()
+            assert not await setup.transport.wait_until_sent()
 
 
 async def test_a_cancelled_send_still_sends_the_whole_frame() -> None:
@@ -618,9 +618,9 @@ async def test_a_cancelled_send_still_sends_the_whole_frame() -> None:
         gate.set()
 
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
-        line = Line(nursery, *trio.testing.memory_stream_pair())
-        line.wire.stream.send_all = slowly
-        line.wire.send(frame)
+        setup = Setup(nursery, *trio.testing.memory_stream_pair())
+        setup.transport.stream.send_all = slowly
+        setup.transport.send(frame)
         await half.wait()
         nursery.cancel_scope.cancel()
         outer.start_soon(open_later)
@@ -628,7 +628,7 @@ async def test_a_cancelled_send_still_sends_the_whole_frame() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["send", "turn", "wait", "read", "pass", "settle"]), st.integers(1, 20_000)),
+    st.tuples(st.sampled_from(["send", "tick", "wait", "read", "pass", "settle"]), st.integers(1, 20_000)),
     min_size=1,
     max_size=25,
 )
@@ -644,28 +644,28 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
         async with trio.open_nursery() as nursery:
             ours, theirs = socket_pair()
             async with ours, theirs:
-                line = Line(nursery, ours, theirs)
+                setup = Setup(nursery, ours, theirs)
 
                 def say(command: bytes) -> None:
                     said.append(command)
-                    line.wire.send(encode_frame(command))
+                    setup.transport.send(encode_frame(command))
 
                 def answer() -> None:  # whoever is told of room has more to say
                     if len(said) % 4 < answers and len(said) < 60:
                         say(b"answer %d" % len(said))
 
-                line.take = answer
+                setup.take = answer
                 for number, (step, size) in enumerate(steps):
                     command = b"%d:" % number + b"x" * size
                     match step:
                         case "send":
                             say(command)
-                        case "turn":
+                        case "tick":
                             with current_tick():
                                 say(command)
                                 say(b"and more")
                         case "wait":
-                            nursery.start_soon(line.wire.wait_until_sent)
+                            nursery.start_soon(setup.transport.wait_until_sent)
                         case "read":
                             data += received(theirs)
                         case "settle":
@@ -676,8 +676,8 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                     while len(data) < sum(len(encode_frame(command)) for command in said):
                         data += await theirs.receive_some(65536)
                         await settle()  # whoever is told of room has said its part
-                assert await line.wire.wait_until_sent()
-                assert line.wire.unsent_bytes == 0
+                assert await setup.transport.wait_until_sent()
+                assert setup.transport.unsent_bytes == 0
                 nursery.cancel_scope.cancel()
         OPEN.clear()
         decoder = FrameDecoder(max_frame_bytes=1 << 20)

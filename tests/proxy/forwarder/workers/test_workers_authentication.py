@@ -32,6 +32,7 @@ from proxy.forwarder.workers.authentication import (
     ClientEndpoint,
     ClientIdentity,
     Denial,
+    ExchangeSettings,
 )
 from proxy.runtime.rpc.errors import RpcConnectionLost
 
@@ -48,9 +49,7 @@ class Rounds:
             self.worker,  # type: ignore[arg-type]
             ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             self.connect.connect,
-            timeout_s=10.0,
-            forwards_credentials=forwards,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(10.0, forwards_credentials=forwards, one_round_methods=frozenset({"token"})),
         )
 
     async def first(self) -> Any:
@@ -238,7 +237,7 @@ async def test_what_a_client_calls_original_is_not_forwarded() -> None:
     assert (await Rounds([authenticated()], command, forwards=True).first()).original is None
 
 
-async def test_without_authentication_nobody_is_named() -> None:
+async def test_without_authentication_no_principal_is_named() -> None:
     assert ANONYMOUS.role == ""
     assert ANONYMOUS.broker_identity("token", b"x") == BrokerIdentity("token", b"x", "", None)
 

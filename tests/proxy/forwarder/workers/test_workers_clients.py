@@ -83,7 +83,7 @@ class FakePool:
 class Setup:
     def __init__(self, **tables: dict[str, Any]) -> None:
         self.auth, self.lookup = FakePool(), FakePool()
-        self.backends = WorkerClients(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
+        self.worker_clients = WorkerClients(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
 
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
@@ -91,7 +91,7 @@ FORWARDED = ClientIdentity(ALICE, b"sealed", OriginalCredentials("token", "the c
 
 
 def head(identity: ClientIdentity) -> EnvelopeRequest:
-    return EnvelopeRequest.FromString(Setup().backends.envelope_head(identity, CLIENT))
+    return EnvelopeRequest.FromString(Setup().worker_clients.envelope_head(identity, CLIENT))
 
 
 def test_an_envelope_says_whose_requests_they_are() -> None:
@@ -118,26 +118,26 @@ async def test_an_envelope_that_goes_out_at_once(reached: bool) -> None:
     setup = Setup(limits={"lookup_timeout_ms": 4000})
     setup.lookup.reached = reached
     heard: list[Reply | None] = []
-    assert setup.backends.forward_envelope_now(b"envelope", 7.0, heard.append) is reached
+    assert setup.worker_clients.forward_envelope_now(b"envelope", 7.0, heard.append) is reached
     [(method, body, on_reply, timeout_ms, deadline)] = setup.lookup.clients[0].asked_now
     assert (method, body, deadline) == (Method.ENVELOPE, b"envelope", 7.0)
-    assert timeout_ms == setup.backends.answer_timeout_s * 1000
-    assert setup.backends.answer_timeout_s > 4, "longer than the lookup worker's own: its error says more"
+    assert timeout_ms == setup.worker_clients.answer_timeout_s * 1000
+    assert setup.worker_clients.answer_timeout_s > 4, "longer than the lookup worker's own: its error says more"
     on_reply(None)
     assert heard == [None]
 
 
 async def test_an_envelope_that_a_task_waits_for() -> None:
     setup = Setup()
-    async with setup.backends.forward_envelope(b"envelope", 7.0) as call:
+    async with setup.worker_clients.forward_envelope(b"envelope", 7.0) as call:
         assert call is setup.lookup.clients[0].call_begun
     assert setup.lookup.clients[0].begun == [(Method.ENVELOPE, b"envelope", 7.0)]
 
 
 async def test_each_envelope_goes_to_the_worker_that_is_least_busy_then() -> None:
     setup = Setup()
-    setup.backends.forward_envelope_now(b"envelope", 7.0, lambda _reply: None)
-    async with setup.backends.forward_envelope(b"envelope", 7.0):
+    setup.worker_clients.forward_envelope_now(b"envelope", 7.0, lambda _reply: None)
+    async with setup.worker_clients.forward_envelope(b"envelope", 7.0):
         assert len(setup.lookup.clients) == 2
 
 
@@ -154,7 +154,7 @@ async def test_rounds_stay_with_one_worker_and_no_answer_is_given_twice(autojump
     setup = Setup(limits={"handshake_timeout_ms": 6000}, authentication={"tls": {}})
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
     command = connect(auth_method_name="tls")
-    authentication = setup.backends.new_authentication_exchange(client_end(), command.connect)
+    authentication = setup.worker_clients.new_authentication_exchange(client_end(), command.connect)
     await authentication.authenticate_round(command)
     await trio.sleep(2)
     await authentication.authenticate_round(auth_response(b"answer", "tls"))
@@ -200,7 +200,7 @@ async def test_a_first_round_is_asked_again_for_methods_of_one_round_alone(
     setup = Setup(authentication=authentication)
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
     command = connect(auth_method_name=method)
-    rounds = setup.backends.new_authentication_exchange(client_end(), command.connect)
+    rounds = setup.worker_clients.new_authentication_exchange(client_end(), command.connect)
     await rounds.authenticate_round(command)
     [(_, request, _, retry)] = setup.auth.clients[0].calls
     assert (request.first_round, request.method, retry) == (True, method or "none", retried)
@@ -212,7 +212,9 @@ async def test_each_client_has_rounds_of_its_own() -> None:
     client = FakeClient(setup.auth.answers)
     setup.auth.pick_client = lambda: client  # type: ignore[method-assign]
     for _ in range(2):
-        await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
+        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
+            connect()
+        )
     ids = {request.authentication_id for _, request, _, _ in client.calls}
     assert len(ids) == 2
 
@@ -221,16 +223,18 @@ async def test_a_lost_connection_in_a_round_passes() -> None:
     setup = Setup()
     setup.auth.answers[Method.AUTHENTICATE] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
+        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
+            connect()
+        )
 
 
 @pytest.mark.parametrize("forwards", [False, True])
 async def test_credentials_are_kept_for_forwarding_only_where_the_configuration_says_so(forwards: bool) -> None:
     setup = Setup(brokers={"forward_authorization_credentials": forwards})
     setup.auth.answers[Method.AUTHENTICATE] = authenticated()
-    identity = await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
-        connect()
-    )
+    identity = await setup.worker_clients.new_authentication_exchange(
+        client_end(), connect().connect
+    ).authenticate_round(connect())
     assert isinstance(identity, ClientIdentity)
     assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
@@ -249,21 +253,21 @@ async def test_credentials_are_kept_for_forwarding_only_where_the_configuration_
 async def test_broker_profile(answer: Any, expected: CommandConnected | None) -> None:
     setup = Setup()
     setup.lookup.answers[Method.BROKER_PROFILE] = answer
-    assert await setup.backends.broker_profile() == expected
+    assert await setup.worker_clients.broker_profile() == expected
 
 
 async def test_the_profile_is_fresh_for_a_second(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
-    assert not setup.backends.is_profile_fresh
+    assert not setup.worker_clients.is_profile_fresh
     for version in ("old", "new"):
         profile = CommandConnected(server_version=version)
         setup.lookup.answers[Method.BROKER_PROFILE] = BrokerProfileResponse(connected=profile.SerializeToString())
-        assert await setup.backends.broker_profile() == setup.backends.profile == profile
-        assert setup.backends.is_profile_fresh
+        assert await setup.worker_clients.broker_profile() == setup.worker_clients.profile == profile
+        assert setup.worker_clients.is_profile_fresh
         await trio.sleep(0.9)
-        assert setup.backends.is_profile_fresh
+        assert setup.worker_clients.is_profile_fresh
         await trio.sleep(0.2)
-        assert not setup.backends.is_profile_fresh
+        assert not setup.worker_clients.is_profile_fresh
 
 
 async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock: trio.testing.MockClock) -> None:
@@ -276,10 +280,10 @@ async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock
             return profile
 
     setup.lookup.pick_client = lambda: Slow({})  # type: ignore[method-assign]
-    await setup.backends.broker_profile()
-    assert setup.backends.is_profile_fresh
+    await setup.worker_clients.broker_profile()
+    assert setup.worker_clients.is_profile_fresh
     await trio.sleep(0.2)
-    assert not setup.backends.is_profile_fresh
+    assert not setup.worker_clients.is_profile_fresh
 
 
 @pytest.mark.parametrize("nothing", [BrokerProfileResponse(), RpcConnectionLost("gone")])
@@ -287,8 +291,8 @@ async def test_that_there_is_no_profile_is_not_remembered(nothing: Any) -> None:
     setup = Setup()
     for answer in (nothing, BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())):
         setup.lookup.answers[Method.BROKER_PROFILE] = answer
-        profile = await setup.backends.broker_profile()
-        assert setup.backends.is_profile_fresh is (profile is not None)
+        profile = await setup.worker_clients.broker_profile()
+        assert setup.worker_clients.is_profile_fresh is (profile is not None)
     assert profile == CommandConnected(server_version="b")
 
 
@@ -341,7 +345,7 @@ async def opened(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        link = await setup.backends.open_broker(command.connect, identity, CLIENT)
+        link = await setup.worker_clients.open_broker(command.connect, identity, CLIENT)
     assert link.connected.message.server_version == "b"
     if links is not None:
         links.append(link)
@@ -372,7 +376,7 @@ async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
         denial="host", detail="why", host="b0", port=6650, addresses=["10.0.0.1"]
     )
     with pytest.raises(TargetRefused, match="why") as caught:
-        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert caught.value.reason == "host"
     assert dialled.addresses == []
 
@@ -381,7 +385,7 @@ async def test_no_word_from_the_lookup_worker_is_no_permission(dialled: Dialled)
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert dialled.addresses == []
 
 
@@ -389,7 +393,7 @@ async def test_no_addresses_is_unreachable(dialled: Dialled) -> None:
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650)
     with pytest.raises(BrokerLinkFailed):
-        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
 
 
 @pytest.mark.conforms("pip-1.12", "pip-1.27", "pip-1.30")
@@ -453,9 +457,9 @@ async def test_whether_a_relays_broker_may_ask_for_fresh_credentials(  # noqa: P
 async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
     setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
-    assert await setup.backends.broker_credentials("b0").auth_data_for(None) == ("token", b"fresh")
+    assert await setup.worker_clients.broker_credentials("b0").auth_data_for(None) == ("token", b"fresh")
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
-    assert await Setup().backends.broker_credentials("b0").auth_data_for(None) == ("", b"")
+    assert await Setup().worker_clients.broker_credentials("b0").auth_data_for(None) == ("", b"")
 
 
 async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:
@@ -502,7 +506,7 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed) as caught:
-            await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")
 
 
@@ -588,12 +592,12 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
 
     monkeypatch.setattr(BrokerLinkFactory, "open_link", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
-        await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert caught.value.reason == "timeout"
 
 
 @pytest.mark.parametrize("code", [ServerError.ServiceNotReady, ServerError.TooManyRequests])
-async def test_a_broker_that_takes_nobody_now_leaves_the_client_to_the_next(dialled: Dialled, code: int) -> None:
+async def test_a_broker_that_takes_no_client_now_leaves_it_to_the_next(dialled: Dialled, code: int) -> None:
     setup = Setup()
     allowed_three(setup)
 
@@ -605,7 +609,7 @@ async def test_a_broker_that_takes_nobody_now_leaves_the_client_to_the_next(dial
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed):
-            await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert dialled.addresses == [("10.0.0.1", 6650), ("10.0.0.2", 6651), ("10.0.0.3", 6652)]
 
 
@@ -616,7 +620,7 @@ async def test_where_no_broker_can_be_reached_the_last_failure_is_told_in_time(
     allowed_three(setup)
     dialled.refusing, dialled.silent = {"10.0.0.1"}, {"10.0.0.2", "10.0.0.3"}
     with pytest.raises(BrokerLinkFailed, match="b2:6652") as caught:
-        await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert caught.value.reason == "timeout"
     assert trio.current_time() == pytest.approx(8.0)
 
@@ -632,5 +636,5 @@ async def test_what_one_broker_refuses_no_other_is_asked(dialled: Dialled) -> No
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed, match="AuthorizationError"):
-            await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert dialled.addresses == [("10.0.0.1", 6650)]

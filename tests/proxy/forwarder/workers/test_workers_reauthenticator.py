@@ -30,6 +30,7 @@ from proxy.forwarder.workers.authentication import (
     ClientEndpoint,
     ClientIdentity,
     Denial,
+    ExchangeSettings,
     Reauthenticator,
 )
 from proxy.runtime.rpc.errors import RpcConnectionLost
@@ -53,9 +54,7 @@ class Again:
             self.worker,  # type: ignore[arg-type]
             ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             fresh,
-            timeout_s=10.0,
-            forwards_credentials=self._forwards,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(10.0, forwards_credentials=self._forwards, one_round_methods=frozenset({"token"})),
         )
 
     async def says(self, data: bytes = FRESH, method: str = "token") -> Any:
@@ -66,7 +65,7 @@ class Again:
         return self.worker.requests
 
 
-async def test_an_answer_is_judged_as_a_connect_with_it_would_be() -> None:
+async def test_an_answer_is_verified_as_a_connect_with_it_would_be() -> None:
     """Security: all else is as the client's CONNECT said it: nobody gets by an answer what no connection would get."""
     it = Again([authenticated()], original_principal="bob", proxy_version="1", protocol_version=15)
     await it.says()
@@ -94,7 +93,7 @@ async def test_an_answer_without_a_body_is_empty() -> None:
     assert it.requests[0].data == b""
 
 
-async def test_rounds_go_on_with_one_worker_and_begin_anew_after_the_verdict() -> None:
+async def test_rounds_continue_with_one_worker_and_start_again_after_the_verdict() -> None:
     it = Again([challenge(b"q1"), challenge(b"q2"), authenticated(), authenticated()])
     verdicts = [await it.says(data) for data in (b"a0", b"a1", b"a2", b"anew")]
     assert [type(verdict) for verdict in verdicts] == [Challenge, Challenge, ClientIdentity, ClientIdentity]
@@ -105,7 +104,7 @@ async def test_rounds_go_on_with_one_worker_and_begin_anew_after_the_verdict() -
 
 
 @pytest.mark.parametrize("end", [denied(), RpcConnectionLost("gone")])
-async def test_after_whatever_ends_rounds_they_begin_anew(end: Any) -> None:
+async def test_after_any_end_of_rounds_a_new_exchange_starts(end: Any) -> None:
     it = Again([challenge(b"q"), end, authenticated()])
     await it.says()
     try:
@@ -148,7 +147,7 @@ async def test_an_end_between_two_rounds_is_told() -> None:
     assert it.worker.given_up == [it.requests[0].authentication_id]
 
 
-async def test_an_end_without_rounds_is_nobodys_business() -> None:
+async def test_an_end_without_rounds_sends_nothing() -> None:
     it = Again([authenticated()])
     it.reauthenticator.abandon_exchange()
     assert it.worker.given_up == []

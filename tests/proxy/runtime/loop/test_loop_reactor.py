@@ -13,9 +13,8 @@ import pytest
 import trio
 import trio.testing
 
+from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, LINGER_S
 from proxy.runtime.loop.reactor import (
-    EVENTS_PER_ROUND,
-    LINGER_S,
     RECEIVE_BYTES,
     Reactor,
     Reading,
@@ -252,7 +251,7 @@ async def test_several_in_one_round_are_one_tick(reactor: Reactor, sockets: Sock
 
 async def test_more_connections_than_a_round_takes(reactor: Reactor, sockets: Sockets) -> None:
     ears = []
-    for _ in range(EVENTS_PER_ROUND + 10):
+    for _ in range(EVENTS_PER_BATCH + 10):
         ear, _reading, theirs = listen(reactor, sockets)
         theirs.send(b"x")
         ears.append(ear)
@@ -325,17 +324,17 @@ class SpyOnPolls:
     """
 
     def __init__(self, reactor: Reactor, clock: ManualClock) -> None:
-        self._epoll = reactor._epoll
-        self._alarm = reactor._alarm
+        self._epoll = reactor.epoll
+        self._timer = reactor._timer
         self._clock = clock
         self.timeouts: list[float] = []
-        self.alarms: list[float] = []
-        reactor._epoll = self  # type: ignore[assignment]
-        reactor._alarm = self  # type: ignore[assignment]
+        self.timers: list[float] = []
+        reactor.epoll = self  # type: ignore[assignment]
+        reactor._timer = self  # type: ignore[assignment]
 
     def arm(self, seconds: float) -> None:
         """As a TimerFd's."""
-        self.alarms.append(seconds)
+        self.timers.append(seconds)
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
         self.timeouts.append(timeout)
@@ -343,8 +342,8 @@ class SpyOnPolls:
         return events if events or timeout == 0 else self._ring(most)
 
     def _ring(self, most: int) -> list[tuple[int, int]]:
-        self._clock.now += self.alarms.pop()  # without an alarm nothing would end this
-        self._alarm.fire_now()
+        self._clock.now += self.timers.pop()  # without an alarm nothing would end this
+        self._timer.fire_now()
         return self._epoll.poll(-1, most)
 
     def __getattr__(self, name: str) -> Any:
@@ -405,7 +404,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
         tick.schedule_flush(answer)
 
     reactor.start_reading(ours.fileno(), on_data, Ear().on_end)
-    reactor._served_at = clock.now
+    reactor._processed_at = clock.now
     SpyOnPolls(reactor, clock)
     theirs.send(b"x")
     await settle()

@@ -187,7 +187,9 @@ def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after:
 
 @pytest.mark.parametrize("package", ["auth", "lookup", "proxy/admin", "proxy/forwarder"])
 def test_every_worker_says_so_before_the_file_is_roots(package: str) -> None:
-    text = (ROOT / package / "__main__.py").read_text().partition("__name__")[2]
+    assert "    start_worker(" in (ROOT / package / "__main__.py").read_text().partition("__name__")[2]
+    start = (ROOT / "proxy/runtime/process/start.py").read_text()
+    text = start.partition("def start_worker")[2].partition('"""\n    ')[2]
     assert 0 < text.find("raise_oom_score(") < text.find("harden_process()")
 
 

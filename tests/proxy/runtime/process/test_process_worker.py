@@ -29,8 +29,8 @@ from proto.rpc_pb2 import (
     Text,
 )
 from proxy.common.errors import ConfigError
-from proxy.config.load import encode_config
 from proxy.config.types import Config, Limits
+from proxy.config.worker_config import encode_config
 from proxy.runtime.process import worker
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext, service_socket_path, worker_main

@@ -9,57 +9,42 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, hang, make_config
+from cluster_setup import KEY, Setup
+from supervisor_fakes import FakeWorker, hang, make_config
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
-from proxy.config.load import decode_config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
-from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import QUIESCE_TIMEOUT_S, Cluster
 from proxy.supervisor.handover.exec_handover import HandoverState
 from proxy.supervisor.processes.configure import ReloadRefused
 
-KEY = b"s" * 32
 
-
-class Setup:
+class AdminSetup(Setup):
     """A cluster of fakes with an admin worker."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[Any] = []
-        self.workshop = Workshop(self.log)
+        super().__init__(monkeypatch)
         self.served: list[FakeWorker] = []
-        monkeypatch.setattr(module, "WorkerProcess", self.workshop)
-        monkeypatch.setattr(module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
-        self._clusters: list[Cluster] = []
+        self.serve_admin = self._serve
 
     async def _serve(self, worker: Any) -> None:
         self.served.append(worker)
         await worker.wait()
 
-    async def started(self, nursery: trio.Nursery, generation: int = 1) -> Cluster:
-        credentials = {"method": "token", "token": "a-secret"}
-        config = make_config(
-            cluster={"forwarders": 1}, relay={"crash_safe": False}, brokers={"credentials": credentials}
+    async def start(self, nursery: trio.Nursery, generation: int = 1) -> Cluster:
+        return await self.started(
+            nursery,
+            HandoverState(generation=generation, seal_key=KEY),
+            cluster={"forwarders": 1},
+            brokers={"credentials": {"method": "token", "token": "a-secret"}},
         )
-        legacy = HandoverState(generation=generation, seal_key=KEY)
-        cluster = Cluster(config, FakeDirectory(self.log), legacy, self._serve)  # type: ignore[arg-type]
-        self._clusters.append(cluster)
-        ready = trio.Event()
-        nursery.start_soon(cluster.run, ready)
-        await ready.wait()
-        return cluster
-
-    def close(self) -> None:
-        self.workshop.close()
-        for cluster in self._clusters:
-            cluster.close_sockets()
 
 
 @pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    setup = Setup(monkeypatch)
+def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[AdminSetup]:
+    setup = AdminSetup(monkeypatch)
     yield setup
     setup.close()
 
@@ -68,15 +53,15 @@ def requests(worker: FakeWorker, method: int) -> list[Any]:
     return [request for asked, request in worker.calls if asked == method]
 
 
-async def test_it_is_begun_at_first_and_served(setup: Setup, nursery: trio.Nursery) -> None:
-    await setup.started(nursery)
+async def test_it_is_begun_at_first_and_served(setup: AdminSetup, nursery: trio.Nursery) -> None:
+    await setup.start(nursery)
     spawned = [name for name, event in setup.log if event == "spawn"]
     assert (set(spawned[:2]), spawned[2:]) == ({"admin", "auth"}, ["lookup", "forwarder"]), "beside the first"
     assert setup.served == setup.workshop.of(Role.ADMIN)
     nursery.cancel_scope.cancel()
 
 
-async def test_the_cluster_is_ready_when_it_is(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_the_cluster_is_ready_when_it_is(setup: AdminSetup, nursery: trio.Nursery) -> None:
     gate = trio.Event()
 
     def slow_admin(worker: FakeWorker) -> None:
@@ -87,7 +72,7 @@ async def test_the_cluster_is_ready_when_it_is(setup: Setup, nursery: trio.Nurse
     begun = trio.Event()
 
     async def start() -> None:
-        await setup.started(nursery)
+        await setup.start(nursery)
         begun.set()
 
     nursery.start_soon(start)
@@ -98,9 +83,9 @@ async def test_the_cluster_is_ready_when_it_is(setup: Setup, nursery: trio.Nurse
     nursery.cancel_scope.cancel()
 
 
-async def test_it_is_told_no_secret(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_it_is_told_no_secret(setup: AdminSetup, nursery: trio.Nursery) -> None:
     """Security: it reads what strangers send."""
-    await setup.started(nursery)
+    await setup.start(nursery)
     [admin], [auth] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.AUTH)
     [told], [known] = requests(admin, Method.START), requests(auth, Method.START)
     assert (told.seal_key, known.seal_key) == (b"", KEY)
@@ -110,9 +95,9 @@ async def test_it_is_told_no_secret(setup: Setup, nursery: trio.Nursery) -> None
     nursery.cancel_scope.cancel()
 
 
-async def test_to_the_others_it_is_a_stranger(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_to_the_others_it_is_a_stranger(setup: AdminSetup, nursery: trio.Nursery) -> None:
     """Security: it asks nobody but the supervisor."""
-    await setup.started(nursery)
+    await setup.start(nursery)
     for worker in setup.workshop.workers:
         for request in [*requests(worker, Method.START), *requests(worker, Method.SET_PEERS)]:
             assert "admin" not in {peer.role for peer in request.peers}
@@ -120,9 +105,9 @@ async def test_to_the_others_it_is_a_stranger(setup: Setup, nursery: trio.Nurser
 
 
 async def test_it_is_replaced_when_it_dies_and_nobody_else_is(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    await setup.started(nursery)
+    await setup.start(nursery)
     await trio.sleep(2)
     setup.workshop.of(Role.ADMIN)[0].end(1)
     with structlog.testing.capture_logs():
@@ -132,9 +117,9 @@ async def test_it_is_replaced_when_it_dies_and_nobody_else_is(
     nursery.cancel_scope.cancel()
 
 
-async def test_it_ends_last(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_it_ends_last(setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     """Whoever watches the cluster is told until the end."""
-    cluster = await setup.started(nursery)
+    cluster = await setup.start(nursery)
     await cluster.drain()
     stopped = [name for name, event in setup.log if event == "stop"]
     assert stopped == ["forwarder-0", "lookup-0", "auth-0", "admin-0"]
@@ -142,10 +127,10 @@ async def test_it_ends_last(setup: Setup, nursery: trio.Nursery, autojump_clock:
 
 
 async def test_another_program_begins_with_another(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """It is not inherited (a program from before it would not know what it is), and is back if there is no other."""
-    cluster = await setup.started(nursery)
+    cluster = await setup.start(nursery)
     await trio.sleep(2)
     with structlog.testing.capture_logs() as logs:
         async with cluster.quiesced() as inherited:
@@ -158,10 +143,10 @@ async def test_another_program_begins_with_another(
 
 
 async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_answers_until_then(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: captured workers cannot keep a cluster without /healthz for long, nor can it itself."""
-    cluster = await setup.started(nursery)
+    cluster = await setup.start(nursery)
     await trio.sleep(2)
     [admin] = setup.workshop.of(Role.ADMIN)
     seen: list[int | None] = []
@@ -172,7 +157,7 @@ async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_an
 
     restless = [worker for worker in setup.workshop.workers if worker is not admin]
     for worker in restless:
-        monkeypatch.setattr(worker, "prepare_to_be_inherited", never)
+        monkeypatch.setattr(worker, "quiesce_and_serialize", never)
     admin.answers[Method.DRAIN] = hang
     began = trio.current_time()
     with structlog.testing.capture_logs():
@@ -184,15 +169,15 @@ async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_an
     nursery.cancel_scope.cancel()
 
 
-async def test_after_an_upgrade_it_is_new_and_not_replaced_once_more(setup: Setup, nursery: trio.Nursery) -> None:
-    cluster = await setup.started(nursery, generation=2)
+async def test_after_an_upgrade_it_is_new_and_not_replaced_once_more(setup: AdminSetup, nursery: trio.Nursery) -> None:
+    cluster = await setup.start(nursery, generation=2)
     assert len(setup.workshop.of(Role.ADMIN)) == 1
     assert not cluster.replacing
     nursery.cancel_scope.cancel()
 
 
 async def test_an_upgrade_goes_on_without_it(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """What the program before left must not end, or wait for ever, because the port's worker cannot start."""
 
@@ -202,17 +187,17 @@ async def test_an_upgrade_goes_on_without_it(
 
     setup.workshop.prepare = broken_admin
     with structlog.testing.capture_logs():
-        cluster = await setup.started(nursery, generation=2)
+        cluster = await setup.start(nursery, generation=2)
     assert not cluster.replacing
     nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "goes away"])
 async def test_it_cannot_refuse_a_configuration(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
     """Security: it reads what strangers send; its successor begins with what all others have."""
-    cluster = await setup.started(nursery)
+    cluster = await setup.start(nursery)
     await trio.sleep(2)
     [admin] = setup.workshop.of(Role.ADMIN)
     answers = {
@@ -237,10 +222,10 @@ async def test_it_cannot_refuse_a_configuration(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_another_refuses_it_is_not_told(setup: Setup, nursery: trio.Nursery) -> None:
-    cluster = await setup.started(nursery)
+async def test_what_another_refuses_it_is_not_told(setup: AdminSetup, nursery: trio.Nursery) -> None:
+    cluster = await setup.start(nursery)
     [admin], [lookup] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.LOOKUP)
-    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match="unlucky"):
         await cluster.reload(
             make_config(cluster={"forwarders": 1}, relay={"crash_safe": False}, limits={"max_connections": 13})

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, after, make_config, same_file
+from cluster_setup import KEY, Setup, config_with, forwarder_like
+from supervisor_fakes import FakeSocket, FakeWorker, after, same_file
 
 from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessage
-from proxy.config.load import decode_config
 from proxy.config.types import Config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
-from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.cluster.standby import PAUSE_S
@@ -28,79 +28,6 @@ from proxy.supervisor.handover.exec_handover import HandoverState, SerializedHan
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import StartFailed
-
-KEY = b"s" * 32
-
-
-def config_with(**tables: Any) -> Config:
-    tables["cluster"] = {"forwarders": 2} | tables.get("cluster", {})
-    tables["relay"] = {"crash_safe": False} | tables.get("relay", {})
-    return make_config(**tables)
-
-
-def forwarder_like(worker: FakeWorker) -> None:
-    """Forwarders take over what they are given, and leave what they have."""
-
-    async def adopt(line: StoreChannel) -> None:
-        while (received := await line.receive()) is not None:
-            close_descriptors(received[1])
-            worker.adopted += [relay.id for relay in received[0].relays]
-            worker.listeners += received[0].listeners
-            if received[0].complete:
-                return
-
-    if worker.line is not None:
-        line = worker.line
-        worker.answers[Method.START] = lambda _request: adopt(line)
-        worker.answers[Method.DRAIN] = lambda request: worker.leave_line() if request.hand_over else None
-
-
-class Setup:
-    """A cluster of fakes, and the log of all that happens to them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[Any] = []
-        self.workshop = Workshop(self.log)
-        self.directory = FakeDirectory(self.log)
-        self._clusters: list[Cluster] = []
-        monkeypatch.setattr(module, "WorkerProcess", self.workshop)
-        monkeypatch.setattr(module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
-
-    def make(self, legacy: HandoverState | None = None, **tables: Any) -> Cluster:
-        """A cluster without a standby forwarder, unless a test wants one."""
-        legacy = legacy or HandoverState(seal_key=KEY)
-        cluster = Cluster(config_with(**tables), self.directory, legacy)  # type: ignore[arg-type]
-        self._clusters.append(cluster)
-        return cluster
-
-    async def started(self, nursery: trio.Nursery, legacy: HandoverState | None = None, **tables: Any) -> Cluster:
-        cluster = self.make(legacy, **tables)
-        ready = trio.Event()
-        nursery.start_soon(cluster.run, ready)
-        await ready.wait()
-        return cluster
-
-    async def crash_safe(self, nursery: trio.Nursery, **tables: Any) -> Cluster:
-        """A cluster whose forwarders leave their relays to their successors."""
-        self.workshop.prepare = forwarder_like
-        cluster = await self.started(nursery, relay={"crash_safe": True}, **tables)
-        await trio.testing.wait_all_tasks_blocked()
-        return cluster
-
-    def events(self, what: Any) -> list[str]:
-        return [name for name, event in self.log if event == what]
-
-    def close(self) -> None:
-        self.workshop.close()
-        for cluster in self._clusters:
-            cluster.close_sockets()
-
-
-@pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    setup = Setup(monkeypatch)
-    yield setup
-    setup.close()
 
 
 def start_request(worker: FakeWorker) -> Any:
@@ -164,7 +91,7 @@ async def test_what_each_role_is_given(setup: Setup, nursery: trio.Nursery) -> N
         assert received is not None
         message, descriptors = received
         assert (message.listeners, message.table) == (1, True)
-        [listener] = cluster.listeners
+        [listener] = cluster.listeners.sockets
         shelf = cluster.fd_store_slots[forwarder.index]
         assert same_file(descriptors[0], shelf.table_fd), "its counters outlive it, though its relays do not"
         assert same_file(descriptors[1], listener.fileno())
@@ -303,7 +230,7 @@ async def test_all_or_nobody(setup: Setup, nursery: trio.Nursery) -> None:
     before = cluster.config
     [lookup] = setup.workshop.of(Role.LOOKUP)
     [auth] = setup.workshop.of(Role.AUTH)
-    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match=r"the lookup worker with pid .* refused it: unlucky"):
         await cluster.reload(config_with(limits={"max_connections": 13}))
     assert cluster.config is before
@@ -319,7 +246,7 @@ async def test_a_worker_that_does_not_take_it_back_is_replaced(
     before = cluster.config
     [auth] = setup.workshop.of(Role.AUTH)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     answers = iter([None, RpcError("gone")])
     auth.answers[Method.CONFIGURE] = lambda _request: next(answers)
     with pytest.raises(ReloadRefused):
@@ -377,7 +304,7 @@ async def test_the_order_of_the_drain(setup: Setup, nursery: trio.Nursery) -> No
     nursery.start_soon(cluster.drain)
     await trio.testing.wait_all_tasks_blocked()
     assert cluster.draining
-    assert all(listener.closed for listener in cluster.listeners)  # type: ignore[attr-defined]
+    assert all(listener.closed for listener in cluster.listeners.sockets)  # type: ignore[attr-defined]
     assert sorted(setup.events(Method.DRAIN)) == ["forwarder-0", "forwarder-1"], "both at a time, and nobody else yet"
     assert setup.events("stop") == []
     gate.set()
@@ -444,7 +371,7 @@ async def test_stop_at_once(setup: Setup, nursery: trio.Nursery) -> None:
 async def test_close(setup: Setup) -> None:
     cluster = setup.make()
     cluster.close_sockets()
-    assert all(listener.closed for listener in cluster.listeners)  # type: ignore[attr-defined]
+    assert all(listener.closed for listener in cluster.listeners.sockets)  # type: ignore[attr-defined]
     assert all(sock.closed for sock in setup.directory.sockets.values())
 
 
@@ -476,7 +403,7 @@ async def test_a_worker_that_hangs_during_a_reload_is_ended(setup: Setup, nurser
     """It may take the new configuration when it wakes up, long after the others took it back."""
     cluster = await setup.started(nursery)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
     new = config_with(brokers={"allowed_ports": [7000]})
     with pytest.raises(ReloadRefused):
         await cluster.reload(new)
@@ -882,7 +809,7 @@ async def test_the_numbers_of_listeners_that_a_drain_has_closed(
     assert new.line is not None
     del new.answers[Method.START]  # what it gets is read here
     theirs = StoreChannel(new.line.sock.dup())  # stays, if it is ended
-    was = cluster.listeners[0].fileno()
+    was = cluster.listeners.sockets[0].fileno()
     nursery.start_soon(cluster.drain)
     await trio.testing.wait_all_tasks_blocked()
     secret = os.memfd_create("somebody else's")
@@ -940,9 +867,9 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
         await trio.sleep(30)
         assert len(setup.workshop.workers) == workers, "nobody comes"
         told = cluster.handover_fields(inherited)
-    state = SerializedHandover(**told, runtime_lock=setup.directory.lock, control=1, admin={})
+    state = SerializedHandover(**told, runtime_lock=setup.directory.lock_fd, control=1, admin={})
     assert (state.generation, state.seal_key, state.relay_count) == (2, KEY, 1)
-    assert state.listeners == {"0.0.0.0:6650": cluster.listeners[0].fileno()}
+    assert state.listeners == {"0.0.0.0:6650": cluster.listeners.sockets[0].fileno()}
     assert state.services == {
         name.removesuffix(".sock"): sock.fileno() for name, sock in setup.directory.sockets.items()
     }
@@ -967,12 +894,14 @@ async def test_one_that_does_not_come_to_rest_is_ended(
         await trio.sleep(timeout_s)
         relay(restless, 4, 5)
 
-    monkeypatch.setattr(restless, "prepare_to_be_inherited", never)
+    monkeypatch.setattr(restless, "quiesce_and_serialize", never)
     with structlog.testing.capture_logs() as logs:
         async with cluster.quiesced() as inherited:
             assert restless.code == -9
             assert [(one.role, one.index) for one in inherited] == [("auth", 0), ("lookup", 0), ("forwarder", 0)]
-            assert sorted(cluster.handover_fields(inherited)["shelves"][1].relays) == [4, 5], "it was heard to the end"
+            assert sorted(cluster.handover_fields(inherited)["fd_store_slots"][1].relays) == [4, 5], (
+                "it was heard to the end"
+            )
     assert "a worker does not come to rest; ending it" in {entry["event"] for entry in logs}
     nursery.cancel_scope.cancel()
 
@@ -995,7 +924,7 @@ async def test_it_does_not_stand_still_while_a_worker_starts(
     nursery.cancel_scope.cancel()
 
 
-async def test_wait_for_retired(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_wait_for_leaving(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     cluster = await setup.started(nursery)
     await cluster.wait_for_leaving()
     for index in range(2):
@@ -1017,22 +946,22 @@ class Left:
         self.workers: dict[tuple[Role, int], FakeWorker] = {}
         for role, index in (*((role, 0) for role in Role if role in PLACES), (Role.AUTH, 1), (Role.FORWARDER, 1)):
             worker = self.workers[role, index] = FakeWorker(role, index, setup.log)
-            worker.inherited = True
+            worker.is_inherited = True
             if role is Role.FORWARDER:
                 worker.open_line()
                 forwarder_like(worker)
             setup.workshop.workers.append(worker)
-        self.shelves = [FdStoreSlot(), FdStoreSlot()]
+        self.fd_store_slots = [FdStoreSlot(), FdStoreSlot()]
         self.connections = create_shared_counters(2)
         self.listeners = {bind: FakeSocket(f"left {bind}", setup.log) for bind in ("0.0.0.0:6650", "0.0.0.0:7")}
         self.services = {place: FakeSocket(f"left {place}", setup.log) for place in self.workers if place[1] == 0}
-        self.legacy = HandoverState(
+        self.handover = HandoverState(
             generation=generation,
             seal_key=KEY,
             listeners=dict(self.listeners),  # type: ignore[arg-type]
             service_sockets=dict(self.services),  # type: ignore[arg-type]
             connections_fd=self.connections,
-            fd_store_slots=self.shelves,
+            fd_store_slots=self.fd_store_slots,
             workers=dict(self.workers),  # type: ignore[arg-type]
         )
         self.services.pop((Role.FORWARDER, 0))
@@ -1047,12 +976,12 @@ async def test_another_program_goes_on(
 ) -> None:
     left = Left(setup)
     ends = os.pipe()
-    left.shelves[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
+    left.fd_store_slots[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
     ConnectionCounters(left.connections).set_connections(1, 9)
     relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while nobody was there
-    cluster = setup.make(left.legacy, relay={"crash_safe": True})
+    cluster = setup.make(left.handover, relay={"crash_safe": True})
     assert (cluster.generation, cluster.replacing) == (2, True), "from the very first look at it"
-    assert cluster.listeners[0] is left.listeners["0.0.0.0:6650"]  # type: ignore[comparison-overlap]
+    assert cluster.listeners.sockets[0] is left.listeners["0.0.0.0:6650"]  # type: ignore[comparison-overlap]
     assert setup.directory.sockets == {}
     assert cluster._connections_fd == left.connections
     ready = trio.Event()
@@ -1086,7 +1015,7 @@ async def test_drain_as_soon_as_another_program_has_begun(
             drained_at[worker.name] = trio.current_time()
 
         worker.answers[Method.DRAIN] = drain
-    cluster = setup.make(left.legacy, relay={"crash_safe": True}, limits={"drain_timeout_ms": 5000})
+    cluster = setup.make(left.handover, relay={"crash_safe": True}, limits={"drain_timeout_ms": 5000})
     assert not cluster.all_started.is_set()
     nursery.start_soon(cluster.run, trio.Event())
     await cluster.all_started.wait()
@@ -1106,7 +1035,7 @@ async def test_counters_for_another_number_of_forwarders(setup: Setup, forwarder
     """Those of the program before are let go, or each upgrade would leave a descriptor."""
     left = Left(setup)
     ours = os.dup(left.connections)
-    cluster = setup.make(left.legacy, relay={"crash_safe": True}, cluster={"forwarders": forwarders})
+    cluster = setup.make(left.handover, relay={"crash_safe": True}, cluster={"forwarders": forwarders})
     counters = cluster._connections_fd
     assert os.fstat(counters).st_size == forwarders * 8
     assert same_file(counters, ours) is (forwarders == 2)
@@ -1129,7 +1058,7 @@ async def test_old_workers_serve_until_new_ones_are_ready(
 ) -> None:
     left = Left(setup)
     setup.workshop.prepare = lambda worker: worker.answers.update({Method.START: after(10)})
-    cluster = setup.make(left.legacy)
+    cluster = setup.make(left.handover)
     ready = trio.Event()
     nursery.start_soon(cluster.run, ready)
     await trio.sleep(1)
@@ -1147,9 +1076,9 @@ async def test_an_upgrade_cannot_take_forwarders_away(
 ) -> None:
     """Somebody has to go on with their relays."""
     left = Left(setup)
-    cluster = await setup.started(nursery, left.legacy, relay={"crash_safe": True}, cluster={"forwarders": 1})
+    cluster = await setup.started(nursery, left.handover, relay={"crash_safe": True}, cluster={"forwarders": 1})
     assert len(cluster.slots_of(Role.FORWARDER)) == 2
-    assert cluster.fd_store_slots == left.shelves
+    assert cluster.fd_store_slots == left.fd_store_slots
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)
     nursery.cancel_scope.cancel()
 
@@ -1160,15 +1089,15 @@ async def test_an_upgrade_can_bring_workers(
     left = Left(setup)
     cluster = await setup.started(
         nursery,
-        left.legacy,
+        left.handover,
         relay={"crash_safe": True},
         cluster={"forwarders": 4, "lookup_workers": 2},
         listener=[{"bind": "0.0.0.0:6650"}, {"bind": "0.0.0.0:8"}],
     )
     assert len(cluster.slots_of(Role.FORWARDER)) == 4
-    assert cluster.fd_store_slots[:2] == left.shelves
+    assert cluster.fd_store_slots[:2] == left.fd_store_slots
     assert set(setup.directory.sockets) == {"lookup-1.sock"}
-    assert [listener.name for listener in cluster.listeners] == ["left 0.0.0.0:6650", "listener[1].bind"]  # type: ignore[attr-defined]
+    assert [listener.name for listener in cluster.listeners.sockets] == ["left 0.0.0.0:6650", "listener[1].bind"]  # type: ignore[attr-defined]
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)
     [connections] = {given["connections"] for given in setup.workshop.given if "connections" in given}
     assert connections != left.connections
@@ -1182,9 +1111,9 @@ async def test_a_place_that_was_left_empty_is_filled(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     left = Left(setup)
-    del left.legacy.workers[Role.LOOKUP, 0]
+    del left.handover.workers[Role.LOOKUP, 0]
     setup.workshop.prepare = lambda worker: worker.answers.update({Method.START: after(1)})
-    cluster = setup.make(left.legacy)
+    cluster = setup.make(left.handover)
     ready = trio.Event()
     nursery.start_soon(cluster.run, ready)
     await trio.sleep(0.5)
@@ -1198,11 +1127,11 @@ async def test_a_place_that_was_left_empty_and_cannot_be_filled_at_once(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     left = Left(setup)
-    del left.legacy.workers[Role.LOOKUP, 0]
+    del left.handover.workers[Role.LOOKUP, 0]
     setup.workshop.prepare = lambda worker: worker.answers.update({Method.START: lambda _request: RpcError("not now")})
     forwarder = left.workers[Role.FORWARDER, 0]
     forwarder.answers[Method.DRAIN] = leaving_line(forwarder, 30)
-    cluster = setup.make(left.legacy)
+    cluster = setup.make(left.handover)
     nursery.start_soon(cluster.run, trio.Event())
     await trio.sleep(3)
     assert forwarder.code is None, "its relays go on"

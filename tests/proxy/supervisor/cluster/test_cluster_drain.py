@@ -3,29 +3,22 @@ drain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import trio
 import trio.testing
+from cluster_setup import Setup
 from supervisor_fakes import FakeWorker, hang
-from test_cluster_cluster import Setup, in_place, relay, stored
+from test_cluster_cluster import in_place, relay, stored
 from test_cluster_slot import called
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.runtime.rpc.errors import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
-from proxy.supervisor.cluster.slot import DRAIN_GRACE_S, SlotState
+from proxy.supervisor.cluster.slot import SlotState
+from proxy.supervisor.cluster.worker_run import DRAIN_GRACE_S
 
 DRAIN_S = 60
-
-
-@pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    setup = Setup(monkeypatch)
-    yield setup
-    setup.close()
 
 
 async def _started(setup: Setup, nursery: trio.Nursery) -> tuple[Cluster, FakeWorker, trio.Event]:

@@ -15,7 +15,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
-from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotState, WorkerSlot
+from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
 
@@ -35,11 +35,13 @@ class Place:
         self.slot = WorkerSlot(
             Role.FORWARDER,
             0,
-            self._spawn,  # type: ignore[arg-type]
-            self._start,  # type: ignore[arg-type]
-            lambda _slot: None,
-            self._keep_shelf,  # type: ignore[arg-type]
-            self.shelf.on_process_ended,
+            SlotHooks(
+                self._spawn,  # type: ignore[arg-type]
+                self._start,  # type: ignore[arg-type]
+                lambda _slot: None,
+                self._keep_shelf,  # type: ignore[arg-type]
+                self.shelf.on_process_ended,
+            ),
         )
 
     async def _spawn(self) -> FakeWorker:
@@ -49,7 +51,7 @@ class Place:
         worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
         worker.open_line()
         worker.answers[Method.START] = lambda _request: self._adopt(worker)
-        worker.answers[Method.DRAIN] = self._announce_shutdown(worker)
+        worker.answers[Method.DRAIN] = self._leave_relays(worker)
         if self.awake is not None:
             worker.answers[Method.GET_STATUS] = self._wake_up
         return worker
@@ -70,16 +72,16 @@ class Place:
         """As the cluster does it."""
         if self.start_error is not None:
             raise self.start_error
-        await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
+        await worker.send_command(Method.START, StartRequest(index=slot.index), timeout_s=30)
         slot.worker = worker  # type: ignore[assignment]
         slot.state = SlotState.RUNNING
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
-        assert worker.store is not None
+        assert worker.store_channel is not None
         tables = AddressTableExchange().open_channel(0)
-        await self.shelf.serve_forwarder(worker.store, no_listeners, pid=worker.pid, is_new=True, tables=tables)
+        await self.shelf.serve_forwarder(worker.store_channel, no_listeners, pid=worker.pid, is_new=True, tables=tables)
 
-    def _announce_shutdown(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
+    def _leave_relays(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
         async def drain(request: Any) -> None:
             if request.hand_over:
                 relay = RelayLeftBehind(id=len(self.workers), client_ip="192.0.2.1")
@@ -106,7 +108,7 @@ class Place:
 
     def close(self) -> None:
         for worker in self.workers:
-            for channel in (worker.store, worker.line):
+            for channel in (worker.store_channel, worker.line):
                 if channel is not None:
                     channel.sock.close()
         self.shelf.close_stored()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable
@@ -17,16 +18,13 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
-from proxy.supervisor.cluster.slot import (
+from proxy.supervisor.cluster.slot import HAND_OVER_TIMEOUT_S, STABLE_AFTER_S, SlotHooks, SlotState, WorkerSlot
+from proxy.supervisor.cluster.worker_run import (
     DRAIN_GRACE_S,
-    HAND_OVER_TIMEOUT_S,
     HEALTH_FAILURES_MAX,
     HEALTH_INTERVAL_S,
     HEALTH_TIMEOUT_S,
     IMPORT_TIMEOUT_S,
-    STABLE_AFTER_S,
-    SlotState,
-    WorkerSlot,
 )
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -41,7 +39,7 @@ class Place:
         self.spawn_gate = trio.Event()
         self.spawn_gate.set()
         self.start_by: Callable[[FakeWorker], Any] | None = None
-        self.slot: Any = WorkerSlot(Role.LOOKUP, 1, self._spawn, self._start, self.ended.append)  # type: ignore[arg-type]
+        self.slot: Any = WorkerSlot(Role.LOOKUP, 1, SlotHooks(self._spawn, self._start, self.ended.append))  # type: ignore[arg-type]
 
     async def _spawn(self) -> FakeWorker:
         await trio.lowlevel.checkpoint()
@@ -56,7 +54,7 @@ class Place:
 
     async def _start(self, slot: WorkerSlot, worker: FakeWorker) -> None:
         """As the cluster does it."""
-        await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
+        await worker.send_command(Method.START, StartRequest(index=slot.index), timeout_s=30)
         slot.worker = worker  # type: ignore[assignment]
         slot.state = SlotState.RUNNING
 
@@ -76,15 +74,19 @@ class ForwarderPlace(Place):
         super().__init__()
         self.shelf = FdStoreSlot()
         self.adopted: dict[int, list[int]] = {}
-        self.slot = WorkerSlot(Role.FORWARDER, 0, self._spawn, self._start, self.ended.append, self._keep_shelf)  # type: ignore[arg-type]
+        self.slot = WorkerSlot(
+            Role.FORWARDER,
+            0,
+            SlotHooks(self._spawn, self._start, self.ended.append, self._keep_shelf),  # type: ignore[arg-type]
+        )
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
-        assert worker.store is not None
+        assert worker.store_channel is not None
         await self.shelf.serve_forwarder(
-            worker.store,
+            worker.store_channel,
             no_listeners,
             pid=worker.pid,
-            is_new=not worker.inherited,
+            is_new=not worker.is_inherited,
             tables=AddressTableExchange().open_channel(0),
         )
 
@@ -132,8 +134,8 @@ async def forwarders() -> AsyncIterator[ForwarderPlace]:
     yield place
     for worker in place.workers:
         worker.leave_line()
-        if worker.store is not None:
-            worker.store.sock.close()
+        if worker.store_channel is not None:
+            worker.store_channel.sock.close()
     place.shelf.close_stored()
     os.close(place.shelf.table_fd)
 
@@ -270,7 +272,7 @@ async def test_stop(place: Place) -> None:
         nursery.start_soon(place.slot.run)
         await place.slot.ready.wait()
         with structlog.testing.capture_logs() as logs:
-            await place.slot.stop()
+            await place.slot.stop_workers()
     assert place.slot.state is SlotState.STOPPED
     assert place.worker.story[0] == "stop"
     assert len(place.workers) == 1
@@ -283,7 +285,7 @@ async def test_stop_during_the_pause_before_the_next(place: Place, autojump_cloc
         await place.slot.ready.wait()
         place.worker.end(1)
         await trio.testing.wait_all_tasks_blocked()
-        await place.slot.stop()
+        await place.slot.stop_workers()
     assert place.slot.state is SlotState.STOPPED
     assert len(place.workers) == 1
 
@@ -303,7 +305,7 @@ async def test_stop_during_the_very_first_start_is_no_failure(place: Place, call
         nursery.start_soon(place.slot.run)
         await trio.testing.wait_all_tasks_blocked()
         gate.set()
-        await place.slot.stop()
+        await place.slot.stop_workers()
     assert place.slot.state is SlotState.STOPPED
 
 
@@ -421,7 +423,7 @@ async def test_no_descriptors_for_a_successor(
         await trio.lowlevel.checkpoint()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(place.slot, "_spawn", fail)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=fail))
     with structlog.testing.capture_logs() as logs:
         place.worker.end(1)
         await trio.sleep(3)
@@ -437,7 +439,7 @@ async def test_no_descriptors_for_the_very_first(place: Place, monkeypatch: pyte
         await trio.lowlevel.checkpoint()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(place.slot, "_spawn", fail)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=fail))
     with pytest.RaisesGroup(pytest.RaisesExc(StartFailed, match="Too many open files")):
         await place.slot.run()
 
@@ -451,11 +453,11 @@ async def test_stop_while_the_process_is_being_made(place: Place, monkeypatch: p
         made.append(FakeWorker(Role.LOOKUP, 1))
         return made[0]
 
-    monkeypatch.setattr(place.slot, "_spawn", slowly)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=slowly))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(place.slot.run)
         await trio.testing.wait_all_tasks_blocked()
-        await place.slot.stop()
+        await place.slot.stop_workers()
         making.set()
     assert made[0].code == -9
     assert place.slot.state is SlotState.STOPPED
@@ -544,7 +546,7 @@ async def started(place: Place, nursery: trio.Nursery) -> FakeWorker:
 
 
 def retiring(place: Place) -> bool:
-    return any(life.retired for life in place.slot.lives)
+    return any(life.retired for life in place.slot.runs)
 
 
 def called(worker: FakeWorker, method: int) -> list[Any]:
@@ -562,13 +564,13 @@ class Replacement:
         nursery.start_soon(self._run)
 
     async def _run(self) -> None:
-        self.result = await self._place.slot.replace(hand_over=self._hand_over, drain_timeout_ms=60_000)
+        self.result = await self._place.slot.replace_worker(hand_over=self._hand_over, drain_timeout_ms=60_000)
         self.done.set()
 
 
 async def test_replace(place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     old = await started(place, nursery)
-    assert await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    assert await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     new = place.worker
     assert new is not old
     assert place.slot.worker is new
@@ -612,10 +614,10 @@ async def test_the_old_one_may_finish_what_it_has(
     old = await started(place, nursery)
     finished = trio.Event()
     old.answers[Method.DRAIN] = lambda _request: finished.wait()
-    assert await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    assert await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     await trio.sleep(2)
     assert (old.code, retiring(place)) == (None, True)
-    assert [life.worker for life in place.slot.lives] == [old, place.worker]
+    assert [life.worker for life in place.slot.runs] == [old, place.worker]
     finished.set()
     await trio.sleep(0.1)
     assert (old.code, retiring(place)) == (0, False)
@@ -626,13 +628,13 @@ async def test_wait_for_those_that_finish(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     old = await started(place, nursery)
-    await place.slot.wait_for_retired()
+    await place.slot.wait_for_leaving()
     old.answers[Method.DRAIN] = after(2)
-    await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     next_old = place.worker
     next_old.answers[Method.DRAIN] = after(5)
-    await place.slot.replace(hand_over=False, drain_timeout_ms=60_000)
-    await place.slot.wait_for_retired()
+    await place.slot.replace_worker(hand_over=False, drain_timeout_ms=60_000)
+    await place.slot.wait_for_leaving()
     assert trio.current_time() == pytest.approx(5)
     assert place.alive == [place.worker]
     nursery.cancel_scope.cancel()
@@ -644,7 +646,7 @@ async def test_an_old_one_that_does_not_drain_is_stopped(
     old = await started(place, nursery)
     old.answers[Method.DRAIN] = hang
     with structlog.testing.capture_logs() as logs:
-        await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+        await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
         await trio.sleep(3 + DRAIN_GRACE_S - 0.1)
         assert old.code is None
         await trio.sleep(0.2)
@@ -658,7 +660,7 @@ async def test_an_old_one_that_dies_while_it_finishes_is_no_failure(
 ) -> None:
     old = await started(place, nursery)
     old.answers[Method.DRAIN] = hang
-    await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     old.end(-11)
     await trio.sleep(20)
     assert (place.slot.restarts, place.ended) == (0, [])
@@ -673,7 +675,7 @@ async def test_a_successor_that_does_not_start_leaves_the_old_one_in_its_place(
     old = await started(place, nursery)
     place.start_by = lambda _worker: RpcError("INVALID_REQUEST: no")
     with structlog.testing.capture_logs() as logs:
-        assert not await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+        assert not await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     await trio.sleep(20)
     assert [entry["event"] for entry in logs] == ["a worker cannot start"]
     assert place.slot.worker is old
@@ -706,7 +708,7 @@ async def test_a_successor_that_dies_later_is_followed_as_usual(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     await started(place, nursery)
-    await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     await trio.sleep(STABLE_AFTER_S)
     new = place.worker
     new.end(-9)
@@ -723,7 +725,7 @@ async def test_a_successor_that_dies_while_the_old_one_finishes(
     """The place does not wait for one that has left it."""
     old = await started(place, nursery)
     old.answers[Method.DRAIN] = hang
-    await place.slot.replace(hand_over=False, drain_timeout_ms=60_000)
+    await place.slot.replace_worker(hand_over=False, drain_timeout_ms=60_000)
     await trio.sleep(STABLE_AFTER_S)
     new = place.worker
     new.end(-9)
@@ -740,12 +742,12 @@ async def test_no_process_for_a_successor(
     place.spawn_error = OSError(12, "Cannot allocate memory")
     for hand_over in (False, True):
         with pytest.raises(OSError, match="Cannot allocate"):
-            await place.slot.replace(hand_over=hand_over, drain_timeout_ms=3000)
+            await place.slot.replace_worker(hand_over=hand_over, drain_timeout_ms=3000)
     await trio.sleep(20)
     assert place.slot.worker is old
     assert place.alive == [old]
     place.spawn_error = None
-    assert await place.slot.replace(hand_over=False, drain_timeout_ms=3000), "nothing is locked"
+    assert await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000), "nothing is locked"
     nursery.cancel_scope.cancel()
 
 
@@ -755,7 +757,7 @@ async def test_nobody_to_replace(place: Place, nursery: trio.Nursery, autojump_c
     place.worker.end(1)
     await trio.testing.wait_all_tasks_blocked()
     assert place.slot.state is SlotState.RESTARTING
-    assert await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    assert await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     assert len(place.workers) == 1
     await trio.sleep(1)
     assert len(place.workers) == 2
@@ -804,7 +806,7 @@ async def test_stop_while_a_successor_starts(place: Place, autojump_clock: trio.
         await trio.sleep(1)
         assert len(place.alive) == 2
         with structlog.testing.capture_logs() as logs:
-            await place.slot.stop()
+            await place.slot.stop_workers()
             await replacement.done.wait()
     assert replacement.result is False
     assert place.alive == []
@@ -821,7 +823,7 @@ async def test_stop_while_a_successor_is_made(
         place.spawn_gate = trio.Event()
         replacement = Replacement(place, nursery, hand_over=hand_over)
         await trio.sleep(1)
-        await place.slot.stop()
+        await place.slot.stop_workers()
         place.spawn_gate.set()
         await replacement.done.wait()
     assert replacement.result is False
@@ -834,8 +836,8 @@ async def test_stop_while_a_replaced_one_finishes(place: Place, autojump_clock: 
     async with trio.open_nursery() as nursery:
         old = await started(place, nursery)
         old.answers[Method.DRAIN] = hang
-        await place.slot.replace(hand_over=False, drain_timeout_ms=60_000)
-        await place.slot.stop()
+        await place.slot.replace_worker(hand_over=False, drain_timeout_ms=60_000)
+        await place.slot.stop_workers()
     assert trio.current_time() < 1
     assert place.alive == []
 
@@ -844,7 +846,7 @@ async def test_no_other_worker_while_it_must_not_change(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     await started(place, nursery)
-    async with place.slot.unchanging():
+    async with place.slot.lock_changes():
         place.worker.end(1)
         replacement = Replacement(place, nursery, hand_over=False)
         await trio.sleep(20)
@@ -859,7 +861,7 @@ async def test_no_other_worker_while_it_must_not_change(
 async def test_fill_no_more(place: Place, autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         await started(place, nursery)
-        place.slot.fill_no_more()
+        place.slot.stop_filling()
         await trio.sleep(5)
         assert place.worker.code is None, "who is there stays"
         place.worker.end(0)
@@ -897,7 +899,7 @@ async def test_hand_over(
 
     old.answers[Method.DRAIN] = drain
     forwarders.relay(old, 1, 2, 3)
-    assert await forwarders.slot.replace(hand_over=True, drain_timeout_ms=3000)
+    assert await forwarders.slot.replace_worker(hand_over=True, drain_timeout_ms=3000)
     new = forwarders.worker
     assert forwarders.slot.worker is new
     assert forwarders.adopted[new.pid] == [1, 2, 3, 5]
@@ -992,7 +994,7 @@ async def test_a_place_does_not_wait_for_the_forwarder_that_has_left_it(
 
     old.answers[Method.DRAIN] = drain
     forwarders.start_by = lambda _worker: RpcError("no")
-    assert not await forwarders.slot.replace(hand_over=True, drain_timeout_ms=60_000)
+    assert not await forwarders.slot.replace_worker(hand_over=True, drain_timeout_ms=60_000)
     forwarders.start_by = None
     await trio.sleep(2)
     assert forwarders.alive == [old, forwarders.slot.worker]
@@ -1087,7 +1089,7 @@ async def test_stop_during_a_hand_over(forwarders: ForwarderPlace, autojump_cloc
         old.answers[Method.DRAIN] = hang
         replacement = Replacement(forwarders, nursery, hand_over=True)
         await trio.sleep(1)
-        await forwarders.slot.stop()
+        await forwarders.slot.stop_workers()
         await replacement.done.wait()
     assert replacement.result is False
     assert forwarders.alive == []
@@ -1109,7 +1111,7 @@ async def test_a_drain_does_not_wait_for_a_successor_that_is_not_awake(
     forwarders.equip = asleep  # type: ignore[method-assign]
     replacement = Replacement(forwarders, nursery, hand_over=True)
     await trio.sleep(1)
-    await forwarders.slot.drain(trio.current_time() + 60)
+    await forwarders.slot.drain_workers(trio.current_time() + 60)
     await replacement.done.wait()
     assert replacement.result is False
     assert [request.hand_over for request in called(old, Method.DRAIN)] == [False]
@@ -1130,7 +1132,7 @@ async def test_a_drain_waits_for_a_hand_over(
     forwarders.start_by = slow
     replacement = Replacement(forwarders, nursery, hand_over=True)
     await trio.sleep(1)
-    await forwarders.slot.drain(trio.current_time() + 60)
+    await forwarders.slot.drain_workers(trio.current_time() + 60)
     assert replacement.result is True
     new = forwarders.worker
     assert [request.hand_over for request in called(new, Method.DRAIN)] == [False]
@@ -1144,7 +1146,7 @@ async def test_an_inherited_worker_goes_on(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = FakeWorker(Role.LOOKUP, 1)
-    place.slot.inherit(worker)
+    place.slot.inherit_worker(worker)
     assert place.slot.ready.is_set()
     assert place.slot.state is SlotState.RUNNING
     nursery.start_soon(place.slot.run)
@@ -1165,7 +1167,7 @@ async def test_an_inherited_worker_that_hangs_is_ended(
 ) -> None:
     worker = FakeWorker(Role.LOOKUP, 1)
     worker.answers[Method.GET_STATUS] = hang
-    place.slot.inherit(worker)
+    place.slot.inherit_worker(worker)
     nursery.start_soon(place.slot.run)
     await trio.sleep(HEALTH_FAILURES_MAX * (HEALTH_INTERVAL_S + HEALTH_TIMEOUT_S) + 1)
     assert worker.code == -9
@@ -1177,10 +1179,10 @@ async def test_an_inherited_worker_is_replaced(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = FakeWorker(Role.LOOKUP, 1)
-    place.slot.inherit(worker)
+    place.slot.inherit_worker(worker)
     nursery.start_soon(place.slot.run)
     await trio.testing.wait_all_tasks_blocked()
-    assert await place.slot.replace(hand_over=False, drain_timeout_ms=3000)
+    assert await place.slot.replace_worker(hand_over=False, drain_timeout_ms=3000)
     await trio.sleep(1)
     assert worker.code == 0
     assert place.slot.worker is place.worker
@@ -1192,15 +1194,15 @@ async def test_an_inherited_forwarder_has_its_relays_already(
     forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = forwarders.workers.add(FakeWorker(Role.FORWARDER))
-    worker.inherited = True
+    worker.is_inherited = True
     forwarders.equip(worker)
-    forwarders.slot.inherit(worker)
+    forwarders.slot.inherit_worker(worker)
     nursery.start_soon(forwarders.slot.run)
     forwarders.relay(worker, 4, 5)
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         worker.line.sock.recv(1)  # type: ignore[union-attr]
     assert sorted(forwarders.shelf.relays) == [4, 5]
-    assert await forwarders.slot.replace(hand_over=True, drain_timeout_ms=3000)
+    assert await forwarders.slot.replace_worker(hand_over=True, drain_timeout_ms=3000)
     assert forwarders.adopted[forwarders.worker.pid] == [4, 5]
     nursery.cancel_scope.cancel()

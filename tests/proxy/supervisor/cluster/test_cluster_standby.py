@@ -45,8 +45,8 @@ async def setup() -> AsyncIterator[Setup]:
     yield setup
     for worker in setup.workers:
         worker.leave_line()
-        if worker.store is not None:
-            worker.store.sock.close()
+        if worker.store_channel is not None:
+            worker.store_channel.sock.close()
 
 
 async def test_one_is_kept_ready(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -54,8 +54,8 @@ async def test_one_is_kept_ready(setup: Setup, nursery: trio.Nursery, autojump_c
     await trio.sleep(100)
     [worker] = setup.workers
     assert (worker.code, worker.calls) == (None, []), "it waits for its START"
-    assert setup.standby.take() is worker
-    assert setup.standby.take() is None, "nobody else gets it"
+    assert setup.standby.take_worker() is worker
+    assert setup.standby.take_worker() is None, "nobody else gets it"
     nursery.cancel_scope.cancel()
 
 
@@ -63,13 +63,13 @@ async def test_one_that_was_taken_is_its_takers(setup: Setup, autojump_clock: tr
     async with trio.open_nursery() as nursery:
         nursery.start_soon(setup.standby.run)
         await trio.sleep(10)
-        setup.standby.take()
+        setup.standby.take_worker()
         await trio.sleep(10)
         await setup.standby.stop_and_wait()
     taken = setup.workers[0]
     assert (taken.code, taken.story) == (None, [])
-    assert taken.store is not None
-    assert taken.store.sock.fileno() >= 0
+    assert taken.store_channel is not None
+    assert taken.store_channel.sock.fileno() >= 0
 
 
 async def test_the_next_comes_after_a_pause(
@@ -78,7 +78,7 @@ async def test_the_next_comes_after_a_pause(
     """The successor that was taken needs the CPU first."""
     nursery.start_soon(setup.standby.run)
     await trio.sleep(10)
-    assert setup.standby.take() is not None
+    assert setup.standby.take_worker() is not None
     await trio.sleep(PAUSE_S - 0.01)
     assert len(setup.workers) == 1
     await trio.sleep(0.02)
@@ -96,14 +96,14 @@ async def test_one_that_died_is_followed_by_another_after_a_pause(
     [dead] = setup.workers
     dead.end(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert setup.standby.take() is None, "a dead one is of no use"
-    assert dead.store is not None
-    assert dead.store.sock.fileno() == -1
+    assert setup.standby.take_worker() is None, "a dead one is of no use"
+    assert dead.store_channel is not None
+    assert dead.store_channel.sock.fileno() == -1
     setup.workers.clear()
     await trio.sleep(PAUSE_S - 0.01)
     assert setup.workers == []
     await trio.sleep(5)
-    assert setup.standby.take() is not None
+    assert setup.standby.take_worker() is not None
     nursery.cancel_scope.cancel()
 
 
@@ -115,10 +115,10 @@ async def test_no_process_to_be_had(
         nursery.start_soon(setup.standby.run)
         await trio.sleep(3.5 * PAUSE_S)
     assert [entry["event"] for entry in logs] == ["no standby forwarder"] * 4
-    assert setup.standby.take() is None
+    assert setup.standby.take_worker() is None
     setup.error = None
     await trio.sleep(5)
-    assert setup.standby.take() is not None
+    assert setup.standby.take_worker() is not None
     nursery.cancel_scope.cancel()
 
 
@@ -139,8 +139,8 @@ async def test_stop(
     await setup.standby.stop_and_wait()
     [worker] = setup.workers
     assert worker.code == -9
-    assert worker.store is None or worker.store.sock.fileno() == -1
-    assert setup.standby.take() is None
+    assert worker.store_channel is None or worker.store_channel.sock.fileno() == -1
+    assert setup.standby.take_worker() is None
     await ended.wait()
     await trio.sleep(100)
     assert len(setup.workers) == 1, "no other is started"
@@ -175,7 +175,7 @@ async def test_stop_while_there_is_none(
     nursery.start_soon(setup.standby.run)
     await trio.sleep(1)
     if when == "in the pause":
-        taken = setup.standby.take()
+        taken = setup.standby.take_worker()
         assert taken is not None
     await setup.standby.stop_and_wait()
     await trio.sleep(100)
@@ -187,11 +187,11 @@ async def test_to_want_one_that_is_not_there_does_not_end_the_next(
 ) -> None:
     nursery.start_soon(setup.standby.run)
     await trio.sleep(10)
-    first = setup.standby.take()
-    assert setup.standby.take() is None
-    assert setup.standby.take() is None
+    first = setup.standby.take_worker()
+    assert setup.standby.take_worker() is None
+    assert setup.standby.take_worker() is None
     await trio.sleep(10)
-    assert setup.alive == [first, setup.standby.take()]
+    assert setup.alive == [first, setup.standby.take_worker()]
     assert len(setup.workers) == 2
 
 
@@ -205,4 +205,4 @@ async def test_it_does_not_outlive_its_keeper(setup: Setup, autojump_clock: trio
 
 
 async def test_nobody_is_ready_at_first(setup: Setup) -> None:
-    assert setup.standby.take() is None
+    assert setup.standby.take_worker() is None

@@ -50,7 +50,7 @@ class Exec(BaseException):
         self.command = command
         self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self.memory = int(command[command.index("--legacy") + 1])
-        self.legacy = os.dup(self.memory)
+        self.handover = os.dup(self.memory)
         self.inheritable = {int(number) for number in os.listdir("/proc/self/fd") if is_inheritable(int(number))}
 
 
@@ -153,32 +153,32 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     for number in state.descriptors():
         os.set_inheritable(number, True)
     estate.let_go()
-    legacy = HandoverState.from_memfd(exec_.legacy)
+    handover = HandoverState.from_memfd(exec_.handover)
     assert not any(map(is_inheritable, state.descriptors())), "no worker may get them by chance"
-    assert (legacy.generation, legacy.runtime_dir, legacy.seal_key) == (2, str(estate.folder), KEY)
-    assert (legacy.runtime_lock_fd, legacy.connections_fd, legacy.drain_requested) == (
+    assert (handover.generation, handover.runtime_dir, handover.seal_key) == (2, str(estate.folder), KEY)
+    assert (handover.runtime_lock_fd, handover.connections_fd, handover.drain_requested) == (
         estate.lock,
         estate.connections,
         False,
     )
-    assert ConnectionCounters(legacy.connections_fd).total_connections() == 77
-    assert legacy.control_socket is not None
-    assert legacy.control_socket.getsockname() == str(estate.folder / "control.sock")
-    assert not legacy.control_socket.getblocking()
-    listener = legacy.take_listener("127.0.0.1:2")
+    assert ConnectionCounters(handover.connections_fd).total_connections() == 77
+    assert handover.control_socket is not None
+    assert handover.control_socket.getsockname() == str(estate.folder / "control.sock")
+    assert not handover.control_socket.getblocking()
+    listener = handover.take_listener("127.0.0.1:2")
     assert listener is not None
     assert listener.getsockname() == estate.address
-    assert legacy.take_listener("127.0.0.1:2") is None, "it is somebody's already"
-    admin, service = legacy.take_admin_listener("127.0.0.1:1"), legacy.take_service_socket(Role.LOOKUP, 0)
+    assert handover.take_listener("127.0.0.1:2") is None, "it is somebody's already"
+    admin, service = handover.take_admin_listener("127.0.0.1:1"), handover.take_service_socket(Role.LOOKUP, 0)
     assert admin is not None
     assert service is not None
-    assert legacy.take_admin_listener("127.0.0.1:1") is legacy.take_service_socket(Role.LOOKUP, 0) is None
-    [shelf] = legacy.fd_store_slots
+    assert handover.take_admin_listener("127.0.0.1:1") is handover.take_service_socket(Role.LOOKUP, 0) is None
+    [shelf] = handover.fd_store_slots
     assert shelf.table_fd == estate.shelf.table_fd
     assert StoredRelay.FromString(shelf.relays[3].record).principal == "me"
     assert same_file(shelf.relays[3].second, estate.broker.fileno())
     assert same_file(shelf.pipes[9].first, estate.pipe[0])
-    [(place, worker)] = legacy.workers.items()
+    [(place, worker)] = handover.workers.items()
     assert place == (Role.FORWARDER, 0)
     assert (worker.pid, worker.is_inherited) == (estate.pid, True)
     assert worker.store_channel is not None
@@ -186,9 +186,9 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     assert await worker.wait() == -9
     shelf.close_stored()
     worker.store_channel.close()
-    for sock in (legacy.control_socket, listener, admin, service):
+    for sock in (handover.control_socket, listener, admin, service):
         sock.close()
-    for number in (legacy.runtime_lock_fd, legacy.connections_fd, shelf.table_fd):
+    for number in (handover.runtime_lock_fd, handover.connections_fd, shelf.table_fd):
         os.close(number)
 
 
@@ -200,7 +200,7 @@ async def test_nothing_else_stays_open(estate: Estate, monkeypatch: pytest.Monke
     state = estate.state()
     exec_ = leave(state, monkeypatch, Path("x"))
     assert exec_.inheritable - {0, 1, 2} == {*state.descriptors(), exec_.memory}
-    for number in (*leaked, exec_.legacy):
+    for number in (*leaked, exec_.handover):
         os.close(number)
 
 
@@ -208,22 +208,22 @@ async def test_the_standard_descriptors_are_left_alone(estate: Estate, monkeypat
     before = {number: is_inheritable(number) for number in range(3)}
     exec_ = leave(estate.state(), monkeypatch, Path("x"))
     assert {number: number in exec_.inheritable for number in range(3)} == before
-    os.close(exec_.legacy)
+    os.close(exec_.handover)
 
 
 async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Security: the seal key is in it."""
-    memory = leave(estate.state(workers=[]), monkeypatch, Path("proxy.toml")).legacy
+    memory = leave(estate.state(workers=[]), monkeypatch, Path("proxy.toml")).handover
     assert KEY in os.pread(memory, 100_000, 0)
     estate.let_go()
-    legacy = HandoverState.from_memfd(memory)
+    handover = HandoverState.from_memfd(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
-    assert repr(KEY) not in repr(legacy)
-    await legacy.close_unused()
-    assert legacy.control_socket is not None
-    legacy.control_socket.close()
-    legacy.fd_store_slots[0].close_stored()
+    assert repr(KEY) not in repr(handover)
+    await handover.close_unused()
+    assert handover.control_socket is not None
+    handover.control_socket.close()
+    handover.fd_store_slots[0].close_stored()
 
 
 async def test_the_seal_key_is_in_no_argument_and_not_in_the_environment(
@@ -238,14 +238,14 @@ async def test_the_seal_key_is_in_no_argument_and_not_in_the_environment(
     serve = [sys.executable, "-P", "-m", "proxy", "serve", "--config", "/etc/proxy.toml"]
     assert exec_.command == [*serve, "--legacy", str(exec_.memory)]
     assert dict(os.environb) == environment
-    os.close(exec_.legacy)
+    os.close(exec_.handover)
 
 
 async def test_signals_wait_for_the_next_program(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nobody to take them; their default would be the end."""
     exec_ = leave(estate.state(), monkeypatch, Path("x"))
     assert exec_.blocked >= SIGNALS
-    os.close(exec_.legacy)
+    os.close(exec_.handover)
 
 
 async def test_an_exec_that_fails_changes_nothing(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +269,9 @@ async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> 
     about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
     ends = estate.client.fileno(), estate.broker.fileno()
     shelf = FdStoreSlot(estate.shelf.table_fd, {number: StoredFds(about, *ends) for number in range(50)})
-    state = estate.state(shelves=[serialize_slot(shelf)], drain=True)
+    state = estate.state(fd_store_slots=[serialize_slot(shelf)], drain=True)
     assert state.relay_count == 50
-    memory = leave(state, monkeypatch, Path("x")).legacy
+    memory = leave(state, monkeypatch, Path("x")).handover
     with os.fdopen(memory, "rb") as file:
         file.seek(0)
         assert msgspec.msgpack.decode(file.read(), type=SerializedHandover) == state
@@ -304,14 +304,14 @@ async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatc
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
     state = estate.state(workers=[estate.worker(store=-1)], listeners={}, admin={}, services={})
-    memory = leave(state, monkeypatch, Path("x")).legacy
+    memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
     with pytest.warns(ResourceWarning):
-        legacy = HandoverState.from_memfd(memory)
-    assert legacy.workers == {}
-    assert legacy.control_socket is not None
-    legacy.control_socket.close()
+        handover = HandoverState.from_memfd(memory)
+    assert handover.workers == {}
+    assert handover.control_socket is not None
+    handover.control_socket.close()
     channel.close()
 
 
@@ -351,15 +351,15 @@ def test_places_have_names(role: Role) -> None:
 
 async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -> None:
     """What the configuration of the next cluster has no place for."""
-    legacy = HandoverState(
+    handover = HandoverState(
         admin_listeners={"a": estate.admin},
         listeners={"l": estate.listener},
         service_sockets={(Role.LOOKUP, 0): estate.service},
     )
     worker = WorkerProcess.from_serialized(estate.worker(role="auth", store=-1))
     estate.channel.detach()
-    legacy.workers[Role.AUTH, 1] = worker
-    await legacy.close_unused()
+    handover.workers[Role.AUTH, 1] = worker
+    await handover.close_unused()
     with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
         os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
     assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
@@ -385,11 +385,11 @@ _FIRST = """
 import os, signal, socket, sys
 from pathlib import Path
 from proto.rpc_pb2 import StoredRelay
-from proxy.runtime.shared.connection_count import new_shared_counters
+from proxy.runtime.shared.connection_count import create_shared_counters
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.fd_store import StoredFds, FdStoreSlot
-from proxy.supervisor.handover.exec_handover import State, become_next_program, shelf_state
-from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+from proxy.supervisor.handover.exec_handover import SerializedHandover, exec_next_program, serialize_slot
+from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 module._PROGRAM = (sys.executable, sys.argv[1])
 client, broker = socket.socketpair()
@@ -403,25 +403,26 @@ shelf.relays[1] = StoredFds(StoredRelay(id=1, target="b").SerializeToString(), o
 lock = os.open("/dev/null", os.O_RDONLY)
 for number in range(3):
     os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)
-state = State(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte", runtime_lock=lock,
-              control=control.fileno(), admin={"a": admin.fileno()}, listeners={"l": listener.fileno()}, services={},
-              connections=new_shared_counters(1), shelves=[shelf_state(shelf)],
-              workers=[Inherited("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
+state = SerializedHandover(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte",
+              runtime_lock=lock, control=control.fileno(), admin={"a": admin.fileno()},
+              listeners={"l": listener.fileno()}, services={},
+              connections=create_shared_counters(1), fd_store_slots=[serialize_slot(shelf)],
+              workers=[SerializedWorker("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
 os.write(client.fileno(), b"on its way")
-become_next_program(state, Path("proxy.toml"))
+exec_next_program(state, Path("proxy.toml"))
 """
 
 _NEXT = """
 import json, os, signal, sys
 import trio
 from proto.roles import Role
-from proxy.supervisor.handover.exec_handover import Legacy
+from proxy.supervisor.handover.exec_handover import HandoverState
 
 assert sys.argv[1:5] == ["serve", "--config", "proxy.toml", "--legacy"], sys.argv
 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-legacy = Legacy.read(int(sys.argv[5]))
-[kept] = legacy.shelves[0].relays.values()
-worker = legacy.workers[Role.LOOKUP, 0]
+handover = HandoverState.from_memfd(int(sys.argv[5]))
+[kept] = handover.fd_store_slots[0].relays.values()
+worker = handover.workers[Role.LOOKUP, 0]
 worker.kill()
 
 async def wait():
@@ -429,12 +430,12 @@ async def wait():
 
 print(json.dumps({
     "blocked": sorted(blocked),
-    "secret in sight": any(legacy.seal_key in open(f"/proc/self/{name}", "rb").read()
+    "secret in sight": any(handover.seal_key in open(f"/proc/self/{name}", "rb").read()
                            for name in ("cmdline", "environ")),
-    "key": legacy.seal_key.decode(),
+    "key": handover.seal_key.decode(),
     "code": trio.run(wait),
     "bytes": os.read(kept.second, 100).decode(),
-    "listens": legacy.take_listener("l").getsockopt(1, 30),
+    "listens": handover.take_listener("l").getsockopt(1, 30),
     "leaked": [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")
                and os.readlink(f"/proc/self/fd/{number}").endswith("leaked")],
     "inheritable": [number for number in range(3, 64) if os.path.exists(f"/proc/self/fd/{number}")

@@ -284,7 +284,7 @@ async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.
         serve = partial(store.shelf.serve_forwarder, stores_relays=keeps)
         ours, theirs = store.line()
         nursery.start_soon(
-            lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, pid=PID, tables=NO_TABLES)
+            lambda serve=serve, ours=ours: serve(ours, lambda: listeners, is_new=True, pid=PID, tables=NO_TABLES)
         )  # type: ignore[misc]
         got = await inherit(theirs)
         (first, descriptors), last = got[0], got[-1][0]
@@ -303,7 +303,7 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     ended: list[bool] = []
 
     async def serve(line: StoreChannel, *, new: bool) -> None:
-        ended.append(await keep_no_relays(store, line, lambda: [store.reading], new=new, pid=PID, tables=NO_TABLES))
+        ended.append(await keep_no_relays(store, line, lambda: [store.reading], is_new=new, pid=PID, tables=NO_TABLES))
 
     ours, theirs = store.line()
     nursery.start_soon(lambda: serve(ours, new=False))
@@ -395,7 +395,7 @@ async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) 
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
-            assert await serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is False
+            assert await serve(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES) is False
         assert [entry["log_level"] for entry in logs] == ["error"]
         assert ours.sock.fileno() == -1
         theirs.close()
@@ -414,7 +414,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
 async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> None:
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
-        assert await keep_no_relays(store, ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
+        assert await keep_no_relays(store, ours, lambda: [-1], is_new=True, pid=PID, tables=NO_TABLES) is False
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
     theirs.close()
@@ -423,7 +423,7 @@ async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> 
 async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 51))
     await store.say_pipes(theirs, *range(1, 51))
     await trio.testing.wait_all_tasks_blocked()

@@ -141,7 +141,7 @@ async def test_over_a_real_socket(
 ) -> None:
     """Security: who may come is the kernel's word (SO_PEERCRED, so no socket in memory will do)."""
     directory = RuntimeDirectory(str(tmp_path))
-    nursery.start_soon(operated.control.serve, directory.bind(CONTROL_SOCKET))
+    nursery.start_soon(operated.control.serve, directory.bind_socket(CONTROL_SOCKET))
     assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
     uid = os.geteuid()
     with monkeypatch.context() as patch:
@@ -149,7 +149,7 @@ async def test_over_a_real_socket(
         stranger = await unix_connector(control_path(str(tmp_path)))()
         assert await stranger.receive_some(10) == b""
         await stranger.aclose()
-    directory.clear()
+    directory.remove_sockets()
     nursery.cancel_scope.cancel()
 
 
@@ -197,7 +197,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
         return path == str(tmp_path / CONTROL_SOCKET)
 
     monkeypatch.setattr(cli, "_call", call)
-    monkeypatch.setattr(cli, "_anybody_listens", somebody_listens)
+    monkeypatch.setattr(cli, "_is_listening", somebody_listens)
     return answers
 
 
@@ -304,7 +304,7 @@ def test_upgrade_command_returns_when_all_is_new(
     ]
     result = run("upgrade")
     assert (result.exit_code, result.output) == (0, "upgrading\nupgraded\n")
-    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_LOOK_S + 0.01)]
+    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_POLL_S + 0.01)]
 
 
 def test_another_upgrade_may_have_followed(run: Run, upgrading: Statuses) -> None:
@@ -426,8 +426,8 @@ def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
     monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
     assert run("serve").exit_code == 0
-    loaded, path, legacy, fail = served
-    assert (loaded.config.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
+    loaded, path, handover, fail = served
+    assert (loaded.config.limits.drain_timeout_ms, path, handover) == (1234, config, None)
     with pytest.raises(SystemExit) as caught:
         fail("why")
     assert caught.value.code == 1

@@ -37,7 +37,7 @@ async def test_forwarders_are_taken_together() -> None:
 async def test_forwarders_that_say_nothing_of_it() -> None:
     """One from before an upgrade, one that is being restarted."""
     setup = Setup()
-    setup.cluster.of(Role.FORWARDER)[1].worker = None
+    setup.cluster.slots_of(Role.FORWARDER)[1].worker = None
     status = await setup.report.status()
     assert status["sessions_near_expiry"] == near(0)
     assert "expired" not in status_text(status)

@@ -18,7 +18,7 @@ from lookup.brokers.discovery import ENDPOINTS_MAX
 from lookup.brokers.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
-from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
+from proxy.admin.scrape import CONCURRENT_CALLS_MAX
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.near_expiry import SHOWN_MAX
@@ -27,7 +27,8 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
-from proxy.supervisor.cluster.slot import SlotState, WorkerRun, WorkerSlot
+from proxy.supervisor.cluster.slot import SlotHooks, SlotState, WorkerSlot
+from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.operators import report as supervisor_report
 from proxy.supervisor.operators.report import (
     CREDENTIALS_REFUSED,
@@ -54,14 +55,14 @@ class Setup:
             generation=1,
             replacing=False,
         )
-        self.cluster.of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
+        self.cluster.slots_of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
             self._add(role)
         self.report = ClusterReport(self.cluster)  # type: ignore[arg-type]
 
     def _add(self, role: Role) -> None:
-        index = len(self.cluster.of(role))
-        slot = WorkerSlot(role, index, None, None, lambda _slot: None)  # type: ignore[arg-type]
+        index = len(self.cluster.slots_of(role))
+        slot = WorkerSlot(role, index, SlotHooks(None, None, lambda _slot: None))  # type: ignore[arg-type]
         slot.state = SlotState.RUNNING
         worker = FakeWorker(role, index)
         status: dict[str, Any] = {"ready": True, "brokers": []} if role is Role.LOOKUP else {}
@@ -71,7 +72,7 @@ class Setup:
         self.cluster.slots.append(slot)
 
     def worker(self, role: Role, index: int = 0) -> FakeWorker:
-        return self.cluster.of(role)[index].worker  # type: ignore[no-any-return]
+        return self.cluster.slots_of(role)[index].worker  # type: ignore[no-any-return]
 
 
 # ---- readiness
@@ -133,15 +134,15 @@ async def test_one_lookup_worker_that_reaches_a_broker_is_enough() -> None:
 @pytest.mark.parametrize("role", [Role.AUTH, Role.LOOKUP, Role.FORWARDER])
 async def test_not_ready_without_a_worker_of_each_role(role: Role) -> None:
     setup = Setup()
-    for slot in setup.cluster.of(role):
+    for slot in setup.cluster.slots_of(role):
         slot.worker.answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
     assert await setup.report.not_ready_reasons() == [f"no {role} worker answers"]
 
 
 async def test_one_forwarder_is_enough() -> None:
     setup = Setup()
-    setup.cluster.of(Role.FORWARDER)[0].state = SlotState.RESTARTING
-    setup.cluster.of(Role.FORWARDER)[0].worker = None
+    setup.cluster.slots_of(Role.FORWARDER)[0].state = SlotState.RESTARTING
+    setup.cluster.slots_of(Role.FORWARDER)[0].worker = None
     assert await setup.report.not_ready_reasons() == []
 
 
@@ -168,7 +169,7 @@ async def test_not_ready_while_starting() -> None:
 async def test_a_place_without_a_worker_is_not_asked() -> None:
     """Between the death of one and the next."""
     setup = Setup()
-    setup.cluster.of(Role.FORWARDER)[0].worker = None
+    setup.cluster.slots_of(Role.FORWARDER)[0].worker = None
     assert await setup.report.not_ready_reasons() == []
 
 
@@ -179,9 +180,9 @@ async def test_status(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
     setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: '{"connections": 7}'
     setup.worker(Role.FORWARDER, 1).answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
-    dead = setup.cluster.of(Role.AUTH)[0]
+    dead = setup.cluster.slots_of(Role.AUTH)[0]
     dead.state, dead.worker, dead.restarts = SlotState.RESTARTING, None, 3
-    setup.worker(Role.LOOKUP).started -= 12.3
+    setup.worker(Role.LOOKUP).started_at_s -= 12.3
     status = await setup.report.status()
     assert (status["cluster"], status["draining"], status["ready"]) == ("prod", False, False)
     assert status["not_ready_because"] == ["no auth worker answers"]
@@ -223,7 +224,7 @@ async def slow() -> str:
 
 async def test_a_worker_that_is_starting_is_not_asked() -> None:
     setup = Setup()
-    setup.cluster.of(Role.LOOKUP)[0].state = SlotState.STARTING
+    setup.cluster.slots_of(Role.LOOKUP)[0].state = SlotState.STARTING
     assert await setup.report.metrics(ProcessIdentity("lookup", 0)) == ""
     await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
@@ -235,7 +236,7 @@ async def test_a_worker_that_is_starting_is_not_asked() -> None:
 async def test_metrics_of_each_process() -> None:
     setup = Setup(Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER)
     Gauge("own", "Own.", registry=setup.cluster.registry).set(5)
-    setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
+    setup.cluster.slots_of(Role.AUTH)[0].state = SlotState.RESTARTING
     setup.worker(Role.LOOKUP).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
     places = setup.report.places()
     assert places == [
@@ -262,13 +263,13 @@ async def test_a_worker_that_writes_too_much(text: str) -> None:
 
 def leave(setup: Setup, role: Role, index: int = 0) -> FakeWorker:
     """Another worker has this one's place, which finishes what it has."""
-    slot = setup.cluster.of(role)[index]
+    slot = setup.cluster.slots_of(role)[index]
     old = FakeWorker(role, index)
     old.answers[Method.GET_STATUS] = lambda _request: '{"connections": 5, "ready": false}'
     old.answers[Method.COLLECT_METRICS] = lambda _request: "# HELP g G.\n# TYPE g gauge\ng 77\n"
     life = WorkerRun(old)  # type: ignore[arg-type]
     life.retired = True
-    slot.lives.append(life)
+    slot.runs.append(life)
     return old
 
 
@@ -289,16 +290,16 @@ async def test_replaced_workers_are_shown_until_they_end() -> None:
     assert [one.get("connections") for one in leaving] == [5, None]
     [line] = [line for line in status_text(status).splitlines() if f"leaving, pid {first.pid}" in line]
     assert "5 connections" in line
-    setup.cluster.of(Role.FORWARDER)[0].lives.clear()
+    setup.cluster.slots_of(Role.FORWARDER)[0].runs.clear()
     assert (await setup.report.status())["leaving_workers"] == []
 
 
 async def test_one_that_hands_over_has_its_place_until_another_runs() -> None:
     setup = Setup()
-    slot = setup.cluster.of(Role.FORWARDER)[0]
+    slot = setup.cluster.slots_of(Role.FORWARDER)[0]
     life = WorkerRun(slot.worker)
     life.retired = True
-    slot.lives.append(life)
+    slot.runs.append(life)
     assert (await setup.report.status())["leaving_workers"] == []
     assert len(setup.report.places()) == 1 + 4
 
@@ -322,7 +323,7 @@ async def test_replaced_workers_do_not_decide_on_readiness() -> None:
     assert (await setup.report.status())["ready"] is True
     assert [method for method, _request in old.calls] == [Method.GET_STATUS], "for the status alone"
     leave(setup, Role.AUTH)
-    setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
+    setup.cluster.slots_of(Role.AUTH)[0].state = SlotState.RESTARTING
     assert await setup.report.not_ready_reasons() == ["no auth worker answers"]
 
 
@@ -419,10 +420,10 @@ async def test_an_honest_status_fits() -> None:
 
 async def test_all_together_fit_the_line() -> None:
     """Security: what is left out is the largest; and a worker whose part is left out is not hidden."""
-    assert STATUS_TOTAL_BYTES_MAX + ASKED_AT_A_TIME_MAX * METRICS_BYTES_MAX < WAITING_BYTES_MAX
+    assert STATUS_TOTAL_BYTES_MAX + CONCURRENT_CALLS_MAX * METRICS_BYTES_MAX < WAITING_BYTES_MAX
     assert STATUS_TOTAL_BYTES_MAX <= CONTROL_FRAME_BYTES_MAX // 2
     setup = Setup(Role.AUTH, *[Role.LOOKUP] * 12, Role.FORWARDER)
-    for slot in setup.cluster.of(Role.LOOKUP):
+    for slot in setup.cluster.slots_of(Role.LOOKUP):
         claim = json.dumps({"ready": True, "said": "x" * (STATUS_TOTAL_BYTES_MAX // 10)})
         slot.worker.answers[Method.GET_STATUS] = lambda _request, claim=claim: claim
     say(setup, Role.FORWARDER, '{"connections": 7}')
@@ -485,7 +486,7 @@ async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPat
     def nothing(_text: str) -> dict[str, Any]:
         raise AssertionError
 
-    monkeypatch.setattr(supervisor_report, "_status_of", nothing)
+    monkeypatch.setattr(supervisor_report, "_decode_status", nothing)
     say(setup, Role.LOOKUP, json.dumps({"brokers": [{"a": {}}] * 1000, "ready": True}))
     assert await setup.report.not_ready_reasons() == []
 
@@ -500,9 +501,9 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     lookup = {"ready": True, "brokers": [broker, other], "broker_connections": 2, "lookups_under_way": 5}
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: json.dumps(lookup)
     setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: '{"connections": 7}'
-    setup.cluster.of(Role.FORWARDER)[1].worker = None
-    setup.cluster.of(Role.FORWARDER)[1].state = SlotState.RESTARTING
-    setup.cluster.of(Role.FORWARDER)[1].restarts = 2
+    setup.cluster.slots_of(Role.FORWARDER)[1].worker = None
+    setup.cluster.slots_of(Role.FORWARDER)[1].state = SlotState.RESTARTING
+    setup.cluster.slots_of(Role.FORWARDER)[1].restarts = 2
     text = status_text(await setup.report.status())
     lines = text.splitlines()
     assert lines[0].startswith("cluster prod, version ")

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.supervisor.processes.children import LOOK_INTERVAL_S, ChildReaper
+from proxy.supervisor.processes.children import REAP_INTERVAL_S, ChildReaper
 
 
 class Kernel:
@@ -103,10 +103,10 @@ def test_those_that_were_waited_for_are_forgotten() -> None:
 
 
 async def test_it_looks_again_and_again(kernel: Kernel, autojump_clock: trio.testing.MockClock) -> None:
-    with trio.move_on_after(2.5 * LOOK_INTERVAL_S):
+    with trio.move_on_after(2.5 * REAP_INTERVAL_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ChildReaper().reap_adopted)
             for pid in (7, 8):
                 kernel.ended.append(pid)
-                await trio.sleep(1.1 * LOOK_INTERVAL_S)
+                await trio.sleep(1.1 * REAP_INTERVAL_S)
     assert kernel.reaped == [7, 8]

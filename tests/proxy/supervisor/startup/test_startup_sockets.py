@@ -87,7 +87,7 @@ def test_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def directory(tmp_path: Path) -> Iterator[RuntimeDirectory]:
     directory = RuntimeDirectory(str(tmp_path / "a" / "run"))
     yield directory
-    directory.clear()
+    directory.remove_sockets()
 
 
 def mode(path: Path) -> int:
@@ -103,7 +103,7 @@ def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     directory = RuntimeDirectory(str(tmp_path))
     assert mode(tmp_path) == 0o700
-    directory.clear()
+    directory.remove_sockets()
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_socket_that_cannot_be_bound(directory: RuntimeDirectory) -> None:
     (directory.path / "auth-0.sock").mkdir()
     with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*auth-0\.sock: "):
-        directory.bind("auth-0.sock")
+        directory.bind_socket("auth-0.sock")
     (directory.path / "auth-0.sock").rmdir()
 
 
@@ -165,29 +165,29 @@ def test_one_cluster_at_a_time(directory: RuntimeDirectory) -> None:
 
 def test_a_folder_that_an_earlier_program_left(directory: RuntimeDirectory) -> None:
     """After an upgrade it is this process's already, and nobody could have it in between."""
-    inherited = os.dup(directory.lock)
-    directory.clear()
+    inherited = os.dup(directory.lock_fd)
+    directory.remove_sockets()
     (directory.path / "lookup-0.sock").touch()
     again = RuntimeDirectory(str(directory.path), inherited)
-    assert again.lock == inherited
+    assert again.lock_fd == inherited
     assert (directory.path / "lookup-0.sock").exists(), "the sockets in it are in use"
     with pytest.raises(StartFailed, match="another cluster is running in"):
         RuntimeDirectory(str(directory.path))
-    again.clear()
-    RuntimeDirectory(str(directory.path)).clear()
+    again.remove_sockets()
+    RuntimeDirectory(str(directory.path)).remove_sockets()
 
 
 def test_after_one_the_next(tmp_path: Path) -> None:
     for _ in range(2):
         directory = RuntimeDirectory(str(tmp_path))
-        directory.bind("x.sock").close()
-        directory.clear()
+        directory.bind_socket("x.sock").close()
+        directory.remove_sockets()
         assert not list(tmp_path.glob("*.sock"))
 
 
 def test_unix_sockets(directory: RuntimeDirectory) -> None:
     (directory.path / "auth-0.sock").touch()  # left there by an earlier run
-    with directory.bind("auth-0.sock") as sock, socket.socket(socket.AF_UNIX) as client:
+    with directory.bind_socket("auth-0.sock") as sock, socket.socket(socket.AF_UNIX) as client:
         assert sock.getsockname() == str(directory.path / "auth-0.sock")
         assert not sock.getblocking()
         assert not os.get_inheritable(sock.fileno())

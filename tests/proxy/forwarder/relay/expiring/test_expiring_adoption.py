@@ -197,7 +197,7 @@ async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, jud
     place.broker_credentials = credentials.begin
     await begun(place, lane, now, judges, broker_host=BROKER_HOST)
     (one,) = place.forwarders[-1].relays.expiring_sessions()
-    cells = place.forwarders[-1].relays._table.cells
+    cells = place.forwarders[-1].relays._ledger.table.cells
     cells[framed_row(one.relay_record.id, TO_BROKER) + EXCHANGE] = 99
     cells[framed_row(one.relay_record.id, TO_CLIENT) + PHASE] = 99
     second = await successor(place, way)

@@ -13,6 +13,7 @@ from framed_fakes import (
     BROKER_ASKS,
     BROKER_HOST,
     CHALLENGE,
+    SERVER_FIRST,
     FakeCredentials,
     Judges,
     Now,
@@ -23,11 +24,12 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, read, read_all, until
+from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, expect, read, read_all, until
 
 from proto import commands
 from proto.broker_handshake import ROUNDS_MAX
 from proto.frames import encode_frame
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import LOST_ROUNDS, NO_CREDENTIALS, OUT_OF_TURN, TOO_LARGE
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
@@ -35,14 +37,12 @@ from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     BROKER_CHALLENGE_BYTES_MAX,
     INJECTION_BYTES_MAX,
-    CloseReason,
 )
-from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Direction
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.runtime.shared.relay_table import EXCHANGE, TO_BROKER, framed_row
 
-SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
 WAYS = ["killed", "handed over"]
 
 
@@ -68,14 +68,6 @@ def failed(forwarder: Forwarder, reason: str) -> float:
     return forwarder.broker_metrics.failure[reason]._value.get()
 
 
-async def expect_to_broker(lane: Lane, expected: bytes) -> None:
-    assert await read(lane.broker, len(expected)) == expected
-
-
-async def expect_to_client(lane: Lane, expected: bytes) -> None:
-    assert await read(lane.client, len(expected)) == expected
-
-
 # ---- asked and answered
 
 
@@ -87,8 +79,8 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
     for number in range(1, 4):
         before, behind = message_frame(b"before"), message_frame(b"behind")
         await lane.broker.send_all(before + BROKER_ASKS + behind)
-        await expect_to_client(lane, before + behind)
-        await expect_to_broker(lane, proxys_answer(b"%d" % number))
+        await expect(lane.client, before + behind)
+        await expect(lane.broker, proxys_answer(b"%d" % number))
         await until(lambda number=number: succeeded(forwarder) == number)
     assert credentials.hosts == [BROKER_HOST] * 3
     assert credentials.challenges == [None] * 3, "each time as if it connected"
@@ -101,12 +93,12 @@ async def test_a_challenge_in_every_two_pieces(  # noqa: PLR0917 -- fixtures
 ) -> None:
     await begun(place, lane, now, judges)
     await lane.broker.send_all(message_frame() + BROKER_ASKS[:cut])
-    await expect_to_client(lane, message_frame())
+    await expect(lane.client, message_frame())
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert credentials.begun == 0
     await lane.broker.send_all(BROKER_ASKS[cut:] + message_frame())
-    await expect_to_client(lane, message_frame())
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.client, message_frame())
+    await expect(lane.broker, proxys_answer(b"1"))
 
 
 @pytest.mark.conforms("kip-368.11")
@@ -117,11 +109,11 @@ async def test_all_rounds_are_answered_within_one_exchange(
     forwarder = await begun(place, lane, now, judges)
     for number in (1, 2):
         await lane.broker.send_all(BROKER_ASKS)
-        await expect_to_broker(lane, proxys_answer(b"%d" % number))
+        await expect(lane.broker, proxys_answer(b"%d" % number))
         assert succeeded(forwarder) == number - 1, "the broker owes a proof yet"
         await lane.broker.send_all(SERVER_FIRST + message_frame())
-        await expect_to_client(lane, message_frame())
-        await expect_to_broker(lane, proxys_answer(b"%d." % number))
+        await expect(lane.client, message_frame())
+        await expect(lane.broker, proxys_answer(b"%d." % number))
         await until(lambda number=number: succeeded(forwarder) == number)
     assert credentials.challenges == [None, b"server first"] * 2
 
@@ -133,12 +125,12 @@ async def test_an_answer_is_never_put_into_a_clients_frame(
     await begun(place, lane, now, judges)
     frame = send_frame(b"x" * 3000)
     await lane.client.send_all(frame[:1000])
-    await expect_to_broker(lane, frame[:1000])
+    await expect(lane.broker, frame[:1000])
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: credentials.begun)
     await trio.testing.wait_all_tasks_blocked(0.01)
     await lane.client.send_all(frame[1000:] + frame)
-    await expect_to_broker(lane, frame[1000:] + proxys_answer(b"1") + frame)
+    await expect(lane.broker, frame[1000:] + proxys_answer(b"1") + frame)
 
 
 async def test_an_answer_waits_for_what_the_broker_does_not_take(
@@ -165,12 +157,12 @@ async def test_an_answer_overtakes_the_beginning_of_a_frame_that_is_held(
     await begun(place, lane, now, judges)
     frame = send_frame(b"x" * 30)
     await lane.client.send_all(frame + frame[:7])
-    await expect_to_broker(lane, frame)
+    await expect(lane.broker, frame)
     await trio.testing.wait_all_tasks_blocked(0.01)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     await lane.client.send_all(frame[7:])
-    await expect_to_broker(lane, frame)
+    await expect(lane.broker, frame)
 
 
 async def test_an_answer_overtakes_a_clients_own_that_is_being_taken_out(
@@ -181,9 +173,9 @@ async def test_an_answer_overtakes_a_clients_own_that_is_being_taken_out(
     await lane.client.send_all(answer(b"unasked" * 10)[:60])
     await trio.testing.wait_all_tasks_blocked(0.01)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     await lane.client.send_all(answer(b"unasked" * 10)[60:] + send_frame())
-    await expect_to_broker(lane, send_frame())
+    await expect(lane.broker, send_frame())
     await until(lambda: judges.given == [b"unasked" * 10])
 
 
@@ -197,12 +189,12 @@ async def test_both_sides_are_asked_at_the_same_time(
         await lane.broker.send_all(BROKER_ASKS[:30])
         await trio.testing.wait_all_tasks_blocked(0.01)
         forwarder.relays.reauthentication.send_due_challenges()
-        await expect_to_client(lane, CHALLENGE)
+        await expect(lane.client, CHALLENGE)
         await lane.broker.send_all(BROKER_ASKS[30:] + message_frame())
-        await expect_to_client(lane, message_frame())
-        await expect_to_broker(lane, proxys_answer(b"%d" % number))
+        await expect(lane.client, message_frame())
+        await expect(lane.broker, proxys_answer(b"%d" % number))
         await lane.client.send_all(answer(b"alice's") + send_frame())
-        await expect_to_broker(lane, send_frame())
+        await expect(lane.broker, send_frame())
         await until(lambda number=number: judges.given == [b"alice's"] * number)
         await until(lambda number=number: forwarder.metrics.success.labels(method="token")._value.get() == number)
     assert succeeded(forwarder) == 2
@@ -217,19 +209,19 @@ async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_an
     await lane.client.send_all(answer() + send_frame())
     await until(lambda: judges.given)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     judges.gate.set()
-    await expect_to_broker(lane, send_frame())
+    await expect(lane.broker, send_frame())
 
 
-async def test_a_challenge_past_the_grace_of_the_client_serves_nobody(
+async def test_a_challenge_past_the_grace_of_the_client_is_no_use(
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
 ) -> None:
     await begun(place, lane, now, judges, lifetime_ms=100_000, challenge=b"", grace_ms=0)
     now.s += 200
     await lane.broker.send_all(BROKER_ASKS + commands.ping())
-    await expect_to_client(lane, commands.ping())
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.client, commands.ping())
+    await expect(lane.broker, proxys_answer(b"1"))
 
 
 async def test_without_a_host_the_client_is_asked_as_ever(
@@ -238,9 +230,9 @@ async def test_without_a_host_the_client_is_asked_as_ever(
     """With forwarded credentials; where the frames are followed for another reason, too."""
     await begun(place, lane, now, judges, broker_host="", counts_messages=True)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_client(lane, BROKER_ASKS)
+    await expect(lane.client, BROKER_ASKS)
     await lane.client.send_all(answer(b"alice's own"))
-    await expect_to_broker(lane, answer(b"alice's own"))
+    await expect(lane.broker, answer(b"alice's own"))
     assert credentials.begun == 0
 
 
@@ -249,7 +241,7 @@ async def test_where_neither_ends_the_relay_is_blind(
 ) -> None:
     forwarder = await begun(place, lane, now, judges, broker_host="")
     await lane.broker.send_all(b"anything")
-    await expect_to_client(lane, b"anything")
+    await expect(lane.client, b"anything")
     assert forwarder.relays.expiring_sessions() == []
 
 
@@ -273,7 +265,7 @@ async def test_an_answer_larger_than_a_page(
     expected = proxys_answer(b"1" + credentials.padding)
     assert INJECTION_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, expected)
+    await expect(lane.broker, expected)
 
 
 async def test_an_answer_that_is_too_large_is_not_given(
@@ -285,10 +277,10 @@ async def test_an_answer_that_is_too_large_is_not_given(
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: failed(forwarder, TOO_LARGE) == 1)
     await lane.client.send_all(send_frame())
-    await expect_to_broker(lane, send_frame())
+    await expect(lane.broker, send_frame())
     credentials.padding = b""
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"2"))
+    await expect(lane.broker, proxys_answer(b"2"))
 
 
 async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # noqa: PLR0917 -- fixtures
@@ -302,25 +294,25 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     """No pipe is lost on the way."""
     forwarder = await begun(place, lane, now, judges)
     credentials.padding = bytes(10_000)
-    monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
-    pool = forwarder.relays._pool
+    monkeypatch.setattr(PipePool, "_may_create", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
+    pool = forwarder.relays._engine._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
-    mover = forwarder.relays._engine.pump
-    monkeypatch.setattr(mover, "_ready", None)
+    pump = forwarder.relays._engine.pump
+    monkeypatch.setattr(pump, "_ready", None)
     for free in pool._free.values():
         free.clear()
-    pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
+    pool.release_pipe(small := pool._create(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
-    await until(lambda: mover.to_recheck)
+    await until(lambda: pump.to_recheck)
     for number in range(3):
         await lane.client.send_all(send_frame(b"%d" % number))
-        await expect_to_broker(lane, send_frame(b"%d" % number))
-    in_hand = [] if mover._ready is None else [mover._ready]
+        await expect(lane.broker, send_frame(b"%d" % number))
+    in_hand = [] if pump._ready is None else [pump._ready]
     assert [*in_hand, *(pipe for free in pool._free.values() for pipe in free)] == [small]
     for pipe in large:
         pool.release_pipe(pipe)
-    await expect_to_broker(lane, proxys_answer(b"1" + credentials.padding))
+    await expect(lane.broker, proxys_answer(b"1" + credentials.padding))
 
 
 # ---- what goes wrong
@@ -332,7 +324,7 @@ async def test_no_credentials_now_is_tried_again(
     credentials.failing = 3
     forwarder = await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"4"))
+    await expect(lane.broker, proxys_answer(b"4"))
     assert failed(forwarder, NO_CREDENTIALS) == 3
     await until(lambda: succeeded(forwarder) == 1)
 
@@ -349,7 +341,7 @@ async def test_credentials_that_are_not_configured_any_more_are_not_answered_wit
     assert (await lane.broker.receive_some()) == proxys_answer(b"%d" % credentials.begun)
 
 
-async def test_nobody_tries_for_a_relay_that_is_over(  # noqa: PLR0917 -- fixtures
+async def test_an_ended_relay_gets_no_credentials(  # noqa: PLR0917 -- fixtures
     place: Place,
     lane: Lane,
     now: Now,
@@ -377,12 +369,12 @@ async def test_a_further_round_is_never_tried_twice(
     credentials.rounds = 2
     forwarder = await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     credentials.failing = 1
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: failed(forwarder, NO_CREDENTIALS) == 1)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"2"))
+    await expect(lane.broker, proxys_answer(b"2"))
     assert credentials.challenges == [None, b"server first", None]
 
 
@@ -412,7 +404,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     forwarder = await begun(place, lane, now, judges)
     frame = send_frame(b"x" * 3000)
     await lane.client.send_all(frame[:1000])
-    await expect_to_broker(lane, frame[:1000])
+    await expect(lane.broker, frame[:1000])
     await lane.broker.send_all(BROKER_ASKS)
     (followed,) = forwarder.relays.expiring_sessions()
     (relay,) = forwarder.relays._engine.relays
@@ -423,7 +415,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     assert succeeded(forwarder) == 0
 
 
-async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixtures
+async def test_a_flood_of_challenges_starves_no_other_relay(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each turn of its relay one is taken out; between turns all other relays have theirs."""
@@ -465,7 +457,7 @@ async def test_exchanges_begin_no_faster_than_once_a_second(  # noqa: PLR0917 --
     times = []
     for number in range(1, 4):
         await lane.broker.send_all(BROKER_ASKS)
-        await expect_to_broker(lane, proxys_answer(b"%d" % number))
+        await expect(lane.broker, proxys_answer(b"%d" % number))
         times.append(trio.current_time())
     assert times[1] - times[0] > 0.2
     assert times[2] - times[1] > 0.2
@@ -479,7 +471,7 @@ async def test_endless_rounds_end_the_relay(
     forwarder = await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
     for number in range(ROUNDS_MAX):
-        await expect_to_broker(lane, proxys_answer(b"1" + b"." * number))
+        await expect(lane.broker, proxys_answer(b"1" + b"." * number))
         await lane.broker.send_all(SERVER_FIRST)
     await expect_out_of_turn(lane, forwarder)
     assert len(credentials.challenges) == ROUNDS_MAX
@@ -529,7 +521,7 @@ async def test_a_client_that_has_said_all_leaves_the_broker_unanswered(
     await lane.client.send_eof()
     assert await read_all(lane.broker) == b""
     await lane.broker.send_all(BROKER_ASKS + message_frame())
-    await expect_to_client(lane, message_frame())
+    await expect(lane.client, message_frame())
     await lane.broker.send_eof()
     await until(lambda: forwarder.ended)
 
@@ -546,16 +538,16 @@ async def test_a_challenge_survives_its_forwarder(  # noqa: PLR0917 -- fixtures
     credentials.gate = trio.Event()
     await begun(place, lane, now, judges)
     await lane.broker.send_all(message_frame() + BROKER_ASKS[:cut])
-    await expect_to_client(lane, message_frame())
+    await expect(lane.client, message_frame())
     await trio.testing.wait_all_tasks_blocked(0.01)
     second = await successor(place, way)
     credentials.gate.set()
     await lane.broker.send_all(BROKER_ASKS[cut:] + message_frame())
-    await expect_to_client(lane, message_frame())
-    await expect_to_broker(lane, proxys_answer(b"%d" % (2 if cut == len(BROKER_ASKS) else 1)))
+    await expect(lane.client, message_frame())
+    await expect(lane.broker, proxys_answer(b"%d" % (2 if cut == len(BROKER_ASKS) else 1)))
     await until(lambda: succeeded(second) == 1)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"%d" % (3 if cut == len(BROKER_ASKS) else 2)))
+    await expect(lane.broker, proxys_answer(b"%d" % (3 if cut == len(BROKER_ASKS) else 2)))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -567,18 +559,18 @@ async def test_rounds_die_with_their_forwarder(  # noqa: PLR0917 -- fixtures
     credentials.rounds = 2
     await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     credentials.gate = trio.Event()
     await lane.broker.send_all(message_frame() + SERVER_FIRST[:cut])
-    await expect_to_client(lane, message_frame())
+    await expect(lane.client, message_frame())
     await trio.testing.wait_all_tasks_blocked(0.01)
     second = await successor(place, way)
     credentials.gate.set()
     await lane.broker.send_all(SERVER_FIRST[cut:] + message_frame())
-    await expect_to_client(lane, message_frame())
+    await expect(lane.client, message_frame())
     await until(lambda: failed(second, LOST_ROUNDS) == 1)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"2"))
+    await expect(lane.broker, proxys_answer(b"2"))
 
 
 async def test_the_table_says_where_the_exchange_stands(
@@ -588,7 +580,7 @@ async def test_the_table_says_where_the_exchange_stands(
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
     (followed,) = forwarder.relays.expiring_sessions()
-    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
+    cells, cell = forwarder.relays._ledger.table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
     async def stands_at(phase: int) -> None:
         await until(lambda: cells[cell] == phase)
@@ -613,7 +605,7 @@ async def test_lost_rounds_are_given_up_once(  # noqa: PLR0917 -- fixtures
     credentials.rounds = 2
     await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     credentials.gate = trio.Event()
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: len(credentials.challenges) == 2)
@@ -628,11 +620,11 @@ async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 --
     credentials.rounds = 2
     forwarder = await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
-    await expect_to_broker(lane, proxys_answer(b"1"))
+    await expect(lane.broker, proxys_answer(b"1"))
     credentials.failing = why == NO_CREDENTIALS
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX)
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: failed(forwarder, why) == 1)
     (followed,) = forwarder.relays.expiring_sessions()
-    cells = forwarder.relays._table.cells
+    cells = forwarder.relays._ledger.table.cells
     await until(lambda: cells[framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE] == 0)

@@ -14,6 +14,7 @@ from framed_fakes import (
     BROKER_ASKS,
     BROKER_HOST,
     CHALLENGE,
+    SERVER_FIRST,
     FakeCredentials,
     Judges,
     Now,
@@ -24,20 +25,18 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, keeps_nothing
+from relay_fakes import about_relay, expect, new_relays, read_all
 
 from proto import commands
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX
+from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
-
-SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
 
 
 class Stage:
@@ -46,23 +45,14 @@ class Stage:
     def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
         self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
         self.brokers = BrokerReauthenticationFactory(nursery, begin=self.credentials.begin)
-        self.relays = RelayManager(
-            keeps_nothing(),
-            RelayHandover(),
-            lambda _about: None,
-            nursery,
-            forwarders=1,
-            may_linger=lambda: True,
-            now=self.now,
-            brokers=self.brokers,
-        )
+        self.relays = new_relays(nursery, now=self.now, sessions=SessionOptions(broker_factory=self.brokers))
         self.relays.reauthentication.fraction = lambda: 0.0
         self.client, self.our_client = trio.testing.memory_stream_pair()
         self.our_broker, self.broker = streams or trio.testing.memory_stream_pair()
 
     async def begin(self, **fields: Any) -> Stage:
         known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
-        await self.relays.begin(
+        await self.relays.start_relay(
             RelayStart(
                 self.our_client,
                 self.our_broker,
@@ -73,22 +63,6 @@ class Stage:
         )
         await trio.testing.wait_all_tasks_blocked()
         return self
-
-    async def expect(self, stream: Any, expected: bytes) -> None:
-        found = b""
-        with trio.fail_after(60):
-            while len(found) < len(expected):
-                data = await stream.receive_some(len(expected) - len(found))
-                assert data, f"an early end behind {found!r}"
-                found += data
-        assert found == expected
-
-    async def rest(self, stream: Any) -> bytes:
-        found = b""
-        with trio.fail_after(60):
-            async for data in stream:
-                found += data
-        return found
 
     def succeeded(self) -> float:
         return self.brokers.metrics.success._value.get()
@@ -108,8 +82,8 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
     await stage.begin()
     for number in range(1, 4):
         await stage.broker.send_all(message_frame() + BROKER_ASKS + message_frame())
-        await stage.expect(stage.client, message_frame() * 2)
-        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await expect(stage.client, message_frame() * 2)
+        await expect(stage.broker, proxys_answer(b"%d" % number))
     assert stage.credentials.challenges == [None] * 3
     assert stage.judges.given == []
     assert stage.succeeded() == 3
@@ -119,11 +93,11 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
 async def test_a_challenge_in_every_two_pieces(autojump_clock: trio.testing.MockClock, stage: Stage, cut: int) -> None:
     await stage.begin()
     await stage.broker.send_all(message_frame() + BROKER_ASKS[:cut])
-    await stage.expect(stage.client, message_frame())
+    await expect(stage.client, message_frame())
     assert stage.credentials.begun == 0
     await stage.broker.send_all(BROKER_ASKS[cut:] + message_frame())
-    await stage.expect(stage.client, message_frame())
-    await stage.expect(stage.broker, proxys_answer(b"1"))
+    await expect(stage.client, message_frame())
+    await expect(stage.broker, proxys_answer(b"1"))
 
 
 async def test_all_rounds_are_answered_within_one_exchange(
@@ -133,9 +107,9 @@ async def test_all_rounds_are_answered_within_one_exchange(
     await stage.begin()
     for number in (1, 2):
         await stage.broker.send_all(BROKER_ASKS)
-        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await expect(stage.broker, proxys_answer(b"%d" % number))
         await stage.broker.send_all(SERVER_FIRST)
-        await stage.expect(stage.broker, proxys_answer(b"%d." % number))
+        await expect(stage.broker, proxys_answer(b"%d." % number))
     assert stage.credentials.challenges == [None, b"server first"] * 2
     assert stage.succeeded() == 2
 
@@ -146,12 +120,12 @@ async def test_an_answer_is_never_put_into_a_clients_frame(
     await stage.begin()
     frame = send_frame(b"x" * 3000)
     await stage.client.send_all(frame[:1000])
-    await stage.expect(stage.broker, frame[:1000])
+    await expect(stage.broker, frame[:1000])
     await stage.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
     await stage.client.send_all(frame[1000:] + frame)
-    await stage.expect(stage.broker, frame[1000:] + proxys_answer(b"1") + frame)
+    await expect(stage.broker, frame[1000:] + proxys_answer(b"1") + frame)
 
 
 async def test_a_client_that_never_ends_a_portion_with_a_frame_does_not_hold_the_answer_up(
@@ -162,11 +136,11 @@ async def test_a_client_that_never_ends_a_portion_with_a_frame_does_not_hold_the
     frame = send_frame(b"x" * 3000)
     half = len(frame) // 2
     await stage.client.send_all(frame[:half])
-    await stage.expect(stage.broker, frame[:half])
+    await expect(stage.broker, frame[:half])
     await stage.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked()
     await stage.client.send_all(frame[half:] + frame[:half])
-    await stage.expect(stage.broker, frame[half:] + proxys_answer(b"1") + frame[:half])
+    await expect(stage.broker, frame[half:] + proxys_answer(b"1") + frame[:half])
 
 
 class SlowBroker(trio.abc.HalfCloseableStream):
@@ -235,7 +209,7 @@ async def test_what_was_sent_counts_and_not_what_was_read(
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
     broker.may_go_on.set()
-    await stage.expect(stage.broker, frames + proxys_answer(b"1"))
+    await expect(stage.broker, frames + proxys_answer(b"1"))
 
 
 async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
@@ -252,7 +226,7 @@ async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
     await stage.client.send_all(send_frame())
     await trio.testing.wait_all_tasks_blocked()
     broker.may_go_on.set()
-    await stage.expect(stage.broker, proxys_answer(b"1") + send_frame())
+    await expect(stage.broker, proxys_answer(b"1") + send_frame())
 
 
 async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_closed_relay(
@@ -286,9 +260,9 @@ async def test_an_answer_that_the_broker_reads_late_comes_before_its_end(
     await stage.client.send_eof()
     await trio.testing.wait_all_tasks_blocked()
     await stage.broker.send_all(message_frame())
-    await stage.expect(stage.client, message_frame())
+    await expect(stage.client, message_frame())
     broker.may_go_on.set()
-    assert await stage.rest(stage.broker) == proxys_answer(b"1")
+    assert await read_all(stage.broker) == proxys_answer(b"1")
 
 
 class LateStream(SlowBroker):
@@ -308,12 +282,12 @@ async def test_a_broker_may_ask_before_the_sending_of_an_answer_has_returned(
     stage.credentials.rounds = 2
     await stage.begin()
     await stage.broker.send_all(BROKER_ASKS)
-    await stage.expect(stage.broker, proxys_answer(b"1"))
+    await expect(stage.broker, proxys_answer(b"1"))
     await stage.broker.send_all(SERVER_FIRST)
     await trio.testing.wait_all_tasks_blocked()
     assert stage.failed("out_of_turn") == 0
     broker.may_go_on.set()
-    await stage.expect(stage.broker, proxys_answer(b"1."))
+    await expect(stage.broker, proxys_answer(b"1."))
     assert stage.succeeded() == 1
 
 
@@ -325,7 +299,7 @@ async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(
     stage, _broker = await stuck(nursery, send_frame(b"x" * 100) * 2)
     stage.now.s += 200
     await stage.broker.send_all(BROKER_ASKS + message_frame())
-    rest = await stage.rest(stage.client)
+    rest = await read_all(stage.client)
     assert error_in(rest[len(message_frame()) :]).error.message == SESSION_EXPIRED
 
 
@@ -335,14 +309,14 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await stage.begin()
     frame = send_frame(b"x" * 3000)
     await stage.client.send_all(frame[:1000])
-    await stage.expect(stage.broker, frame[:1000])
+    await expect(stage.broker, frame[:1000])
     await stage.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
     (followed,) = stage.relays.expiring_sessions()
     followed.control.start_closing(CloseReason.MAX_AGE)
     await stage.client.send_all(frame[1000:])
-    assert await stage.rest(stage.broker) == frame[1000:]
+    assert await read_all(stage.broker) == frame[1000:]
     assert stage.succeeded() == 0
 
 
@@ -352,12 +326,12 @@ async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testin
         stage.now.s += 90
         await stage.broker.send_all(BROKER_ASKS[:30])
         stage.relays.reauthentication.send_due_challenges()
-        await stage.expect(stage.client, CHALLENGE)
+        await expect(stage.client, CHALLENGE)
         await stage.broker.send_all(BROKER_ASKS[30:] + message_frame())
-        await stage.expect(stage.client, message_frame())
-        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await expect(stage.client, message_frame())
+        await expect(stage.broker, proxys_answer(b"%d" % number))
         await stage.client.send_all(answer(b"alice's") + send_frame())
-        await stage.expect(stage.broker, send_frame())
+        await expect(stage.broker, send_frame())
     assert stage.judges.given == [b"alice's"] * 2
 
 
@@ -370,17 +344,17 @@ async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_an
     await stage.client.send_all(answer() + send_frame())
     await trio.testing.wait_all_tasks_blocked()
     await stage.broker.send_all(BROKER_ASKS)
-    await stage.expect(stage.broker, proxys_answer(b"1"))
+    await expect(stage.broker, proxys_answer(b"1"))
     stage.judges.gate.set()
-    await stage.expect(stage.broker, send_frame())
+    await expect(stage.broker, send_frame())
 
 
 async def test_without_a_host_the_client_is_asked_as_ever(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
     await stage.begin(broker_host="", counts_messages=True)
     await stage.broker.send_all(BROKER_ASKS)
-    await stage.expect(stage.client, BROKER_ASKS)
+    await expect(stage.client, BROKER_ASKS)
     await stage.client.send_all(answer(b"alice's own"))
-    await stage.expect(stage.broker, answer(b"alice's own"))
+    await expect(stage.broker, answer(b"alice's own"))
     assert stage.credentials.begun == 0
 
 
@@ -391,7 +365,7 @@ async def test_exchanges_begin_no_faster_than_once_a_second(
     times = []
     for number in range(1, 5):
         await stage.broker.send_all(BROKER_ASKS)
-        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await expect(stage.broker, proxys_answer(b"%d" % number))
         times.append(trio.current_time())
     assert [late - early for early, late in itertools.pairwise(times)] == pytest.approx([1, 1, 1])
     assert stage.failed("out_of_turn") == 0
@@ -404,13 +378,13 @@ async def test_no_credentials_now_is_tried_again_less_and_less_often(
     await stage.begin()
     begun = trio.current_time()
     await stage.broker.send_all(BROKER_ASKS)
-    await stage.expect(stage.broker, proxys_answer(b"7"))
+    await expect(stage.broker, proxys_answer(b"7"))
     assert trio.current_time() - begun == pytest.approx(1 + 2 + 4 + 8 + 8 + 8)
     assert stage.failed("no_credentials") == 6
 
 
 async def expect_end(stage: Stage, text: str) -> None:
-    assert error_in(await stage.rest(stage.client)).error.message == text
+    assert error_in(await read_all(stage.client)).error.message == text
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -425,7 +399,7 @@ async def test_a_second_challenge_before_the_answer_ends_the_relay(
     await expect_end(stage, BROKER_OUT_OF_TURN)
     assert stage.failed("out_of_turn") == 1
     stage.credentials.gate.set()
-    assert await stage.rest(stage.broker) == b""
+    assert await read_all(stage.broker) == b""
 
 
 async def test_a_flood_of_answers_is_one_failure(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
@@ -435,7 +409,7 @@ async def test_a_flood_of_answers_is_one_failure(autojump_clock: trio.testing.Mo
     fail = stage.relays.reauthentication.on_failure
     stage.relays.reauthentication.on_failure = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
     await stage.client.send_all(answer() * 1000)
-    await stage.rest(stage.client)
+    await read_all(stage.client)
     assert len(failures) == 1
 
 
@@ -454,9 +428,9 @@ async def test_a_client_that_has_said_all_leaves_the_broker_unanswered(
 ) -> None:
     await stage.begin()
     await stage.client.send_eof()
-    assert await stage.rest(stage.broker) == b""
+    assert await read_all(stage.broker) == b""
     await stage.broker.send_all(BROKER_ASKS + message_frame())
-    await stage.expect(stage.client, message_frame())
+    await expect(stage.client, message_frame())
     assert stage.succeeded() == 0
 
 
@@ -488,7 +462,7 @@ async def test_everything_in_any_pieces(autojump_clock: trio.testing.MockClock, 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send, stage.client, b"".join(there))
             nursery.start_soon(converse)
-            nursery.start_soon(stage.expect, stage.client, b"".join(back))
+            nursery.start_soon(expect, stage.client, b"".join(back))
             while len(found) < expected:
                 found += await stage.broker.receive_some()
     for number in range(1, 4):

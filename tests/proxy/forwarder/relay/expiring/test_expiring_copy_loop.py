@@ -27,14 +27,13 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, keeps_nothing
+from relay_fakes import about_relay, new_relays, read, read_all
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
@@ -55,24 +54,8 @@ class Stage:
     def ask(self) -> None:
         self.relays.reauthentication.send_due_challenges()
 
-    async def read(self, stream: Any, size: int) -> bytes:
-        found = b""
-        with trio.fail_after(60):
-            while len(found) < size:
-                data = await stream.receive_some(size - len(found))
-                assert data, f"an early end behind {found!r}"
-                found += data
-        return found
-
-    async def read_all(self, stream: Any) -> bytes:
-        found = b""
-        with trio.fail_after(60):
-            async for data in stream:
-                found += data
-        return found
-
     async def expect_end(self, text: str, *, before: bytes = b"") -> None:
-        rest = await self.read_all(self.client)
+        rest = await read_all(self.client)
         assert rest[: len(before)] == before
         assert error_in(rest[len(before) :]).error.message == text
 
@@ -81,15 +64,13 @@ class Stage:
 async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
     now, judges = Now(), Judges()
-    relays = RelayManager(
-        keeps_nothing(), RelayHandover(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
-    )
+    relays = new_relays(nursery, now=now)
     relays.reauthentication.fraction = lambda: 0.0
 
     async def begun(first: bytes = b"", **fields: Any) -> Stage:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
-        await relays.begin(
+        await relays.start_relay(
             RelayStart(
                 our_client,
                 our_broker,
@@ -112,18 +93,18 @@ async def test_frames_in_any_pieces_and_three_lives(begin: Any) -> None:
     for number in range(3):
         stage.now.s += 90
         await stage.broker.send_all(back[:1000])
-        assert await stage.read(stage.client, 1000) == back[:1000]
+        assert await read(stage.client, 1000) == back[:1000]
         stage.ask()
         await stage.broker.send_all(back[1000:] + back)
         expected = back[1000:] + CHALLENGE + back
-        assert await stage.read(stage.client, len(expected)) == expected
+        assert await read(stage.client, len(expected)) == expected
         whole = frame + answer(b"%d" % number) + frame
         at = 0
         while at < len(whole):
             size = chance.choice([1, 7, 2000])
             await stage.client.send_all(whole[at : at + size])
             at += size
-        assert await stage.read(stage.broker, 2 * len(frame)) == frame + frame
+        assert await read(stage.broker, 2 * len(frame)) == frame + frame
         await trio.testing.wait_all_tasks_blocked()
     assert stage.judges.given == [b"0", b"1", b"2"]
 
@@ -136,9 +117,9 @@ async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: A
     (followed,) = stage.relays.expiring_sessions()
     assert followed.clock is not None
     await stage.client.send_all(answer() + send_frame(b"waits"))
-    assert await stage.read(stage.client, len(further)) == further
+    assert await read(stage.client, len(further)) == further
     await stage.expect_end(SESSION_EXPIRED)
-    assert await stage.read_all(stage.broker) == b""
+    assert await read_all(stage.broker) == b""
 
 
 async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
@@ -147,14 +128,14 @@ async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
     stage.judges.verdict = lambda data: Challenge(further) if data == b"1" else identity()
     stage.now.s += 90
     stage.ask()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
     await stage.client.send_all(answer(b"1"))
-    assert await stage.read(stage.client, len(further)) == further
+    assert await read(stage.client, len(further)) == further
     await stage.client.send_all(answer(b"2"))
     await trio.testing.wait_all_tasks_blocked()
     stage.now.s += 50
     await stage.client.send_all(send_frame())
-    assert await stage.read(stage.broker, len(send_frame())) == send_frame()
+    assert await read(stage.broker, len(send_frame())) == send_frame()
 
 
 async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin: Any) -> None:
@@ -163,19 +144,19 @@ async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin:
     stage.judges.gate = trio.Event()
     frame = message_frame(b"x" * 1000)
     await stage.broker.send_all(frame[:500])
-    assert await stage.read(stage.client, 500) == frame[:500]
+    assert await read(stage.client, 500) == frame[:500]
     stage.now.s += 90
     stage.ask()  # it waits for a boundary
     await stage.client.send_all(answer(b"unasked"))
     await trio.testing.wait_all_tasks_blocked()
     assert stage.judges.given == [b"unasked"]
     await stage.broker.send_all(frame[500:] + frame)
-    assert await stage.read(stage.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
+    assert await read(stage.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
     stage.judges.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     stage.now.s += 90
     stage.ask()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
     await stage.client.send_all(answer(b"asked"))
     await trio.testing.wait_all_tasks_blocked()
     assert stage.judges.given == [b"unasked", b"asked"]
@@ -187,7 +168,7 @@ async def test_used_past_its_end(begin: Any) -> None:
     await stage.client.send_all(PING + send_frame() * 2)
     await stage.broker.send_all(message_frame(b"receipt"))
     await stage.expect_end(SESSION_EXPIRED, before=message_frame(b"receipt"))
-    assert await stage.read_all(stage.broker) == PING
+    assert await read_all(stage.broker) == PING
 
 
 @pytest.mark.parametrize(
@@ -198,10 +179,10 @@ async def test_a_failure_closes(begin: Any, frames: bytes) -> None:
     stage.judges.verdict = denied
     stage.now.s += 90
     stage.ask()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
     await stage.client.send_all(send_frame() + frames)
     await stage.expect_end(AUTHENTICATION_FAILED)
-    assert await stage.read_all(stage.broker) == send_frame()
+    assert await read_all(stage.broker) == send_frame()
     assert bytes(ANSWER_BYTES_MAX) not in stage.judges.given
 
 
@@ -214,7 +195,7 @@ async def test_what_follows_an_answer_past_the_end_waits(begin: Any) -> None:
     with trio.move_on_after(0.02):
         pytest.fail(f"passed before the verdict: {await stage.broker.receive_some()!r}")
     stage.judges.gate.set()
-    assert await stage.read(stage.broker, len(send_frame())) == send_frame()
+    assert await read(stage.broker, len(send_frame())) == send_frame()
 
 
 @pytest.mark.parametrize("way", ["client", "broker"])
@@ -230,9 +211,9 @@ async def test_1024_random_bytes_end_their_own_relay(begin: Any, way: str, seed:
     stage, other = await begin(), await begin()
     await getattr(stage, way).send_all(random.Random(seed).randbytes(1024))
     await stage.expect_end(STREAM_CORRUPT)
-    assert await stage.read_all(stage.broker) == b""
+    assert await read_all(stage.broker) == b""
     await other.client.send_all(send_frame())
-    assert await other.read(other.broker, len(send_frame())) == send_frame()
+    assert await read(other.broker, len(send_frame())) == send_frame()
 
 
 @pytest.mark.parametrize("after_s", [0, 200])
@@ -241,7 +222,7 @@ async def test_a_command_that_begins_as_another_one_ends_it(begin: Any, after_s:
     stage.now.s += after_s
     await stage.client.send_all(PING + disguised(send_frame()) + send_frame())
     await stage.expect_end(STREAM_CORRUPT)
-    assert await stage.read_all(stage.broker) == PING
+    assert await read_all(stage.broker) == PING
 
 
 @pytest.mark.parametrize("nearly", NEARLY_PINGS)
@@ -252,10 +233,10 @@ async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(begi
         for sender, receiver in ((stage.client, stage.broker), (stage.broker, stage.client)):
             await sender.send_all(PING[:cut])
             await sender.send_all(PING[cut:])
-            assert await stage.read(receiver, len(PING)) == PING
+            assert await read(receiver, len(PING)) == PING
     await stage.client.send_all(PING + nearly)
     await stage.expect_end(SESSION_EXPIRED)
-    assert await stage.read_all(stage.broker) == PING
+    assert await read_all(stage.broker) == PING
 
 
 async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
@@ -263,10 +244,10 @@ async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
     message = message_frame(b"m")
     stage.now.s += 129
     await stage.broker.send_all(message)
-    assert await stage.read(stage.client, len(message)) == message
+    assert await read(stage.client, len(message)) == message
     stage.now.s += 2
     await stage.broker.send_all(PING)
-    assert await stage.read(stage.client, len(PING)) == PING
+    assert await read(stage.client, len(PING)) == PING
     await stage.broker.send_all(message * 3)
     await stage.expect_end(SESSION_EXPIRED, before=message * 3)
 
@@ -277,7 +258,7 @@ async def test_a_producer_is_spared(begin: Any) -> None:
     stage.ask()
     await trio.testing.wait_all_tasks_blocked()
     await stage.broker.send_all(message_frame())
-    assert await stage.read(stage.client, len(message_frame())) == message_frame()
+    assert await read(stage.client, len(message_frame())) == message_frame()
 
 
 @pytest.mark.parametrize("cut", [0, 5, 20])
@@ -286,10 +267,10 @@ async def test_each_direction_ends_by_itself(begin: Any, cut: int) -> None:
     frame = send_frame(b"x" * 30)
     await stage.client.send_all(frame + frame[:cut])
     await stage.client.send_eof()
-    assert await stage.read_all(stage.broker) == frame + frame[:cut]
+    assert await read_all(stage.broker) == frame + frame[:cut]
     await stage.broker.send_all(frame + frame[:cut])
     await stage.broker.send_eof()
-    assert await stage.read_all(stage.client) == frame + frame[:cut]
+    assert await read_all(stage.client) == frame + frame[:cut]
     await trio.testing.wait_all_tasks_blocked()
     assert stage.relays.in_flight.count == 0
 
@@ -310,4 +291,4 @@ async def test_messages_are_counted(begin: Any) -> None:
     await stage.client.send_all(send_frame(messages=5) + PING)
     await stage.broker.send_all(message_frame() * 2)
     await trio.testing.wait_all_tasks_blocked()
-    assert stage.relays._table.principal_sums(range(2, 3))[2][2:4] == [5, 2]
+    assert stage.relays._ledger.table.principal_sums(range(2, 3))[2][2:4] == [5, 2]

@@ -30,18 +30,19 @@ from framed_fakes import (
 )
 from lifetime_fakes import EXPIRED, Begin, answer_again, token
 from prometheus_client import CollectorRegistry
-from relay_fakes import Lane, Place, about_relay, keeps_nothing, read_all
+from relay_fakes import Lane, Place, about_relay, new_relays, read, read_all
 
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.rpc_pb2 import Principal
 from proxy.config.types import Config
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.enforcement import UNKNOWN_LISTENER, Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
@@ -72,24 +73,15 @@ class Stage:
     client: Any
     broker: Any
 
-    async def read(self, stream: Any, size: int) -> bytes:
-        found = b""
-        with trio.fail_after(60):
-            while len(found) < size:
-                data = await stream.receive_some(size - len(found))
-                assert data, f"an early end behind {found!r}"
-                found += data
-        return found
-
     async def must_pass(self, frame: bytes = SEND, times: int = 1) -> None:
         """What the client sends reaches the broker."""
         await self.client.send_all(frame * times)
-        assert await self.read(self.broker, len(frame) * times) == frame * times
+        assert await read(self.broker, len(frame) * times) == frame * times
 
     async def must_come(self, frame: bytes = MESSAGE) -> None:
         """What the broker sends reaches the client, and nothing stands before it."""
         await self.broker.send_all(frame)
-        assert await self.read(self.client, len(frame)) == frame
+        assert await read(self.client, len(frame)) == frame
 
     async def must_end(self, text: str) -> None:
         with trio.fail_after(60):
@@ -151,18 +143,8 @@ async def begin(
             client, our_client = trio.testing.memory_stream_pair()
             our_broker, broker = trio.testing.memory_stream_pair()
             metrics = ReauthenticationMetrics(None, now)
-            relays = RelayManager(
-                keeps_nothing(),
-                RelayHandover(),
-                lambda _about: None,
-                nursery,
-                forwarders=1,
-                may_linger=lambda: True,
-                enforcement=enforcement,
-                reauthentication_metrics=metrics,
-                now=now,
-            )
-            await relays.begin(
+            relays = new_relays(nursery, now=now, sessions=SessionOptions(enforcement=enforcement, metrics=metrics))
+            await relays.start_relay(
                 RelayStart(
                     our_client,
                     our_broker,
@@ -275,7 +257,7 @@ async def test_who_can_be_asked_is_asked(begin: Any) -> None:
     stage = await begin()
     stage.now.s += 90
     stage.asked()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
     await stage.client.send_all(answer())
     await stage.settle()
     stage.now.s += 20
@@ -305,7 +287,7 @@ async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: 
     stage = await begin()
     stage.now.s += 90
     stage.asked()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
     with structlog.testing.capture_logs() as logs:
         for _ in range(5):
             await _fail(stage, how)
@@ -325,7 +307,7 @@ async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: 
     assert stage.counted == (1, 1, 0), "it may still come by itself"
     stage.now.s += 90
     stage.asked()
-    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE, "in its new life it is asked"
+    assert await read(stage.client, len(CHALLENGE)) == CHALLENGE, "in its new life it is asked"
 
 
 async def test_answers_that_follow_each_other_too_closely_cost_no_judging(begin: Any) -> None:
@@ -395,7 +377,7 @@ async def test_to_enforce_ends_those_that_are_only_served(begin: Any) -> None:
     await stage.must_come()
     stage.relays.enforcement.configure(ENFORCING)
     await stage.broker.send_all(MESSAGE)
-    assert await stage.read(stage.client, len(MESSAGE)) == MESSAGE
+    assert await read(stage.client, len(MESSAGE)) == MESSAGE
     await stage.must_end(SESSION_EXPIRED)
 
 
@@ -416,7 +398,7 @@ async def test_what_waits_when_observing_begins_goes_on_after_the_verdict(begin:
     await stage.settle()
     stage.relays.enforcement.configure(observing())
     stage.judges.gate.set()
-    assert await stage.read(stage.broker, len(SEND)) == SEND
+    assert await read(stage.broker, len(SEND)) == SEND
     assert stage.observed == {"failed": 1}
 
 
@@ -448,7 +430,7 @@ async def test_without_a_listener_an_end_is_enforced(begin: Any) -> None:
 
 async def test_what_came_first_passes_though_connecting_took_the_sessions_time(begin: Any) -> None:
     stage = await begin(SEND, late_s=101, challenge=b"")
-    assert await stage.read(stage.broker, len(SEND)) == SEND
+    assert await read(stage.broker, len(SEND)) == SEND
     await stage.must_pass()
     assert stage.observed == {"expired": 1}
 
@@ -464,7 +446,7 @@ async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
         assert _spared(stage) == 0
         await stage.must_pass(producer_frame())
     else:
-        assert await stage.read(stage.broker, len(first)) == first
+        assert await read(stage.broker, len(first)) == first
     await stage.must_pass(producer_frame(), times=3)
     assert _spared(stage) == 1
 
@@ -550,7 +532,7 @@ async def test_a_successor_counts_no_life_twice(
     assert after.observed["expired"] == (1 if was_counted else 2)
 
 
-async def test_a_successor_asks_nobody_whose_failure_was_observed(
+async def test_a_successor_challenges_no_client_after_an_observed_failure(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
@@ -622,7 +604,7 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_be_over("session_expired", EXPIRED)
 
 
-async def test_in_lookup_mode_nobody_becomes_somebody_else(
+async def test_in_lookup_mode_no_client_becomes_another_principal(
     life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:

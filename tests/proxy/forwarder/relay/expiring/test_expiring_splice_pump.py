@@ -38,8 +38,8 @@ from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.relay_session import challenge_permission
 from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
-from proxy.forwarder.relay.expiring.splice_pump import HEADER_LOOK_BYTES
-from proxy.forwarder.relay.manager import RelayStartFailed
+from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
@@ -111,7 +111,7 @@ async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: La
     (relay,) = forwarder.relays._engine.relays
     framing = relay.to_broker.cursor
     assert framing is not None
-    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, PEEK_BYTES)):
+    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_PEEK_BYTES), (send_frame() * 50, PEEK_BYTES)):
         await lane.client.send_all(frames)
         assert await read(lane.broker, len(frames)) == frames
         assert framing.peek_bytes == look_bytes
@@ -317,7 +317,9 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     def watched(*, is_over: bool) -> ExpiringSession:
         known = session(now, judges)
         followed = ExpiringSession(about_relay(session=known.to_stored_session()), known.clock, judges)
-        followed.control = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
+        followed.control = SimpleNamespace(  # type: ignore[assignment]
+            has_ended=is_over, has_opened_producer=False, send_challenge=asked.append, resume_after_verdict=lambda: None
+        )
         judge.add_session(followed)
         return followed
 
@@ -471,7 +473,7 @@ async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
     assert await read(lane.client, len(message_frame())) == message_frame()
     await lane.client.aclose()
     await lane.broker.aclose()
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
@@ -499,7 +501,7 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
     await until(lambda: forwarder.ended)
     await lane.client.aclose()
     await lane.broker.aclose()
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 @pytest.mark.conforms("kip-368.21", "kip-368.22")
@@ -566,7 +568,7 @@ async def test_what_is_served_past_its_grace_is_closed(
     await expect_end(lane, SESSION_EXPIRED, before=message * 3)
     assert await read_all(lane.broker) == b""
     assert counted(forwarder.metrics.expired_killed) == 1
-    assert forwarder.relays._table.messages_total(TO_CLIENT) == 5, "each is counted"
+    assert forwarder.relays._ledger.table.messages_total(TO_CLIENT) == 5, "each is counted"
 
 
 async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:

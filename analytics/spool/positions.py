@@ -1,0 +1,95 @@
+"""Positions in a spool, and the small files that store them: the committed end and the consumed end.
+
+The file `committed` is updated after each fdatasync of a segment, so a reader that stops there never sees data that a
+crash could still lose. It is overwritten in place (one small write, checked by a CRC) and not synced: after a power
+failure it may be old, never ahead; the writer corrects it at its start.
+"""
+
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from analytics.spool.records import SpoolError
+
+COMMITTED = "committed"
+CONSUMED = "consumed"
+
+_POSITION = struct.Struct("<8sQQ")
+_CRC = struct.Struct("<I")
+_MAGIC = b"PRWMARK1"
+_READ_ATTEMPTS_MAX = 5
+_READ_PAUSE_S = 0.002
+
+
+class Position(NamedTuple):
+    """Position in a spool: a byte offset in a segment. Positions are ordered."""
+
+    segment: int
+    offset: int
+
+
+def read_position(directory: Path, name: str) -> Position | None:
+    """Read a position file of a spool; None if there is none yet. Raises SpoolError if the file is invalid."""
+    for _ in range(_READ_ATTEMPTS_MAX):
+        try:
+            data = (directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        position = _parse(data)
+        if position is not None:
+            return position
+        time.sleep(_READ_PAUSE_S)  # while it is being overwritten, a read may see half of it
+    raise SpoolError(f"{directory / name}: is invalid; the receiver writes it again at its start")
+
+
+def write_position(directory: Path, name: str, position: Position) -> None:
+    """Replace a position file atomically and durably. Raises OSError."""
+    temporary = directory / f"{name}.new"
+    with temporary.open("wb") as file:
+        file.write(_pack(position))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / name)
+    sync_directory(directory)
+
+
+class PositionFile:
+    """Position file that is overwritten often, through one open descriptor."""
+
+    def __init__(self, directory: Path, name: str, position: Position) -> None:
+        write_position(directory, name, position)
+        self._file = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
+
+    def overwrite_position(self, position: Position) -> None:
+        """Overwrite the position, without a sync. Raises OSError."""
+        os.pwrite(self._file, _pack(position), 0)
+
+    def close(self) -> None:
+        """Close the descriptor; the file stays."""
+        os.close(self._file)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the directory's entries durable; raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _pack(position: Position) -> bytes:
+    data = _POSITION.pack(_MAGIC, position.segment, position.offset)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def _parse(data: bytes) -> Position | None:
+    if len(data) != _POSITION.size + _CRC.size:
+        return None
+    magic, segment, offset = _POSITION.unpack_from(data)
+    if magic != _MAGIC or _CRC.unpack_from(data, _POSITION.size)[0] != zlib.crc32(data[: _POSITION.size]):
+        return None
+    return Position(segment, offset)

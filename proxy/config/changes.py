@@ -1,0 +1,70 @@
+"""Differences between two configurations, sorted by what a running cluster needs to take them over."""
+
+from proxy.config.binds import keys_of_overlapping_binds
+from proxy.config.types import Config, Listener
+
+
+def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
+    """Find the keys that differ and that only a restart changes."""
+    changed = []
+    if old.cluster.runtime_dir != new.cluster.runtime_dir:
+        changed.append("cluster.runtime_dir")
+    if old.cluster.forwarders > new.cluster.forwarders > 0:  # somebody has to go on with their relays
+        changed.append("cluster.forwarders (fewer)")
+    if old.relay.crash_safe != new.relay.crash_safe:
+        changed.append("relay.crash_safe")
+    return changed + keys_of_overlapping_binds(old, new)
+
+
+def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
+    """Find the keys that differ and that a running cluster takes over by an upgrade, but not by a reload."""
+    keys = ("name", "forwarders", "lookup_workers", "auth_workers")
+    changed = [f"cluster.{key}" for key in keys if getattr(old.cluster, key) != getattr(new.cluster, key)]
+    if old.cluster.forwarders > new.cluster.forwarders > 0:
+        changed.remove("cluster.forwarders")
+    overlaps = keys_of_overlapping_binds(old, new)
+    if old.admin.bind != new.admin.bind and "admin.bind" not in overlaps:
+        changed.append("admin.bind")
+    before, after = (
+        [_fixed_properties(listener) for listener in old.listener],
+        [_fixed_properties(listener) for listener in new.listener],
+    )
+    if before != after and not any(key.startswith("listener") for key in overlaps):
+        changed.append("listener")
+    return changed
+
+
+def _fixed_properties(listener: Listener) -> tuple[str, bool]:
+    """What of a listener stands as long as it is open; which certificate it shows may change."""
+    return listener.bind, listener.tls is not None
+
+
+def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
+    """Addresses that only the new configuration binds, with their keys."""
+    listeners = {listener.bind for listener in old.listener}
+    added = [
+        (f"listener[{index}].bind", listener.bind)
+        for index, listener in enumerate(new.listener)
+        if listener.bind not in listeners
+    ]
+    if new.admin.bind != old.admin.bind:
+        added.append(("admin.bind", new.admin.bind))
+    return added
+
+
+def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
+    """The keys that differ and that a running process cannot take over, but one that follows it can."""
+    frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them
+    changed = [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
+    if old.log != new.log:
+        changed.append("log")
+    return changed
+
+
+def reload_refusal(old: Config, new: Config) -> str:
+    """Return which changes a reload cannot make, and what can make them; "" where it can make all."""
+    upgrade, restart = changes_that_need_an_upgrade(old, new), changes_that_need_a_restart(old, new)
+    parts = [f"a restart is needed to change: {', '.join(restart)}"] if restart else []
+    if upgrade:
+        parts.append(f"an upgrade (pulsar-trio-proxy upgrade) is needed to change: {', '.join(upgrade)}")
+    return "; ".join(parts)

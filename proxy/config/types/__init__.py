@@ -1,0 +1,83 @@
+"""The configuration's types. Docstrings of the tables become the operators' reference (docs/configuration.md).
+
+Every type is frozen and forbids unknown fields, so a misspelt key is an error that names it. Units stand last in a
+name. A key exists only for what is built: a key without effect would mislead.
+"""
+
+from proxy.config.types.authentication import (
+    Authentication,
+    BasicAuthentication,
+    OidcAuthentication,
+    SaslAuthentication,
+    ScramAuthentication,
+    TlsAuthentication,
+    TokenAuthentication,
+)
+from proxy.config.types.base import (
+    MIB,
+    PULSAR_FRAME_BYTES_MAX,
+    CongestionControl,
+    NonEmpty,
+    NonNegative,
+    Port,
+    Positive,
+    Strict,
+    TlsVersion,
+    Workers,
+)
+from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
+from proxy.config.types.connections import Limits, Relay, Session
+from proxy.config.types.listeners import Listener, ListenerTls
+from proxy.config.types.operation import Admin, Cluster, Log, Metrics, Reload, Shutdown
+
+__all__ = [
+    "MIB",
+    "PULSAR_FRAME_BYTES_MAX",
+    "Admin",
+    "Authentication",
+    "BasicAuthentication",
+    "BrokerCredentials",
+    "BrokerTls",
+    "Brokers",
+    "Cluster",
+    "Config",
+    "CongestionControl",
+    "Limits",
+    "Listener",
+    "ListenerTls",
+    "Log",
+    "Metrics",
+    "NonEmpty",
+    "NonNegative",
+    "OidcAuthentication",
+    "Port",
+    "Positive",
+    "Relay",
+    "Reload",
+    "SaslAuthentication",
+    "ScramAuthentication",
+    "Session",
+    "Shutdown",
+    "Strict",
+    "TlsAuthentication",
+    "TlsVersion",
+    "TokenAuthentication",
+    "Workers",
+]
+
+
+class Config(Strict, frozen=True):
+    """The whole configuration."""
+
+    cluster: Cluster = Cluster()
+    listener: tuple[Listener, ...] = (Listener(),)
+    brokers: Brokers = Brokers()
+    authentication: Authentication = Authentication()
+    session: Session = Session()
+    relay: Relay = Relay()
+    limits: Limits = Limits()
+    shutdown: Shutdown = Shutdown()
+    reload: Reload = Reload()
+    metrics: Metrics = Metrics()
+    admin: Admin = Admin()
+    log: Log = Log()

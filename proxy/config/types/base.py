@@ -1,0 +1,22 @@
+"""Base of all configuration tables, and the value types that several of them share."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Workers = Annotated[int, Meta(ge=1, le=256)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+TlsVersion = Literal["1.2", "1.3"]
+CongestionControl = Annotated[str, Meta(min_length=1, max_length=15, pattern="^[a-z][a-z0-9_-]*$")]
+
+MIB = 1024 * 1024
+PULSAR_FRAME_BYTES_MAX = 5 * MIB + 10 * 1024
+"""Pulsar's largest frame: its default maxMessageSize and 10 KiB."""
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all tables have in common."""

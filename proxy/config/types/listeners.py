@@ -1,0 +1,44 @@
+"""Tables of the clients' side: listeners and their TLS."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, Strict, TlsVersion
+
+
+class ListenerTls(Strict, frozen=True):
+    """TLS towards the clients of one listener. The files are read again when they change.
+
+    certificate: PEM file with the server's certificate, and behind it those that lead to its root
+    key: PEM file with the certificate's private key, without a passphrase
+    client_ca: PEM file with the authorities that may sign clients' certificates; empty: clients are not asked for one
+    require_client_certificate: whether a client without a certificate is turned away
+    minimum_version: the oldest version of TLS that is spoken
+    """
+
+    certificate: NonEmpty
+    key: NonEmpty
+    client_ca: str = ""
+    require_client_certificate: bool = False
+    minimum_version: TlsVersion = "1.2"
+
+
+class Listener(Strict, frozen=True):
+    """Where clients connect; one table `[[listener]]` for each.
+
+    bind: `address:port`; an IPv6 address stands in brackets
+    congestion_control: who decides how fast bytes are sent to clients, as `brokers.congestion_control`
+    connections_max_reauth_ms: the same as in `[session]`, for this listener's clients and before all else; -1: what is
+        said there counts
+    methods_max_reauth_ms: the same for single authentication methods, before `connections_max_reauth_ms` of this table
+    session_enforcement: the same as `session.enforcement`, for this listener's clients; `inherit`: what is said there
+    tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
+    """
+
+    bind: NonEmpty = "0.0.0.0:6650"
+    congestion_control: CongestionControl = "system"
+    connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    session_enforcement: Literal["inherit", "enforce", "observe"] = "inherit"
+    tls: ListenerTls | None = None

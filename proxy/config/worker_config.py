@@ -1,0 +1,29 @@
+"""The configuration as a worker gets it: without secrets that its role does not need, encoded for the RPC."""
+
+import msgspec
+
+from proxy.config.types import Authentication, BrokerCredentials, Config
+
+
+def without_secrets(config: Config) -> Config:
+    """What a worker is told that judges nobody and speaks for nobody: the rest is auth workers' business alone."""
+    told = Authentication(
+        enabled=config.authentication.enabled,
+        failure_delay_ms=config.authentication.failure_delay_ms,
+        proxy_roles=config.authentication.proxy_roles,
+    )
+    brokers = config.brokers
+    if brokers.credentials is not None:
+        credentials = BrokerCredentials(method=brokers.credentials.method)
+        brokers = msgspec.structs.replace(brokers, credentials=credentials)
+    return msgspec.structs.replace(config, authentication=told, brokers=brokers)
+
+
+def encode_config(config: Config) -> bytes:
+    """The configuration as it travels to a worker."""
+    return msgspec.json.encode(config)
+
+
+def decode_config(data: bytes) -> Config:
+    """The inverse of encode_config."""
+    return msgspec.json.decode(data, type=Config)

@@ -1,0 +1,28 @@
+"""Why the proxy itself closes a relay."""
+
+import enum
+
+
+class CloseReason(enum.IntEnum):
+    """Why the proxy closes a relay. The numbers are what a successor reads from the relay table."""
+
+    NOT_CLOSING = 0
+    ERROR_SENT = 1
+    """The client has been sent the error that explains the close."""
+    EXPIRED = 2
+    FAILED = 3
+    """The client was to authenticate itself again, and did not."""
+    CORRUPT = 4
+    """No frame boundary can be found any more, or none that the broker would find, too."""
+    STILL_SERVED = 5
+    """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
+    MAX_AGE = 6
+    """Its connection has reached `limits.max_connection_age_ms`."""
+    SHUT_DOWN = 7
+    """The cluster is draining."""
+    OUT_OF_TURN = 8
+    """The broker asks the proxy itself for credentials as no broker does."""
+
+
+PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
+"""Why a relay is closed although nothing is wrong with it."""

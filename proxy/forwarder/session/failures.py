@@ -1,0 +1,61 @@
+"""Why a client's connection ends with an error: what its client is sent, and what is logged."""
+
+from dataclasses import dataclass
+
+from proto.client_machine import Event, State
+from proto.errors import RemoteProtocolError
+from proto.frames import FrameTooLarge
+from proto.pulsar_pb2 import ServerError
+from proxy.forwarder.disconnect_cause import DisconnectCause
+
+RELAY_NOT_STARTED = "The proxy cannot relay at the moment"
+"""What a client is sent where its relay could not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFailure:
+    """Why a connection ends with an error.
+
+    ``event``: the event of proto.client_machine that ends it. ``code`` and ``message`` are for the client, sent
+    ``delay_s`` after the end; ``detail`` is for the log (empty: the message).
+    """
+
+    event: Event
+    cause: DisconnectCause
+    code: int
+    message: str
+    detail: str = ""
+    delay_s: float = 0.0
+
+
+def corrupt_failure(error: RemoteProtocolError) -> ConnectionFailure:
+    """Return the failure of a client that has sent what cannot be read."""
+    too_large = isinstance(error, FrameTooLarge)
+    cause = DisconnectCause.FRAME_TOO_LARGE if too_large else DisconnectCause.PROTOCOL_ERROR
+    text = f"{'Too large' if too_large else 'Not Pulsar'}: {error}"
+    return ConnectionFailure(Event.CLIENT_CORRUPT, cause, ServerError.NotAllowedError, text)
+
+
+def no_memory_failure() -> ConnectionFailure:
+    """Return the failure of a client for whose unfinished frame there is no memory."""
+    text = "The proxy has no memory for a frame of this size now"
+    detail = f"{text} (limits.max_lookup_bytes)"
+    code = ServerError.ServiceNotReady
+    return ConnectionFailure(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, code, text, detail)
+
+
+def handshake_timeout_failure(timeout_ms: int, state: State) -> ConnectionFailure:
+    """Return the failure of a client that has not finished its handshake; ``state``: where it stopped."""
+    return ConnectionFailure(
+        Event.HANDSHAKE_TIMEOUT,
+        DisconnectCause.HANDSHAKE_TIMEOUT,
+        ServerError.ServiceNotReady,
+        "The handshake took too long",
+        f"the handshake was not finished within {timeout_ms} ms ({state.value})",
+    )
+
+
+def relay_start_failure(error: Exception) -> ConnectionFailure:
+    """Return the failure of a client for which no relay could start. It may come again, to any forwarder."""
+    cause, code = DisconnectCause.RELAY_NOT_BEGUN, ServerError.ServiceNotReady
+    return ConnectionFailure(Event.RELAY_START_FAILED, cause, code, RELAY_NOT_STARTED, str(error))

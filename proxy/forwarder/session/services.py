@@ -1,0 +1,27 @@
+"""What all client sessions of a forwarder share."""
+
+from dataclasses import dataclass
+
+import trio
+
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tasks import InFlightCounter
+
+
+@dataclass(frozen=True, slots=True)
+class SessionServices:
+    """The services of one forwarder for its sessions; a reload makes another value, for sessions that begin later.
+
+    ``handshakes`` counts the sessions of which it is not decided whether they serve lookups or become relays.
+    ``nursery`` is for the sessions' tasks, ``deadlines`` for their timeouts, which need no task.
+    """
+
+    workers: WorkerClients
+    relays: RelayManager
+    metrics: ForwarderMetrics
+    handshakes: InFlightCounter
+    nursery: trio.Nursery
+    deadlines: Deadlines

@@ -1,0 +1,103 @@
+"""An epoll that one Trio task drains in batches: the event loop of the reactor and of the relay engine.
+
+Trio waits on the epoll's own descriptor (epolls nest), so one wake-up of Trio serves a whole batch of sockets, and no
+epoll_ctl is made per event. To wake a Trio task for each socket costs several times what its event does.
+"""
+
+import select
+import time
+from collections.abc import Callable, Sized
+
+import trio
+
+from proxy.runtime.loop.timer_fd import TimerFd
+
+EVENTS_PER_BATCH = 64
+LINGER_S = 0.001
+"""How long a busy loop polls for the next events without Trio: by little more it delays the process's other tasks."""
+BUSY_GAP_S = 0.0003
+"""How closely events must follow each other for such polling to be worth it."""
+
+Events = list[tuple[int, int]]
+"""Descriptors that are ready, each with its mask (EPOLLIN, EPOLLOUT, ...)."""
+
+
+class EpollLoop:
+    """One epoll and the task that drains it.
+
+    ``process`` handles one batch of events, which may be empty, and part of ``run_queue``: the loop goes on without
+    waiting as long as that is not empty. ``may_linger`` tells whether no other task of this process is in a hurry; the
+    owner sets it. ``clock``: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[Events], None],
+        run_queue: Sized = (),
+        *,
+        may_linger: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.epoll = select.epoll()
+        self._timer = TimerFd()
+        self.epoll.register(self._timer, select.EPOLLIN | select.EPOLLET)
+        self._process = process
+        self._run_queue = run_queue
+        self.may_linger = may_linger
+        self._clock = clock
+        self._processed_at = 0.0
+        self._is_processing = False
+        self._is_stopped = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether events were processed within the last BUSY_GAP_S."""
+        return self._clock() - self._processed_at < BUSY_GAP_S
+
+    def wake(self) -> None:
+        """Have the run queue processed although no event arrives."""
+        # While a batch is processed the queue is looked at anyway, and to ring would replace the timer of the polling.
+        if not self._is_processing:
+            self._timer.fire_now()
+
+    def stop(self) -> None:
+        """Process nothing more, even if ``run`` has been woken already; to end it is the caller's, by cancelling."""
+        self._is_stopped = True
+
+    async def run(self) -> None:
+        """Process events until cancelled or stopped; closes the epoll."""
+        try:
+            while not self._is_stopped:
+                if self._run_queue:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self.epoll.fileno())
+                if not self._is_stopped:
+                    self._process_ready()
+        finally:
+            self.epoll.close()
+            self._timer.close()
+
+    def _process_ready(self) -> None:
+        """Process ready events and the run queue; under load, busy-poll for up to LINGER_S.
+
+        A wake-up by way of Trio costs more than most events do. Where batches follow each other closely, and no other
+        task is in a hurry, the next one is therefore waited for here.
+        """
+        clock, process, run_queue, epoll = self._clock, self._process, self._run_queue, self.epoll
+        now = clock()
+        until = now + LINGER_S
+        lingers = now - self._processed_at < BUSY_GAP_S and self.may_linger()
+        if lingers:
+            self._timer.arm(LINGER_S)
+        events = epoll.poll(0, EVENTS_PER_BATCH)
+        self._is_processing = True
+        while events or run_queue:
+            process(events)
+            now = clock()
+            if now >= until:
+                break
+            # Without a timeout: the timer ends it (see proxy.runtime.loop.timer_fd for the reason).
+            events = epoll.poll(-1 if lingers and not run_queue else 0, EVENTS_PER_BATCH)
+        self._is_processing = False
+        self._processed_at = now

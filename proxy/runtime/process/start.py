@@ -1,0 +1,21 @@
+"""Start of a worker process: it gives up its privileges before the imports, which take most of a second."""
+
+from importlib import import_module
+
+from proxy.runtime.process import hardening
+
+
+def start_worker(role: str, service: str, oom_score: int) -> None:
+    """Harden this process, then run it as a worker until the supervisor ends it.
+
+    ``service``: ``module:name`` of the factory of its proxy.runtime.process.worker.Service. ``oom_score``: thousandths
+    of the memory, see ``raise_oom_score``.
+    """
+    hardening.raise_oom_score(oom_score)
+    hardening.harden_process()
+    hardening.confine_process()
+    from proto.roles import Role
+    from proxy.runtime.process.worker import worker_main
+
+    module, _, name = service.partition(":")
+    worker_main(Role(role), getattr(import_module(module), name))

@@ -1,0 +1,58 @@
+"""proxy.config.worker_config: what travels to workers, and which secrets do not."""
+
+from pathlib import Path
+
+import msgspec
+from config_files import Files
+
+from proxy.config.types import Config
+from proxy.config.worker_config import decode_config, encode_config, without_secrets
+
+
+def test_it_travels_to_workers_whole(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k")
+    config = files.load(
+        f"[brokers.credentials]\nmethod='token'\nfile='{tmp_path}/key'\n[limits]\nmax_connections = 5",
+        BROKERS__ALLOWED_PORTS="[7]",
+    )
+    assert decode_config(encode_config(config)) == config
+    assert decode_config(encode_config(Config())) == Config()
+
+
+def test_who_judges_nobody_is_told_no_secret() -> None:
+    """Security: forwarders and lookup workers face strangers; keys and the names of their files are auth workers'."""
+    config = msgspec.convert(
+        {
+            "brokers": {
+                "credentials": {"method": "token", "token": "hush", "file": "hush", "principal": "hush"},
+                "forward_authorization_credentials": True,
+            },
+            "authentication": {
+                "enabled": True,
+                "failure_delay_ms": 7,
+                "anonymous_role": "hush",
+                "proxy_roles": ["proxy-a"],
+                "token": {"secret_key": "hush"},
+                "tls": {},
+                "basic": {"file": "hush"},
+                "scram": {"file": "hush"},
+                "sasl": {"principal": "hush", "keytab": "hush"},
+                "oidc": {"allowed_issuers": ["hush"], "allowed_audiences": ["hush"]},
+                "plugins": {"hush": {"password": "hush"}},
+            },
+            "limits": {"max_connections": 17},
+        },
+        Config,
+    )
+    told = without_secrets(config)
+    assert b"hush" not in encode_config(told)
+    assert decode_config(encode_config(told)) == told
+    assert (told.authentication.enabled, told.authentication.failure_delay_ms) == (True, 7)
+    assert told.authentication.proxy_roles == ("proxy-a",)
+    assert told.brokers.credentials is not None, "whether there are any is what they go by"
+    assert told.brokers.forward_authorization_credentials
+    assert told.limits == config.limits
+
+
+def test_without_secrets_nothing_else_is_missing() -> None:
+    assert without_secrets(Config()) == Config()
