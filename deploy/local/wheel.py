@@ -25,7 +25,7 @@ service_url = "pulsar://localhost:6651"
 
 
 def try_wheel(environment: Environment) -> None:
-    """Build the wheel, install it elsewhere, call the command. CalledProcessError if any of it fails."""
+    """Build the wheel, install it elsewhere, call its commands. CalledProcessError if any of it fails."""
     with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
         directory = Path(name)
         pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
@@ -41,6 +41,7 @@ def try_wheel(environment: Environment) -> None:
         config.write_text(_CONFIG.format(directory=directory))
         _run([command, "--help"], directory)
         _run([command, "check", "--config", str(config)], directory)
+        _run([str(directory / "venv/bin/pulsar-proxy-analytics"), "--help"], directory)
 
 
 def _run(command: list[str], directory: Path) -> None:

@@ -399,7 +399,7 @@ async def test_the_more_owners_have_many_queries_the_fewer_each_gets(
         askers.cancel_scope.cancel()
 
 
-async def test_a_name_that_joins_anothers_line_late_has_its_own_time(
+async def test_a_name_that_joins_another_owners_queue_late_has_its_own_time(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.delay_s = lambda name, _kind: 1 if name == "good." else math.inf

@@ -224,19 +224,19 @@ async def test_what_on_data_raises_ends_only_its_own_connection(
 # ---- rounds
 
 
-async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sockets) -> None:
+async def test_several_in_one_round_are_one_tick(reactor: Reactor, sockets: Sockets) -> None:
     """All that they have to say to one peer leaves in one push, when the round is over."""
     order: list[str] = []
 
     class Speaker:
         def flush(self) -> None:
-            order.append("push")
+            order.append("flush")
 
-    speaker, turn = Speaker(), current_tick()
+    speaker, tick = Speaker(), current_tick()
 
     def on_data(data: bytes | bytearray) -> None:
         order.append(bytes(data).decode())
-        turn.schedule_flush(speaker)
+        tick.schedule_flush(speaker)
 
     theirs = []
     for _ in range(3):
@@ -246,7 +246,7 @@ async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sock
     for other in theirs:
         other.send(b"data")
     await settle()
-    assert order == ["data", "data", "data", "push"]
+    assert order == ["data", "data", "data", "flush"]
 
 
 async def test_more_connections_than_a_round_takes(reactor: Reactor, sockets: Sockets) -> None:
@@ -387,13 +387,13 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
     reactor.may_linger = lambda: True
     order: list[str] = []
     ours, theirs = pair(sockets)
-    turn = current_tick()
+    tick = current_tick()
 
     class Answer:
         """A peer that asks again as soon as it is answered."""
 
         def flush(self) -> None:
-            order.append("push")
+            order.append("flush")
             if len(order) < 6:
                 theirs.send(b"again")
 
@@ -401,14 +401,14 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
 
     def on_data(_data: bytes | bytearray) -> None:
         order.append("data")
-        turn.schedule_flush(answer)
+        tick.schedule_flush(answer)
 
     reactor.start_reading(ours.fileno(), on_data, Ear().on_end)
     reactor._processed_at = clock.now
     SpyOnPolls(reactor, clock)
     theirs.send(b"x")
     await settle()
-    assert order == ["data", "push"] * 3
+    assert order == ["data", "flush"] * 3
 
 
 # ---- the reactor's own life
@@ -531,26 +531,26 @@ async def test_a_cancelled_reader_is_heard_of_no_more(reactor: Reactor) -> None:
         await stream.aclose()
 
 
-async def test_a_stream_in_memory_has_a_turn_for_each_chunk(nursery: trio.Nursery) -> None:
+async def test_a_stream_in_memory_has_a_tick_for_each_chunk(nursery: trio.Nursery) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     order: list[str] = []
-    turn = current_tick()
+    tick = current_tick()
 
     class Speaker:
         def flush(self) -> None:
-            order.append("push")
+            order.append("flush")
 
     speaker = Speaker()
 
     def on_data(data: bytes | bytearray) -> None:
         order.append(bytes(data).decode())
         for _ in range(2):
-            turn.schedule_flush(speaker)
-        order.append("still in the turn")
+            tick.schedule_flush(speaker)
+        order.append("still in the tick")
 
     nursery.start_soon(read_all, ours, on_data)
     for word in (b"one", b"two"):
         await theirs.send_all(word)
         await settle()
-    assert order == ["one", "still in the turn", "push", "two", "still in the turn", "push"]
+    assert order == ["one", "still in the tick", "flush", "two", "still in the tick", "flush"]
     nursery.cancel_scope.cancel()

@@ -130,7 +130,7 @@ async def test_one_that_is_slow_may_still_be_the_first(hosts: Hosts, autojump_cl
     assert hosts.open == 1
 
 
-async def test_the_families_take_turns(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_families_alternate(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
     addresses = ("fd00::1", "fd00::2", "fd00::3", "10.0.0.1", "10.0.0.2")
     hosts.at = dict.fromkeys(addresses)
     await failure(new_dialer(connect_timeout_ms=5000), *addresses)
@@ -175,7 +175,7 @@ async def test_two_at_the_same_moment(
 
 
 @pytest.mark.parametrize("when", [0.1, 0.3, 0.5, 0.6, 1.0])
-async def test_whoever_gives_up_leaves_nothing_open(
+async def test_a_caller_that_gives_up_leaves_nothing_open(
     hosts: Hosts, autojump_clock: trio.testing.MockClock, when: float
 ) -> None:
     hosts.at = {"10.0.0.1": None, "10.0.0.2": plain}
@@ -191,7 +191,7 @@ async def test_whoever_gives_up_leaves_nothing_open(
             await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_a_winner_is_closed_where_whoever_dialled_gives_up_that_very_moment(hosts: Hosts) -> None:
+async def test_a_winner_is_closed_where_the_caller_gives_up_that_very_moment(hosts: Hosts) -> None:
     scope = trio.CancelScope()
 
     hosts.at = {"10.0.0.1": plain}

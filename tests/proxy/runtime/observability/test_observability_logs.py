@@ -72,7 +72,7 @@ def test_levels(capsys: pytest.CaptureFixture[str], level: Any, written: list[st
 
 
 @pytest.mark.parametrize("style", ["logfmt", "json"])
-def test_a_stranger_cannot_write_a_line_of_its_own(capsys: pytest.CaptureFixture[str], style: Any) -> None:
+def test_a_client_cannot_write_a_line_of_its_own(capsys: pytest.CaptureFixture[str], style: Any) -> None:
     """Security: a target or a role is a stranger's text."""
     configure_logs(Log(format=style), Role.FORWARDER, 0)
     get_logger().warning("refused", target='x\nlevel=error event="all is lost"\r\x1b[2J')

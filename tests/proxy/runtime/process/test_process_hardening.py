@@ -121,7 +121,7 @@ print(descriptor.syscall(438, stranger, 0, 0), ctypes.get_errno())
 
 
 @pytest.mark.parametrize("version", [0, 2, 5], ids=["this kernel's", "2", "5"])
-def test_files_may_be_moved_by_a_worker_and_strangers_are_not_traced(tmp_path: Path, version: int) -> None:
+def test_files_may_be_moved_by_a_worker_and_other_processes_are_not_traced(tmp_path: Path, version: int) -> None:
     """Security: plugins replace files, by way of /tmp too. What is as old as version 1 cannot."""
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

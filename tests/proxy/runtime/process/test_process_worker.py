@@ -309,7 +309,7 @@ async def test_metrics_and_status(life: Begin) -> None:
 
 
 @pytest.mark.conforms("kip-590.16", "kip-590.21")
-async def test_other_workers_are_served_once_it_has_started_and_strangers_never(life: Begin) -> None:
+async def test_other_workers_are_served_once_it_has_started_and_others_never(life: Begin) -> None:
     """Security: who may call is the supervisor's word."""
     it = life()
     early = it.listener.come(pid=10)

@@ -88,7 +88,7 @@ async def test_a_refusal_is_a_reply(raw: RawServer, client: RpcClient) -> None:
     assert reply.status == Status.TOO_MANY_REQUESTS
 
 
-async def test_what_is_asked_in_one_turn_leaves_at_its_end_in_one_go(raw: RawServer, nursery: trio.Nursery) -> None:
+async def test_what_is_asked_in_one_tick_leaves_at_its_end_in_one_go(raw: RawServer, nursery: trio.Nursery) -> None:
     ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
 
     async def connect() -> trio.abc.HalfCloseableStream:

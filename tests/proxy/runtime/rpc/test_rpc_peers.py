@@ -46,13 +46,13 @@ def test_a_child_of_the_supervisor() -> None:
     assert table.identify_caller(peer(11)) == Caller(Role.AUTH, 11)
 
 
-def test_a_stranger() -> None:
+def test_a_process_outside_the_cluster() -> None:
     """Security."""
     assert PeerTable().identify_caller(peer(10)) is None
     assert PeerTable([Peer(pid=10, role="forwarder")]).identify_caller(peer(12)) is None
 
 
-def test_another_user_with_a_known_pid_is_a_stranger() -> None:
+def test_another_user_with_a_known_pid_is_outside_the_cluster() -> None:
     """Security: process ids are used again."""
     table = PeerTable([Peer(pid=10, role="forwarder")])
     assert table.identify_caller(peer(10, uid=os.geteuid() + 1)) is None
@@ -65,7 +65,7 @@ def test_a_new_table_replaces_the_old_one_as_a_whole() -> None:
     assert table.identify_caller(peer(11)) == Caller(Role.FORWARDER, 11)
 
 
-async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
+async def test_a_process_outside_the_cluster_is_closed_without_a_reply_and_a_worker_is_served(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     """Security: KIP-590, a peer that is not on the privileged socket. SO_PEERCRED needs a real one."""

@@ -125,7 +125,7 @@ def received(stream: trio.SocketStream) -> bytes:
             return data
 
 
-async def test_outside_of_a_turn_it_leaves_at_once() -> None:
+async def test_outside_of_a_tick_it_leaves_at_once() -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1000)
         writer.write(b"written")
@@ -135,7 +135,7 @@ async def test_outside_of_a_turn_it_leaves_at_once() -> None:
         assert received(theirs) == b""
 
 
-async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_tick_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1000)
         calls: list[bytes] = []
@@ -149,7 +149,7 @@ async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.Monk
         with current_tick():
             writer.write(b"held, ")
             writer.write(b"held, ")
-            assert received(theirs) == b"", "what is said waits for the turn's end"
+            assert received(theirs) == b"", "what is said waits for the tick's end"
             assert not writer.is_empty
             writer.write(b"written")
         assert calls == [b"held, held, written"]
@@ -157,7 +157,7 @@ async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.Monk
         assert writer.is_empty
 
 
-async def test_the_bound_holds_within_a_turn() -> None:
+async def test_the_bound_holds_within_a_tick() -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=10)
         with current_tick():
@@ -202,7 +202,7 @@ async def test_the_bound_counts_what_has_not_left() -> None:
         writer.write(b"x")
 
 
-async def test_a_push_to_a_peer_that_has_gone_is_left_to_run() -> None:
+async def test_a_flush_to_a_peer_that_has_gone_is_left_to_run() -> None:
     async with socket_pair() as (ours, theirs):
         await theirs.aclose()
         writer = BatchedWriter(ours, max_buffered_bytes=1000)
@@ -211,7 +211,7 @@ async def test_a_push_to_a_peer_that_has_gone_is_left_to_run() -> None:
             await writer.run()
 
 
-async def test_a_push_after_the_end_harms_nothing() -> None:
+async def test_a_flush_after_the_end_harms_nothing() -> None:
     """Another connection's descriptor may have the number that this one's had."""
     async with socket_pair() as (ours, _theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1000)
@@ -221,7 +221,7 @@ async def test_a_push_after_the_end_harms_nothing() -> None:
             assert [received(end) for end in others] == [b"", b""]
 
 
-async def test_room_that_a_push_makes_is_told_to_those_who_wait_for_it(
+async def test_room_that_a_flush_makes_is_told_to_those_who_wait_for_it(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with socket_pair() as (ours, theirs):
@@ -241,7 +241,7 @@ async def test_room_that_a_push_makes_is_told_to_those_who_wait_for_it(
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["write", "twice", "wait"]), st.integers(1, 6000)),
-        st.tuples(st.sampled_from(["push", "read", "pass"]), st.just(0)),
+        st.tuples(st.sampled_from(["flush", "read", "pass"]), st.just(0)),
     ),
     max_size=30,
 )
@@ -270,7 +270,7 @@ def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[
                     case "wait":
                         late.append(word)
                         nursery.start_soon(writer.write_when_room, word)
-                    case "push":
+                    case "flush":
                         writer.flush()
                     case "read":
                         heard += received(theirs)
@@ -293,7 +293,7 @@ def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[
     trio.run(main)
 
 
-async def test_a_push_does_not_overtake_what_is_being_sent(nursery: trio.Nursery) -> None:
+async def test_a_flush_does_not_overtake_what_is_being_sent(nursery: trio.Nursery) -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1 << 20)
         nursery.start_soon(writer.run)
