@@ -209,7 +209,7 @@ def _check_session(config: Config) -> None:
         _check_methods(f"{name}.methods_max_reauth_ms", table.methods_max_reauth_ms, config.authentication)
     for key, lifetime_ms in _lifetimes(config):
         if lifetime_ms > 0 and not config.authentication.enabled:
-            # Nobody's authentication would end: dangerous to leave unsaid to whoever relies on it.
+            # No authentication would end: dangerous for an operator who relies on it.
             raise ConfigError(f"{key}: needs authentication.enabled")
         if 0 < lifetime_ms < LIFETIME_MS_MIN:
             raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; nobody is authenticated again faster")

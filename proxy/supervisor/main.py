@@ -177,7 +177,7 @@ class Supervisor:
         before, self._change_refused_because = self._change_refused_because, ""
         try:
             await self._reload_if(is_due=self._differs)
-        except Exception as error:  # noqa: BLE001 -- nobody has asked for this: the cluster must go on
+        except Exception as error:  # noqa: BLE001 -- no operator waits for it, the cluster goes on
             self._change_refused_because = because = repr(error)
             if because == before:
                 return False
