@@ -68,10 +68,10 @@ class _Commands(click.Group):
 _OUTPUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT})
 
 
-@click.group(cls=_Commands)
+@click.group(cls=_Commands, help="A stateless, multi-process proxy cluster for Apache Pulsar.")
 @click.version_option(__version__, prog_name="pulsar-trio-proxy")
 def main() -> None:
-    """A stateless, multi-process proxy cluster for Apache Pulsar."""
+    """Run the command line."""
 
 
 @main.command()
@@ -112,7 +112,7 @@ async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: F
 
 
 def _print_findings(findings: list["Finding"]) -> bool:
-    """Print what each broker has shown; whether all is well."""
+    """Print the findings; return True if all are good."""
     from proxy.commands.connect import NOT_SHOWN
 
     for finding in findings:
@@ -159,7 +159,7 @@ async def _wait_for_generation(path: str, generation: int) -> list[str]:
     with trio.fail_after(UPGRADE_TIMEOUT_S):
         while True:
             await trio.sleep(UPGRADE_POLL_S)
-            with contextlib.suppress(RpcError, OSError):  # in between, nobody answers for a moment
+            with contextlib.suppress(RpcError, OSError):  # during the exec, no process answers
                 status = msgspec.json.decode(await _call(path, Method.CLUSTER_STATUS))
                 if status["generation"] >= generation and not status["replacing_workers"]:
                     workers = status["workers"]
@@ -178,7 +178,7 @@ def drain(config_file: Path) -> None:
 
 
 async def _wait_for_end(path: str) -> None:
-    """Return once nobody listens at a control socket any more."""
+    """Wait until no process listens at a control socket any more."""
     while True:
         if not await _is_listening(path):
             return

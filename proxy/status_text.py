@@ -1,10 +1,10 @@
-"""/status for people: the same facts, a line each."""
+"""Text form of /status: the same facts, a line each."""
 
 from typing import Any
 
 
 def status_text(status: dict[str, Any]) -> str:
-    """A status (proxy.supervisor.operators.report) as text."""
+    """Format a status (proxy.supervisor.operators.report) as text."""
     lines = [
         f"{_title(status)}: {_state(status)}",
         f"  listeners       {', '.join(status['listeners'])}",

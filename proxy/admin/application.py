@@ -1,4 +1,4 @@
-"""GET /metrics, /healthz, /readyz, /status.html, /status: what is answered, to whom."""
+"""The admin port's paths: GET /metrics, /healthz, /readyz, /status.html, /status."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -16,26 +16,26 @@ from proxy.runtime.rpc.errors import RpcError
 JSON = "application/json"
 
 TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
-"""The others say nothing but yes or no, and Kubernetes has no token to bring."""
+"""The other paths reveal only yes or no, and Kubernetes' probes have no token."""
 
 
 class ClusterView(Protocol):
-    """What can be answered; what has to be asked for raises RpcError."""
+    """The cluster's state as the admin port serves it. Methods that call the supervisor raise RpcError."""
 
     async def metrics(self) -> CollectedMetrics:
-        """All processes' metrics."""
+        """Return all processes' metrics."""
         ...
 
     def is_responsive(self) -> bool:
-        """Whether the supervisor has answered lately."""
+        """Return True if the supervisor has answered lately."""
         ...
 
     async def not_ready_reasons(self) -> list[str]:
-        """Why clients should not be sent here now."""
+        """Return why load balancers should send no clients here now; empty where they should."""
         ...
 
     async def status(self) -> str:
-        """The whole cluster, as JSON."""
+        """Return the status of the whole cluster as JSON."""
         ...
 
 
@@ -43,11 +43,11 @@ IsAllowed = Callable[[list[bytes]], Awaitable[bool]]
 
 
 class AdminApplication:
-    """Answers requests. ``allows`` judges their ``Authorization``."""
+    """Handler of requests. ``is_allowed`` checks their ``Authorization``."""
 
-    def __init__(self, knowledge: ClusterView, allows: IsAllowed, registry: CollectorRegistry) -> None:
-        self._view = knowledge
-        self._is_allowed = allows
+    def __init__(self, view: ClusterView, is_allowed: IsAllowed, registry: CollectorRegistry) -> None:
+        self._view = view
+        self._is_allowed = is_allowed
         self._paths: dict[str, Callable[[], Awaitable[HttpResponse]]] = {
             "/metrics": self._metrics,
             "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
@@ -61,14 +61,14 @@ class AdminApplication:
         )
 
     async def handle_request(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request."""
+        """Handle one request and count it."""
         try:
-            answer = await self._route_request(request)
+            response = await self._route_request(request)
         except RpcError as error:
-            answer = HttpResponse(503, f"the supervisor does not answer: {error}\n".encode())
+            response = HttpResponse(503, f"the supervisor does not answer: {error}\n".encode())
         path = request.path if request.path in self._paths else "other"
-        self._requests.labels(path=path, code=str(answer.status)).inc()
-        return answer
+        self._requests.labels(path=path, code=str(response.status)).inc()
+        return response
 
     async def _route_request(self, request: HttpRequest) -> HttpResponse:
         handler = self._paths.get(request.path)

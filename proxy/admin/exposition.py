@@ -1,8 +1,8 @@
 """The metrics of all processes in one text, merged line by line.
 
-A process that was taken over may write anything. What it writes is not parsed into objects: every line must have the
-one form that Prometheus reads, within bounds, or it is dropped; and it gets the labels ``cluster``, ``role`` and
-``worker`` from us. So the worst that a process can do is to say wrong numbers of its own.
+A compromised process may write anything. Its text is not parsed into objects: every line must have the one form that
+Prometheus reads, within bounds, or it is dropped; and the labels ``cluster``, ``role`` and ``worker`` are added here.
+So the worst that a process can do is to report wrong numbers of its own.
 """
 
 import math
@@ -13,20 +13,20 @@ from collections.abc import Iterator, Mapping
 from proxy.runtime.fairness.utf8 import utf8_bytes
 
 PROCESS_BYTES_MAX = 4 * 1024 * 1024
-"""Of one process: 1,000 principals (metrics.principals_max) take ten lines of some 150 bytes each."""
+"""Bound for one process: 1,000 principals (metrics.principals_max) take ten lines of some 150 bytes each."""
 
 BYTES_MAX = 64 * 1024 * 1024
-"""Of all processes together."""
+"""Bound for all processes together."""
 
 SERIES_MAX = 20_000
-"""Of one process."""
+"""Bound for one process."""
 
 LINES_MAX = 3 * SERIES_MAX
-"""Of one process: a series of its own family takes three, HELP, TYPE and the sample."""
+"""Bound for one process: a series with a family of its own takes three, HELP, TYPE and the sample."""
 
 PART_LINES = 1000
 PART_CHARACTERS = 128 * 1024
-"""What is read or written without a pause, whichever is reached first: some milliseconds."""
+"""Size of a part that is read or written without a pause, whichever is reached first: some milliseconds."""
 
 LINE_CHARACTERS_MAX = 4096
 
@@ -44,7 +44,7 @@ _SUFFIXES = frozenset({"", "_total", "_bucket", "_sum", "_count", "_created"})
 
 
 class Family:
-    """One metric of all processes."""
+    """One metric family, with the samples of all processes."""
 
     def __init__(self) -> None:
         self.help = ""
@@ -52,19 +52,19 @@ class Family:
         self.samples: list[str] = []
 
     def lines(self, name: str) -> list[str]:
-        """As Prometheus reads it."""
+        """Return the family's lines in Prometheus' text format."""
         return [f"# HELP {name} {self.help}", f"# TYPE {name} {self.type}", *self.samples]
 
 
 class Exposition:
-    """Takes one process's text after the other. The first that names a metric says what it is."""
+    """Merger of the processes' texts. The first process that names a metric sets its help and type."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
         self._bytes = 0
 
-    def add(self, labels: Mapping[str, str], text: str) -> Counter[str]:
-        """Merge a process's metrics; how many lines were dropped, by reason (``too_large``: the whole text, as one)."""
+    def add_process(self, labels: Mapping[str, str], text: str) -> Counter[str]:
+        """Merge a process's metrics; return the number of dropped lines by reason (``too_large``: the whole text)."""
         dropped: Counter[str] = Counter()
         for _pause in self.add_process_in_parts(labels, text, dropped):
             pass
@@ -80,11 +80,11 @@ class Exposition:
         yield from _Reader(self._families, labels, dropped).read(text)
 
     def text(self) -> bytes:
-        """All of it, families in alphabetical order."""
+        """Return the merged text, families in alphabetical order."""
         return b"".join(self.text_in_parts())
 
     def text_in_parts(self) -> Iterator[bytes]:
-        """The same, in parts of at most some 1,000 lines."""
+        """Yield the merged text in parts of at most PART_LINES lines."""
         for name in sorted(self._families):
             if self._families[name].samples:
                 lines = self._families[name].lines(name)
@@ -93,13 +93,13 @@ class Exposition:
 
 
 class _Reader:
-    """One process's text, family after family."""
+    """Reader of one process's text, line by line."""
 
     def __init__(self, families: dict[str, Family], labels: Mapping[str, str], dropped: Counter[str]) -> None:
         self._families = families
         self._added_labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-        self._names = frozenset(labels)
-        self._own: set[str] = set()
+        self._reserved_names = frozenset(labels)
+        self._declared: set[str] = set()
         self._family: Family | None = None
         self._name = ""
         self._series = 0
@@ -128,11 +128,11 @@ class _Reader:
             self._dropped["malformed"] += 1
             return
         kind, name, words = found.groups()
-        if name not in self._own and len(self._own) >= SERIES_MAX:
+        if name not in self._declared and len(self._declared) >= SERIES_MAX:
             self._dropped["too_many_series"] += 1
             self._family = None
             return
-        self._own.add(name)
+        self._declared.add(name)
         family = self._families.get(name)
         if family is None:
             family = self._families[name] = Family()
@@ -162,11 +162,11 @@ class _Reader:
             family.samples.append(f"{name}{{{labels}}} {value}")
 
     def _is_sample_name(self, name: str) -> bool:
-        """Whether a sample's name is that of its family, with or without a suffix."""
+        """Return True if a sample's name is that of its family, with or without a suffix."""
         return name.startswith(self._name) and name[len(self._name) :] in _SUFFIXES
 
     def _are_labels_allowed(self, labels: str | None) -> bool:
-        """Whether no label stands there twice, and none is Prometheus's own: it would refuse everything for that.
+        """Return True if no label occurs twice and none is reserved: Prometheus would refuse the whole text for that.
 
         ``__name__`` is a second name of the metric; all others with two underscores are reserved, too.
         """
@@ -175,13 +175,13 @@ class _Reader:
         names = _LABEL_NAME.findall(labels)
         return (
             len(set(names)) == len(names)
-            and self._names.isdisjoint(names)
+            and self._reserved_names.isdisjoint(names)
             and not any(name.startswith("__") for name in names)
         )
 
 
 def _is_out_of_range(value: str) -> bool:
-    """Whether a number is too large to be one: Prometheus would refuse everything for that, too."""
+    """Return True if a number overflows a float: Prometheus would refuse the whole text for that, too."""
     return math.isinf(float(value)) and not value.endswith("Inf")
 
 

@@ -1,8 +1,8 @@
-"""HTTP/1.1 for strangers: h11 decides from bytes, this does the IO, with a bound on every wait, size and number.
+"""HTTP/1.1 server for untrusted clients: h11 parses, this does the IO, with a bound on every wait, size and number.
 
-One request a connection: whoever asks every few seconds loses nothing by that, and no connection is ever idle. Where as
-many connections are open as may be, the next one takes the place of the oldest from the address that has the most, so
-that somebody who holds connections open keeps nobody else from being answered.
+One request a connection: a client that asks every few seconds loses nothing by that, and no connection is ever idle.
+Where CONNECTIONS_MAX are open, the next one displaces the oldest from the address that has the most, so that a client
+that holds connections open does not keep others from being served.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ CONNECTIONS_MAX = 256
 HEAD_BYTES_MAX = 8 * 1024
 HEAD_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
-"""To make an answer, and to have it taken."""
+"""Time to produce a response and to have it received."""
 LINGER_S = 0.5
 LINGER_BYTES_MAX = 64 * 1024
 ACCEPT_PAUSE_S = 0.1
@@ -39,7 +39,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What is answered."""
+    """A response; the connection is closed after it."""
 
     status: int
     body: bytes
@@ -55,25 +55,25 @@ class _Connection:
     stream: trio.abc.HalfCloseableStream
     address: str
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    gone: trio.Event = field(default_factory=trio.Event)
+    closed: trio.Event = field(default_factory=trio.Event)
 
 
 class HttpServer:
-    """Serves one listener."""
+    """Server of one listener. ``displaced``: connections closed in favour of newer ones."""
 
-    def __init__(self, answer: RequestHandler) -> None:
-        self._answer = answer
+    def __init__(self, handle_request: RequestHandler) -> None:
+        self._handle_request = handle_request
         self._accepting = trio.CancelScope()
         self._connections: dict[_Connection, None] = {}  # in the order in which they came
         self.displaced = 0
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     def stop_accepting(self) -> None:
-        """Answer those that are here, and leave new ones to whoever else listens."""
+        """Serve the open connections to their end, and leave new ones to the successor at the same port."""
         self._accepting.cancel()
 
     async def serve(self, listener: trio.abc.Listener[trio.SocketStream]) -> None:
@@ -87,16 +87,16 @@ class HttpServer:
                         get_logger().error("the admin port cannot accept a connection", reason=str(error))
                         await trio.sleep(ACCEPT_PAUSE_S)
                         continue
-                    await self.admit(stream, _address(stream), nursery)
+                    await self.admit_connection(stream, _address(stream), nursery)
 
-    async def admit(self, stream: trio.abc.HalfCloseableStream, address: str, nursery: trio.Nursery) -> None:
-        """Serve a connection in a task of its own, in the place of another where there are too many."""
+    async def admit_connection(self, stream: trio.abc.HalfCloseableStream, address: str, nursery: trio.Nursery) -> None:
+        """Serve a connection in a task of its own; displace another one where there are too many."""
         with trio.CancelScope(shield=True):  # it only waits for tasks that are cancelled
             while len(self._connections) >= CONNECTIONS_MAX:
                 one = self._connection_to_displace()
                 self.displaced += 1
                 one.scope.cancel()
-                await one.gone.wait()
+                await one.closed.wait()
         connection = _Connection(stream, address)
         self._connections[connection] = None
         nursery.start_soon(self._serve_one, connection)
@@ -111,14 +111,14 @@ class HttpServer:
             with connection.scope:
                 await self._exchange(connection)
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
-            pass  # the peer has gone, or was told what is wrong
+            pass  # the peer has gone, or got a response that names the error
         except Exception as error:  # noqa: BLE001 -- a barrier around each connection
             get_logger().error("the admin port met a defect", exc_info=error)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(connection.stream)
             del self._connections[connection]
-            connection.gone.set()
+            connection.closed.set()
 
     async def _exchange(self, connection: _Connection) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
@@ -130,13 +130,13 @@ class HttpServer:
             if request is None:
                 return
         except h11.RemoteProtocolError as error:
-            answer = HttpResponse(error.error_status_hint, b"this is no HTTP request\n")
+            response = HttpResponse(error.error_status_hint, b"this is no HTTP request\n")
         else:
-            answer = HttpResponse(503, b"no answer in time\n")
+            response = HttpResponse(503, b"no answer in time\n")
         with trio.move_on_after(ANSWER_TIMEOUT_S):
             if request is not None:
-                answer = await self._answer(request)
-            await _send(http, stream, answer, with_body=request is None or request.method != "HEAD")
+                response = await self._handle_request(request)
+            await _send(http, stream, response, with_body=request is None or request.method != "HEAD")
             await _linger(stream)
 
 
@@ -150,22 +150,22 @@ async def _read_head(http: h11.Connection, connection: _Connection) -> HttpReque
     return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address)
 
 
-async def _send(http: h11.Connection, stream: trio.abc.SendStream, answer: HttpResponse, *, with_body: bool) -> None:
+async def _send(http: h11.Connection, stream: trio.abc.SendStream, response: HttpResponse, *, with_body: bool) -> None:
     headers = [
-        ("Content-Type", answer.content_type),
-        ("Content-Length", str(len(answer.body))),
+        ("Content-Type", response.content_type),
+        ("Content-Length", str(len(response.body))),
         ("Connection", "close"),
-        *answer.headers,
+        *response.headers,
     ]
-    reason = HTTPStatus(answer.status).phrase.encode()
-    head = http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason)) or b""
+    reason = HTTPStatus(response.status).phrase.encode()
+    head = http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
     await stream.send_all(head)
     if with_body:
-        await stream.send_all(answer.body)
+        await stream.send_all(response.body)
 
 
 async def _linger(stream: trio.abc.HalfCloseableStream) -> None:
-    """Read on for a moment: to close with bytes unread would reset the connection, and the answer might be lost."""
+    """Read on for LINGER_S: to close with bytes unread would reset the connection, and the response might be lost."""
     await stream.send_eof()
     left = LINGER_BYTES_MAX
     with trio.move_on_after(LINGER_S):

@@ -1,4 +1,4 @@
-"""An answer that is made once for all who ask at the same time, and kept for a moment."""
+"""A short-lived cache that coalesces concurrent calls."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -29,7 +29,7 @@ class CoalescingCache(Generic[ValueT]):
         self._under_way: trio.Event | None = None
 
     async def current(self) -> ValueT:
-        """The value, finished at most ``keep_s`` ago when it was asked for. Raises RpcError where there is none."""
+        """Return the value, at most ``keep_s`` old at the time of the call. Raises RpcError where there is none."""
         if self._under_way is None and trio.current_time() - self._ended >= self._keep_s:
             self._under_way = trio.Event()
             self._nursery.start_soon(self._run, self._under_way)

@@ -1,4 +1,4 @@
-"""One scrape: asks for the metrics of every process, and merges them."""
+"""One scrape: the metrics of every process, read through the supervisor and merged."""
 
 import time
 from collections import Counter
@@ -16,30 +16,30 @@ from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 CONCURRENT_CALLS_MAX = 4
-"""Their answers (each at most exposition.PROCESS_BYTES_MAX) must fit into what may wait on the supervisor's line."""
+"""Concurrent calls: their replies (each at most exposition.PROCESS_BYTES_MAX) must fit into the supervisor's queue."""
 
 
 class CollectedMetrics(NamedTuple):
-    """The metrics of all processes, and when their collection began, in seconds since 1970."""
+    """The metrics of all processes, and the start of their collection in seconds since 1970."""
 
     text: bytes
     at: float
 
 
 class MetricsSource(Protocol):
-    """What is used of Questions."""
+    """The part of SupervisorClient that a scrape uses."""
 
     async def places(self) -> list[ProcessIdentity]:
-        """The processes that can be asked for their metrics. Raises RpcError."""
+        """Return the processes whose metrics can be read. Raises RpcError."""
         ...
 
     async def metrics(self, place: ProcessIdentity) -> str:
-        """One process's metrics. Raises RpcError."""
+        """Return one process's metrics. Raises RpcError."""
         ...
 
 
 class MetricsScrape:
-    """Makes the text of ``/metrics``. What a process writes that is no metric is dropped, counted and logged."""
+    """Producer of the text of ``/metrics``. Malformed lines of a process are dropped, counted and logged."""
 
     def __init__(self, cluster: str, source: MetricsSource, registry: CollectorRegistry) -> None:
         self._cluster = cluster
@@ -54,7 +54,10 @@ class MetricsScrape:
         self._logged: set[str] = set()
 
     async def collect_metrics(self) -> CollectedMetrics:
-        """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
+        """Read and merge all processes' metrics. Raises RpcError.
+
+        A process that does not answer is left out; its restart shows elsewhere.
+        """
         at = time.time()
         places = await self._source.places()
         texts: dict[ProcessIdentity, str] = {}
@@ -76,11 +79,11 @@ class MetricsScrape:
         for place in places:
             dropped: Counter[str] = Counter()
             for _part in merged.add_process_in_parts(self._labels(place), texts.pop(place, ""), dropped):
-                await trio.lowlevel.checkpoint()  # others are answered between two parts
+                await trio.lowlevel.checkpoint()  # other requests are served between two parts
             if dropped:
                 self._count_dropped(place, dropped, "it writes what is no metric, or too much")
             await trio.lowlevel.checkpoint()
-        merged.add(self._labels(ProcessIdentity(Role.ADMIN.value, 0)), render_metrics(self._registry))
+        merged.add_process(self._labels(ProcessIdentity(Role.ADMIN.value, 0)), render_metrics(self._registry))
         text = bytearray()
         for part in merged.text_in_parts():
             text += part
@@ -94,7 +97,7 @@ class MetricsScrape:
         for reason, count in dropped.items():
             self._dropped.labels(of=place.role, reason=reason).inc(count)
         name = f"{place.role}-{place.index}"
-        if name not in self._logged:  # once: it may be so at each scrape from now on
+        if name not in self._logged:  # once: it may recur with each scrape
             self._logged.add(name)
             get_logger().error(
                 "a process's metrics are not served in full", who=name, dropped=dict(dropped), reason=why

@@ -1,7 +1,7 @@
-"""The admin worker: serves the operators' port, and knows nothing but what the supervisor tells it.
+"""The admin worker: serves the operators' port with what it reads from the supervisor.
 
-It reads what strangers send, so it holds no key: its configuration has no secrets, the one token that it reads itself
-is its callers'.
+It reads unauthenticated input, so it holds no key: its configuration has no secrets, and the one token that it reads
+itself is that of its callers.
 """
 
 from collections.abc import Mapping
@@ -21,28 +21,28 @@ from proxy.runtime.rpc.server import Handler, StreamingHandler
 
 METRICS_KEPT_S = 1.0
 READINESS_KEPT_S = 0.5
-"""Whoever reaches the port may ask for it; Kubernetes does every few seconds."""
+"""Any client that reaches the port may ask for it; Kubernetes does every few seconds."""
 
 STATUS_KEPT_S = 0.1
 DRAIN_S_MAX = 1.0
-"""A request under way has so long when the worker ends."""
+"""Time for a request under way when the worker ends."""
 
 
 class CachedClusterView:
-    """What the supervisor tells, collected once for all who ask in the same moment."""
+    """ClusterView from the supervisor's reports, each read once for all requests of the same moment."""
 
     def __init__(
         self,
-        questions: SupervisorClient,
+        client: SupervisorClient,
         scrape: MetricsScrape,
         nursery: trio.Nursery,
         *,
         readiness_kept_s: float = READINESS_KEPT_S,
     ) -> None:
         self.metrics = CoalescingCache(nursery, scrape.collect_metrics, METRICS_KEPT_S).current
-        self.is_responsive = questions.is_responsive
-        self.not_ready_reasons = CoalescingCache(nursery, questions.not_ready_reasons, readiness_kept_s).current
-        self.status = CoalescingCache(nursery, questions.status, STATUS_KEPT_S).current
+        self.is_responsive = client.is_responsive
+        self.not_ready_reasons = CoalescingCache(nursery, client.not_ready_reasons, readiness_kept_s).current
+        self.status = CoalescingCache(nursery, client.status, STATUS_KEPT_S).current
 
 
 class AdminService:
@@ -53,19 +53,19 @@ class AdminService:
         self._token_check = TokenCheck(context.config.admin)
         self._supervisor = SupervisorClient(context.descriptors.questions)
         scrape = MetricsScrape(context.config.cluster.name, self._supervisor, context.registry)
-        knowledge = CachedClusterView(self._supervisor, scrape, context.nursery)
-        self._server = HttpServer(AdminApplication(knowledge, self._is_allowed, context.registry).handle_request)
+        view = CachedClusterView(self._supervisor, scrape, context.nursery)
+        self._server = HttpServer(AdminApplication(view, self._is_allowed, context.registry).handle_request)
         self._ended = trio.Event()
 
     async def _is_allowed(self, authorization: list[bytes]) -> bool:
         return await self._token_check.is_allowed(authorization)
 
     def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
-        """None: nobody but the supervisor calls it."""
+        """Return none: only the supervisor calls this worker."""
         return {}
 
     async def start(self) -> None:
-        """Take the port over, and serve it. Raises ConfigError."""
+        """Receive the port from the supervisor and serve it. Raises ConfigError."""
         try:
             listener = await self._supervisor.receive_listener()
         except (ChannelLost, OSError) as error:
@@ -74,7 +74,7 @@ class AdminService:
         self._nursery.start_soon(self._serve, listener)
 
     async def _run_supervisor_client(self) -> None:
-        """End the worker with its line: without it there is nothing that it could answer."""
+        """Run the channel to the supervisor and end the worker with it: it could serve nothing without."""
         await self._supervisor.run()
         self._nursery.cancel_scope.cancel()
 
@@ -84,16 +84,16 @@ class AdminService:
         self._ended.set()
 
     async def configure(self, config: Config) -> None:
-        """Take over another token. Raises ConfigError."""
+        """Take over another token file. Raises ConfigError."""
         await trio.lowlevel.checkpoint()
         self._token_check = TokenCheck(config.admin)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002 -- nothing can be handed over
-        """Leave new requests to a successor; return when those under way are answered, or soon."""
+        """Leave new requests to a successor; wait for those under way, for at most DRAIN_S_MAX."""
         self._server.stop_accepting()
         with trio.move_on_after(min(timeout_s, DRAIN_S_MAX)):
             await self._ended.wait()
 
     def status(self) -> dict[str, object]:
-        """What an operator may want to know."""
+        """Return the numbers of open and of displaced HTTP connections."""
         return {"http_connections": self._server.connections, "displaced_connections": self._server.displaced}

@@ -1,4 +1,4 @@
-"""What the admin worker asks the supervisor, over a line that is its own."""
+"""The admin worker's RPC client of the supervisor, on a socket of its own."""
 
 import contextlib
 import socket
@@ -13,22 +13,22 @@ from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.rpc.errors import RpcError
 
 LISTENER_REQUEST = b"L"
-"""The first byte on the line: the supervisor answers it with the listener, before any call."""
+"""The first byte on the socket: the supervisor answers it with the listener, before any call."""
 
 ANSWER_TIMEOUT_S = 5.0
 """Longer than the supervisor waits for a worker (proxy.supervisor.operators.report)."""
 
 HEALTH_INTERVAL_S = 5.0
 SILENCE_S_MAX = 15.0
-"""A supervisor that has answered nothing for so long is not well. Shorter ones are a busy machine's."""
+"""After this long without an answer the supervisor counts as unresponsive; shorter delays are a busy machine's."""
 
 
 class ChannelLost(Exception):
-    """The supervisor has closed the line."""
+    """The supervisor has closed the socket."""
 
 
 class SupervisorClient:
-    """The line. ``receive_listener`` comes first, then ``run`` beside all calls."""
+    """The channel to the supervisor: first ``receive_listener``, then ``run`` as a task beside all calls."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = adopt_socket(descriptor)
@@ -37,8 +37,8 @@ class SupervisorClient:
         self._last_answer_s = float("-inf")
 
     async def receive_listener(self) -> trio.SocketListener:
-        """The operators' port. Raises ChannelLost."""
-        self._socket.send(LISTENER_REQUEST)  # the line is empty: it does not wait
+        """Request and return the operators' listener. Raises ChannelLost."""
+        self._socket.send(LISTENER_REQUEST)  # the socket's buffer is empty: this does not block
         await trio.lowlevel.wait_readable(self._socket)
         _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 1, 1)
         if len(descriptors) != 1:
@@ -47,7 +47,7 @@ class SupervisorClient:
         return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
 
     async def run(self) -> None:
-        """Keep the line, and look after the supervisor; returns when it has closed the line."""
+        """Run the channel and poll the supervisor's health; return when it has closed the channel."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._poll_supervisor)
             await self._rpc.run()
@@ -67,24 +67,24 @@ class SupervisorClient:
         return trio.SocketStream(trio.socket.from_stdlib_socket(self._socket))
 
     def is_responsive(self) -> bool:
-        """Whether the supervisor has answered lately."""
+        """Return True if the supervisor has answered within SILENCE_S_MAX."""
         return trio.current_time() - self._last_answer_s < SILENCE_S_MAX
 
     async def not_ready_reasons(self) -> list[str]:
-        """Why clients should not be sent here now; empty: they should. Raises RpcError."""
-        told = await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
-        return list(told.reasons)
+        """Return why load balancers should send no clients here now; empty where they should. Raises RpcError."""
+        reply = await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
+        return list(reply.reasons)
 
     async def status(self) -> str:
-        """The whole cluster, as JSON. Raises RpcError."""
+        """Return the status of the whole cluster as JSON. Raises RpcError."""
         return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
 
     async def places(self) -> list[ProcessIdentity]:
-        """The processes that can be asked for their metrics. Raises RpcError."""
-        told = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
-        return [ProcessIdentity.from_protobuf(place) for place in told.places]
+        """Return the processes whose metrics can be read. Raises RpcError."""
+        reply = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
+        return [ProcessIdentity.from_protobuf(place) for place in reply.places]
 
     async def metrics(self, place: ProcessIdentity) -> str:
-        """One process's metrics. Raises RpcError."""
+        """Return one process's metrics. Raises RpcError."""
         request = place.to_protobuf()
         return (await self._rpc.call(Method.REPORT_METRICS, request, Text, timeout_s=ANSWER_TIMEOUT_S)).text

@@ -1,4 +1,4 @@
-"""Who may read what the admin port does not tell everybody: whoever brings the token of ``admin.token_file``."""
+"""Check of the token of ``admin.token_file``, which the protected paths of the admin port require."""
 
 import hashlib
 import hmac
@@ -11,8 +11,9 @@ _KEY = "admin.token_file"
 
 
 class TokenCheck:
-    """Judges the ``Authorization`` of requests. Raises ConfigError where the file cannot be used at the beginning;
-    one that becomes unusable later leaves the token from before.
+    """Checks the ``Authorization`` of requests. Raises ConfigError where the file cannot be used at the start.
+
+    A file that becomes unusable later leaves the previous token in force.
     """
 
     def __init__(self, config: Admin) -> None:
@@ -20,14 +21,14 @@ class TokenCheck:
         self._token = ReloadingFile(_KEY, (file,), lambda: read_admin_token(file)) if file else None
 
     async def is_allowed(self, authorization: list[bytes]) -> bool:
-        """Whether a request with these values of the header may read everything."""
+        """Return True if a request with these values of the header may read the protected paths."""
         if self._token is None:
             return True
         token = await self._token.current_value()
         if len(authorization) != 1:
             return False
         scheme, _, given = authorization[0].partition(b" ")
-        # Of digests, since the time of a comparison tells how long the token is.
+        # Digests are compared, since the time of a comparison reveals the token's length.
         same = hmac.compare_digest(_digest(given.strip()), _digest(token))
         return same and scheme.lower() == b"bearer"
 

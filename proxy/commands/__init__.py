@@ -1,1 +1,1 @@
-"""What the command line's larger commands do."""
+"""Implementation of the larger commands."""

@@ -1,4 +1,4 @@
-"""``check``: everything that workers make of a configuration, made once and thrown away."""
+"""The command ``check``: constructs once what workers construct from a configuration."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
 
 async def check_objects(config: Config) -> BrokerAuthentication | None:
-    """Make everything that workers make of a configuration; gives the proxy's credentials at brokers. Raises
+    """Construct what workers construct from a configuration; return the proxy's credentials at brokers. Raises
     ConfigError.
     """
     await trio.lowlevel.checkpoint()
@@ -34,14 +34,14 @@ async def check_objects(config: Config) -> BrokerAuthentication | None:
 
 
 async def find_warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
-    """Find what will not work as it is now, though a file that is replaced or another user may mend it. Raises
+    """Find problems of the moment, which a replaced file or another user may solve. Raises
     ConfigError.
     """
     return [*_runtime_dir(config.cluster.runtime_dir), *await _credentials(config, credentials)]
 
 
 def _runtime_dir(path: str) -> Iterator[str]:
-    """Warn only, where another user could start: a service often has a user that is not the one who checks."""
+    """Warn only where another user could start: a service often runs as another user than the one who checks."""
     try:
         obstacle = runtime_dir_obstacle(path)
     except StartFailed as error:
@@ -69,7 +69,7 @@ def _expired(what: str, expires_at_unix_ms: int) -> Iterator[str]:
 
 @contextmanager
 def suppress_logs() -> Iterator[None]:
-    """Drop log entries: what is wrong is said, not logged."""
+    """Drop log entries: the command prints its findings itself."""
     before = structlog.get_config()
     structlog.configure(processors=[_drop])
     try:

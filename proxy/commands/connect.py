@@ -50,16 +50,16 @@ class InProcessCredentials:
 
     @property
     def complete(self) -> bool:
-        """Whether the broker owes no proof of its own."""
+        """Return True if the broker owes no further proof."""
         return self._state.is_complete()
 
     @property
     def expires_at_unix_ms(self) -> int:
-        """When the credentials of the last answer end; 0: never, or it is not known."""
+        """End of the last answer's credentials in Unix milliseconds; 0: never, or unknown."""
         return self._state.expires_at_unix_ms
 
     async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
-        """Method and data, as an auth worker would give them. Raises RpcError."""
+        """Return method and data, as an auth worker would. Raises RpcError."""
         try:
             return self._method, await self._state.authenticate(challenge)
         except CredentialsUnavailable as error:
@@ -113,7 +113,7 @@ async def _discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
 
 
 class _BrokerCheck:
-    """What one broker is asked, and what that shows."""
+    """The logins at one broker, and the findings that follow."""
 
     def __init__(self, config: Config, authentication: BrokerAuthentication | None) -> None:
         self._config = config
@@ -155,7 +155,7 @@ class _BrokerCheck:
         )
 
     def _failure(self, login: LoginResult) -> str:
-        """What is wrong, where it is not about the role; nothing where nothing is."""
+        """Return what is wrong, apart from the role; "" where nothing is."""
         if login.connected:
             return ""
         if login.code is None:
@@ -172,7 +172,7 @@ class _BrokerCheck:
         return f"it refuses the proxy ({login.detail}){advice}"
 
     async def _role(self, broker: Endpoint, login: LoginResult, principal: str) -> Finding:
-        """What is known of the role: a proxy's must name a principal, and any other must not."""
+        """Find whether the role is among proxyRoles: such a role must name a principal, any other must not."""
         if login.verdict is CredentialVerdict.REFUSED:
             return Finding(
                 good=False,
@@ -186,7 +186,7 @@ class _BrokerCheck:
         return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({without.detail})")
 
     async def _credentials_finding(self, broker: Endpoint, principal: str) -> Finding:
-        """It took whatever came: whether it would also take nothing."""
+        """Find whether a broker that took the credentials also accepts a client without any."""
         nothing = await self._log_in(broker, NoCredentials(), principal)
         if nothing.code == ServerError.AuthenticationError:
             return Finding(good=True, text="it accepts the proxy's credentials; it does not look at proxyRoles")

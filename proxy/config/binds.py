@@ -1,4 +1,4 @@
-"""Whether two things of one configuration would listen at one address.
+"""Check for two listeners of one configuration at overlapping addresses.
 
 To bind both succeeds (SO_REUSEADDR); the second one's ``listen`` fails, which is when the cluster has already started.
 """
@@ -34,7 +34,7 @@ def keys_of_overlapping_binds(before: Config, after: Config) -> list[str]:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether two addresses cannot both be listened at: ports are equal, and a host is the other's or stands for it."""
+    """Return True if two addresses conflict: equal ports, and equal hosts or a wildcard that covers the other."""
     one, other = parse_host_port(first), parse_host_port(second)
     if one.port != other.port:
         return False
@@ -49,7 +49,7 @@ def _binds(config: Config) -> Iterator[Bind]:
 
 
 def _hosts(host: str) -> frozenset[str]:
-    """The addresses that a host is, as text; a name but ``localhost`` is only itself, since nobody is asked for it."""
+    """Return a host's addresses as text; a name other than ``localhost`` stays as it is, since it is not resolved."""
     if host.lower() == "localhost":
         return _LOOPBACK
     try:
@@ -62,7 +62,7 @@ def _hosts(host: str) -> frozenset[str]:
 
 
 def _covers(wildcard: frozenset[str], hosts: frozenset[str]) -> bool:
-    """Whether one side is a wildcard of a family that the other has an address of. A name may have any."""
+    """Return True if one side is a wildcard of a family that the other has an address of. A name may have any."""
     versions = {_version(host) for host in hosts}
     if "0.0.0.0" in wildcard:  # noqa: S104 -- compared, not bound
         return bool(versions & {4, None})
@@ -77,7 +77,7 @@ def _version(host: str) -> int | None:
 
 
 def _is_dual_stack() -> bool:
-    """Whether ``[::]`` takes IPv4 connections, too (net.ipv6.bindv6only, which is 0 by default)."""
+    """Return True if ``[::]`` accepts IPv4 connections, too (net.ipv6.bindv6only is 0, the default)."""
     try:
         return _BINDV6ONLY.read_text(encoding="ascii").strip() != "1"
     except OSError:  # no IPv6 here

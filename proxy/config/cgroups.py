@@ -1,4 +1,4 @@
-"""What the cgroups of this process allow it: CPUs and memory, as a container's runtime has set them.
+"""Limits of this process's cgroups: CPUs and memory, as a container's runtime has set them.
 
 Both versions are read, and machines that have both (hybrid: version 2 without controllers beside version 1). A limit
 may stand at the process's own cgroup or at any one above it (Kubernetes sets some at the pod), so all of them up to the
@@ -19,14 +19,14 @@ UNLIMITED_BYTES_MIN = 1 << 62
 _DIGITS_MAX = 20
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _PERIOD_US = 100_000
-"""What the kernel takes where cpu.max names no period."""
+"""The kernel's default where cpu.max names no period."""
 
 Read = Callable[[str], str]
-"""Gives a file's text, or "" where it cannot be read."""
+"""Returns a file's text, or "" where it cannot be read."""
 
 
 class ContainerLimits(NamedTuple):
-    """What a container may use; None: no bound."""
+    """CPUs and bytes of memory that a container may use; None: no limit."""
 
     cpus: Fraction | None = None
     memory_bytes: int | None = None
@@ -67,7 +67,7 @@ def container_limits(read: Read | None = None) -> ContainerLimits:
 
 
 def read_file(path: str) -> str:
-    """Give a small file's text; "" where it cannot be read."""
+    """Return a small file's text; "" where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 -- the kernel's names are text
             return file.read(1 << 20)
@@ -76,7 +76,7 @@ def read_file(path: str) -> str:
 
 
 def usable_cpus(affinity: int, limits: ContainerLimits) -> int:
-    """How many CPUs' worth of time there is, rounded up: those that may be used, at most the quota; at least one."""
+    """Return how many CPUs may be used: the affinity, at most the quota rounded up, at least one."""
     quota = affinity if limits.cpus is None else math.ceil(limits.cpus)
     return max(1, min(affinity, quota))
 
@@ -140,7 +140,7 @@ def _unescaped(path: str) -> str:
 
 
 def _folders(mount: Mount, path: str) -> Iterator[str]:
-    """The folders of a process's cgroup and of those above it, as far as the mount shows them.
+    """Yield the folders of a process's cgroup and of those above it, as far as the mount shows them.
 
     A path outside the mount (a namespace shows it with ``..``, a bind mount shows less than all) leaves the mount's own
     folder: what is limited for all below it is limited for this process.

@@ -9,7 +9,7 @@ def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
     changed = []
     if old.cluster.runtime_dir != new.cluster.runtime_dir:
         changed.append("cluster.runtime_dir")
-    if old.cluster.forwarders > new.cluster.forwarders > 0:  # somebody has to go on with their relays
+    if old.cluster.forwarders > new.cluster.forwarders > 0:  # their relays need a process
         changed.append("cluster.forwarders (fewer)")
     if old.relay.crash_safe != new.relay.crash_safe:
         changed.append("relay.crash_safe")
@@ -35,12 +35,12 @@ def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
 
 
 def _fixed_properties(listener: Listener) -> tuple[str, bool]:
-    """What of a listener stands as long as it is open; which certificate it shows may change."""
+    """Return the properties of a listener that are fixed while it is open; its certificate may change."""
     return listener.bind, listener.tls is not None
 
 
 def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
-    """Addresses that only the new configuration binds, with their keys."""
+    """Return the addresses that only the new configuration binds, with their keys."""
     listeners = {listener.bind for listener in old.listener}
     added = [
         (f"listener[{index}].bind", listener.bind)
@@ -53,7 +53,7 @@ def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
 
 
 def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
-    """The keys that differ and that a running process cannot take over, but one that follows it can."""
+    """Find the keys that differ and that only a new process can take over."""
     frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them
     changed = [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
     if old.log != new.log:

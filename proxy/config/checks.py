@@ -1,4 +1,4 @@
-"""What types cannot say of a configuration: keys that need each other, addresses, files that can be read."""
+"""Checks that types cannot express: keys that need each other, addresses, files that can be read."""
 
 import ipaddress
 import os
@@ -34,7 +34,7 @@ LIFETIME_MS_MIN = 1_000
 
 
 def validate_config(config: Config) -> Config:
-    """The configuration itself, if it holds together; raises ConfigError."""
+    """Check a configuration and return it. Raises ConfigError, which names the key."""
     if len(os.fsencode(config.cluster.runtime_dir)) > RUNTIME_DIR_BYTES_MAX:
         raise ConfigError(f"cluster.runtime_dir: longer than {RUNTIME_DIR_BYTES_MAX} bytes")
     if not config.listener:
@@ -60,7 +60,7 @@ def validate_config(config: Config) -> Config:
 
 
 def _check_admin_token(file: str) -> None:
-    """Here, since the admin worker has no say in whether a configuration is taken over."""
+    """Check the admin token here, since the admin worker has no vote on a new configuration."""
     try:
         if file:
             read_admin_token(file)
@@ -180,7 +180,7 @@ def _check_oidc(oidc: OidcAuthentication) -> None:
 
 
 def _check_issuer(key: str, url: str, *, plain: bool = False, plain_on_loopback: bool = False) -> None:
-    """An issuer is told and tells secrets, so it is asked by TLS, unless it is this machine or the operator says so."""
+    """Check an issuer's URL: https, as secrets travel, except on this machine or where the operator allows http."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -209,7 +209,7 @@ def _check_session(config: Config) -> None:
         _check_methods(f"{name}.methods_max_reauth_ms", table.methods_max_reauth_ms, config.authentication)
     for key, lifetime_ms in _lifetimes(config):
         if lifetime_ms > 0 and not config.authentication.enabled:
-            # Nobody's authentication would end: dangerous to leave unsaid to whoever relies on it.
+            # No authentication would end: dangerous for an operator who relies on it.
             raise ConfigError(f"{key}: needs authentication.enabled")
         if 0 < lifetime_ms < LIFETIME_MS_MIN:
             raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; nobody is authenticated again faster")
@@ -244,7 +244,7 @@ def _pattern(text: str) -> None:
 
 
 def _check_files(table: str, values: Strict, *keys: str) -> None:
-    """Whether the files under these keys can be read; an empty name is none."""
+    """Check that the files under these keys can be read; an empty name stands for no file."""
     for key in keys:
         file = getattr(values, key)
         if file:

@@ -20,11 +20,11 @@ from proxy.config.types import Config
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
-"""What is longer is no configuration."""
+"""A longer file is no configuration."""
 
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
-    """The configuration of a file, overridden from the environment; raises ConfigError."""
+    """Load the configuration of a file, overridden from the environment. Raises ConfigError."""
     return validate_config(_typed(_tree(path, environment)))
 
 
@@ -107,7 +107,7 @@ def _is_number(key: str) -> bool:
 
 
 def _kind_below(kind: Any, key: str, name: str) -> Any:
-    """The type that stands under a key of a type."""
+    """Return the type of the value under a key of a table or list."""
     if is_list(kind):
         if not _is_number(key):
             raise ConfigError(f"{name}: {key} is not the number of an entry")
@@ -119,7 +119,7 @@ def _kind_below(kind: Any, key: str, name: str) -> Any:
 
 
 def _unknown_variable(kind: Any, key: str) -> str:
-    """What is wrong with a variable: its parts are separated by two underscores, or one of them does not exist."""
+    """Return what is wrong with a variable: missing double underscores, or a part that does not exist."""
     tables = {f"{table}_": table for table in fields_of(Config)}
     table = next((table for start, table in tables.items() if kind is Config and key.startswith(start)), None)
     if table is not None:
@@ -157,7 +157,7 @@ def _assign(node: Any, key: str, value: Any, name: str) -> None:
 
 
 def _parse_value(value: str, kind: Any, name: str) -> Any:
-    """A variable's text as the key's type wants it: texts as they are, all else as TOML writes it."""
+    """Parse a variable's text by the key's type: texts as they are, all else as TOML."""
     base = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if base is str or (typing.get_origin(base) is typing.Literal):
         return value
@@ -171,5 +171,5 @@ def _parse_value(value: str, kind: Any, name: str) -> Any:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a worker: without what overrides the configuration, which may hold secrets."""
+    """Return the environment for a worker, without the variables of the configuration, which may hold secrets."""
     return {name: value for name, value in environment.items() if not name.startswith(ENVIRONMENT_PREFIX)}

@@ -1,4 +1,4 @@
-"""Fit the configuration to a container's memory: what the operator has set stays, what is left open takes what is left.
+"""Fit of the configuration to a container's memory: the operator's settings stay, open ones share the rest.
 
 All figures are estimates from measurements (`make bench ARGS=--sizing`, docs/installation.md) and on the large side: a
 container that needs more than its limit is ended by the kernel, with all its relays.
@@ -49,7 +49,7 @@ _SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, UNAUTHENTICATED: 0.15}
 
 
 class MemoryDemand(NamedTuple):
-    """What one key may make the cluster use: ``amount`` times ``bytes_each``."""
+    """Memory that one key allows the cluster to use: ``amount`` times ``bytes_each``."""
 
     key: str
     amount: int
@@ -58,7 +58,7 @@ class MemoryDemand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """In all."""
+        """The product, in bytes."""
         return int(self.amount * self.bytes_each)
 
 
@@ -73,7 +73,7 @@ class MemoryPlan(NamedTuple):
 
     @property
     def needed_bytes(self) -> int:
-        """What the limit would have to be for this configuration."""
+        """The container limit that this configuration needs."""
         used = self.processes_bytes + sum(demand.bytes for demand in self.demands)
         return _with_reserve(used)
 
@@ -84,7 +84,7 @@ class MemoryPlan(NamedTuple):
         return self
 
     def summary(self) -> Mapping[str, Any]:
-        """What to tell an operator in one line, sizes in MiB."""
+        """Return the plan's numbers for one log entry, sizes in MiB."""
         cpus, memory = self.container
         limits = self.config.limits
         return {
@@ -182,7 +182,7 @@ def _processes_bytes(config: Config, forwarders: int) -> int:
 
 
 def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
-    """What each key may lead to, as it is set."""
+    """Return the demand of each key, as it is set."""
     limits, holders = config.limits, config.cluster.forwarders + config.cluster.lookup_workers
     demands = (
         MemoryDemand(
@@ -204,7 +204,7 @@ def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
 
 
 def _connection_bytes(config: Config) -> int:
-    """What a connection of the dearest kind that there may be needs."""
+    """Return the bytes of a connection of the most expensive kind that is configured."""
     sides = any(listener.tls is not None for listener in config.listener) + speaks_tls(config.brokers.service_url)
     return CONNECTION_BYTES + sides * TLS_BYTES
 
@@ -240,10 +240,10 @@ def _shortage(plan: MemoryPlan, memory: int) -> str:
 
 
 def _with_reserve(used: int) -> int:
-    """The smallest limit that leaves the reserve beside what is used."""
+    """Return the smallest limit that leaves the reserve beside the used bytes."""
     return -(-used * RESERVE_SHARE // (RESERVE_SHARE - 1))
 
 
 def forwarder_count(config: Config) -> int:
-    """How many forwarders to run; of a configuration that was not fitted to a container, one for each CPU."""
+    """Return how many forwarders to run; for a configuration that was not fitted to a container, one for each CPU."""
     return config.cluster.forwarders or usable_forwarders(container_limits())

@@ -1,12 +1,12 @@
-"""What the configuration says of authentication methods."""
+"""Properties of authentication methods that follow from the configuration."""
 
 from proxy.config.types import Authentication
 
 
 def one_round_methods(config: Authentication) -> frozenset[str]:
-    """The methods whose first round is also the last one, as far as the configuration alone can tell.
+    """Return the methods whose first round is also the last one, as far as the configuration alone can tell.
 
-    Methods of providers from elsewhere are not among them: how many rounds they need is known to nobody but them. Where
+    Methods of plugins are not among them: only a plugin knows how many rounds it needs. Where
     one shares a method with a provider of our own, both have a single round (auth.registry).
     """
     methods = set()

@@ -32,23 +32,23 @@ class ProxyRole:
 
 
 class ProxyRoles:
-    """Who is a proxy, by all entries."""
+    """All entries of ``authentication.proxy_roles``."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._entries = frozenset(map(ProxyRole.parse, entries))
         self._names = frozenset(entry.role for entry in self._entries)
 
     def includes(self, role: str, method: str) -> bool:
-        """Whether a client of this role is a proxy, after it was authenticated by this method."""
+        """Return True if a client with this role, authenticated by this method, is a proxy."""
         return ProxyRole(ANY_METHOD, role) in self._entries or ProxyRole(method, role) in self._entries
 
     def contains_role(self, role: str) -> bool:
-        """Whether a role is a proxy's by some method or other."""
+        """Return True if a role is a proxy's by at least one method."""
         return role in self._names
 
 
 def check_proxy_roles(authentication: Authentication, methods: Collection[str]) -> None:
-    """Refuse entries that nobody could be by the methods that have a provider. Raises ConfigError."""
+    """Refuse entries that no client could have by the methods that have a provider. Raises ConfigError."""
     for entry in authentication.proxy_roles:
         parsed = ProxyRole.parse(entry)
         if not parsed.role.strip():
@@ -64,7 +64,7 @@ def check_proxy_roles(authentication: Authentication, methods: Collection[str]) 
 
 
 def configured_methods(authentication: Authentication) -> frozenset[str]:
-    """The methods of the providers that come with the proxy; what plugins judge is known once they are made."""
+    """Return the methods of the configured built-in providers; those of plugins are known once these are loaded."""
     methods = {
         "token": authentication.token or authentication.oidc,
         "tls": authentication.tls,

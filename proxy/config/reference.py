@@ -39,7 +39,7 @@ address that overlaps an old one need a restart. A reload that would change thes
 
 
 def reference() -> str:
-    """The whole document."""
+    """Return the whole document."""
     parts = [_PREFACE]
     for field in msgspec.structs.fields(Config):
         parts.extend(_sections(field.name, field.type))
@@ -47,7 +47,7 @@ def reference() -> str:
 
 
 def _sections(path: str, kind: Any) -> Iterator[str]:
-    """The section of a table and of the tables in it."""
+    """Return the section of a table and of the tables in it."""
     table, repeated = _table_of(kind)
     if table is None:
         return
@@ -74,7 +74,7 @@ def _row(field: msgspec.structs.FieldInfo, description: str) -> str:
 
 
 def _documentation(table: type[Strict]) -> tuple[str, dict[str, str]]:
-    """A table's text, and the description of each of its keys; a key without one is an error."""
+    """Return a table's text and the description of each key. Raises ValueError for a key without one."""
     text, _, keys = inspect.cleandoc(table.__doc__ or "").partition("\n\n")
     entries = re.split(r"^(?=\w+: )", keys, flags=re.MULTILINE)
     pairs = (" ".join(entry.split()).partition(": ") for entry in entries if entry.strip())
@@ -86,7 +86,7 @@ def _documentation(table: type[Strict]) -> tuple[str, dict[str, str]]:
 
 
 def _table_of(kind: Any) -> tuple[type[Strict] | None, bool]:
-    """The table that a key holds (None: it holds a value), and whether it may hold several."""
+    """Return the table that a key holds (None: it holds a value), and whether it may hold several."""
     if typing.get_origin(kind) in {typing.Union, types.UnionType}:
         kind = next(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
     if typing.get_origin(kind) is tuple:

@@ -4,7 +4,7 @@ from proxy.config.types import Config
 
 
 def max_reauth_ms(config: Config, listener: int, method: str) -> int:
-    """Within how many milliseconds a client of this listener (by number) and method must authenticate again; 0: none.
+    """Return the ms within which a client of this listener (by index) and method must re-authenticate; 0: none.
 
     The nearest that is said counts: the listener's for the method, the listener's, the method's, the one for all.
     """

@@ -1,4 +1,4 @@
-"""What in a TOML file does not fit the configuration's types, in an operator's words.
+"""Conversion of a TOML tree to the configuration's types, with errors in an operator's words.
 
 msgspec knows whether a tree fits, but says so in the words of its own types, and knows nothing of what was meant.
 """
@@ -63,12 +63,12 @@ def without_none(kind: Any) -> Any:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a type is one of lists."""
+    """Return True if a type is a list of entries."""
     return typing.get_origin(kind) is tuple
 
 
 def is_table(kind: Any) -> bool:
-    """Whether a type is one of tables with keys of their own."""
+    """Return True if a type is a table with keys of its own."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
@@ -110,7 +110,7 @@ def _check_names(node: Any, kind: Any, path: str, whole: Any) -> None:
 
 
 def _key(key: str) -> str:
-    """A key as TOML writes it."""
+    """Return a key as TOML writes it."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else quote_name(key)
 
 

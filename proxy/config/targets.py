@@ -1,7 +1,7 @@
-"""Whether the operator's rules for targets would give the proxy's credentials to anybody.
+"""Check that the operator's rules for targets do not leak the proxy's credentials.
 
-A client names its target, so a rule that a stranger's own host meets sends the credentials there. TLS does not help:
-the stranger has a certificate for that host.
+A client names its target, so a rule that an attacker's own host matches sends the credentials there. TLS does not help:
+the attacker has a certificate for that host.
 """
 
 import ipaddress
@@ -11,10 +11,10 @@ from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers
 
 FIXED_LABELS_MIN = 2
-"""So many whole labels at the end of a pattern are a domain that somebody has registered; below one, anybody may."""
+"""This many whole labels at the end of a pattern are a registered domain; with fewer, anybody may register a match."""
 IPV4_PREFIX_MIN = 8
 IPV6_PREFIX_MIN = 16
-"""Shorter prefixes are nobody's own networks: registries give out no larger ones."""
+"""Shorter prefixes belong to no single organisation: registries give out no larger networks."""
 _PRIVATE_IPV6 = ipaddress.IPv6Network("fc00::/7")
 
 
@@ -41,7 +41,7 @@ def check_targets(brokers: Brokers) -> None:
 
 
 def _credentials_at_risk(brokers: Brokers) -> str | None:
-    """What a broker is shown that is worth something, if there is anything."""
+    """Return which credentials a target would receive; None where there are none."""
     if brokers.credentials is not None:
         return "the proxy's own credentials (brokers.credentials)"
     if brokers.tls.certificate:
@@ -52,7 +52,7 @@ def _credentials_at_risk(brokers: Brokers) -> str | None:
 
 
 def is_publicly_registrable(pattern: str) -> bool:
-    """Whether a stranger can make a host name that a pattern of ``allowed_hosts`` has."""
+    """Return True if anyone can register a host name that a pattern of ``allowed_hosts`` matches."""
     last = max(pattern.rfind(character) for character in "*?]")
     if last < 0:
         return False
@@ -61,7 +61,7 @@ def is_publicly_registrable(pattern: str) -> bool:
 
 
 def _overbroad_networks(networks: tuple[str, ...]) -> Iterator[str]:
-    """What of ``allowed_addresses``, taken together, is wider than any network that is somebody's own."""
+    """Yield the networks of ``allowed_addresses``, merged, that are wider than any single organisation's."""
     if "*" in networks:
         yield "*"
         return

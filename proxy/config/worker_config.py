@@ -6,7 +6,7 @@ from proxy.config.types import Authentication, BrokerCredentials, Config
 
 
 def without_secrets(config: Config) -> Config:
-    """What a worker is told that judges nobody and speaks for nobody: the rest is auth workers' business alone."""
+    """Return the configuration for a worker that is no auth worker: without keys, credentials and their file names."""
     told = Authentication(
         enabled=config.authentication.enabled,
         failure_delay_ms=config.authentication.failure_delay_ms,
@@ -20,10 +20,10 @@ def without_secrets(config: Config) -> Config:
 
 
 def encode_config(config: Config) -> bytes:
-    """The configuration as it travels to a worker."""
+    """Encode a configuration for a worker, as JSON."""
     return msgspec.json.encode(config)
 
 
 def decode_config(data: bytes) -> Config:
-    """The inverse of encode_config."""
+    """Decode what ``encode_config`` has encoded."""
     return msgspec.json.decode(data, type=Config)

@@ -57,7 +57,7 @@ def _fingerprint_in_thread(path: Path) -> bytes:
 
 
 class ChangeDetector:
-    """Decides when a content is due: it was the same at two polls, and is new, or has failed and its pause is over."""
+    """Decides when a content is due: it was the same at two polls, and is new or due for another attempt."""
 
     def __init__(self) -> None:
         self._tried = NOT_WATCHED
@@ -90,7 +90,7 @@ class ChangeDetector:
 
 class ConfigFileWatcher:
     """Polls one file. ``interval_ms`` is called before each poll (0: the watch is off). ``on_change`` applies the
-    content
+    file
     and returns False if it should be tried again.
     """
 

@@ -168,15 +168,16 @@ class Supervisor:
         await self._config_watcher.run()
 
     async def _reload_changed_file(self) -> bool:
-        """The file has changed: as a reload, unless the change makes no difference. Whether there is no need to try
-        again; a reason for that is told once.
+        """Reload a changed file, unless the change makes no difference; return False if it should be tried again.
+
+        The same failure is logged once.
         """
         if self._drain_wanted.is_set():
             return True
         before, self._change_refused_because = self._change_refused_because, ""
         try:
             await self._reload_if(is_due=self._differs)
-        except Exception as error:  # noqa: BLE001 -- nobody has asked for this: the cluster must go on
+        except Exception as error:  # noqa: BLE001 -- no operator waits for it, the cluster goes on
             self._change_refused_because = because = repr(error)
             if because == before:
                 return False
@@ -191,12 +192,12 @@ class Supervisor:
         return config != self._cluster.config
 
     async def _reload(self) -> None:
-        """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused."""
+        """Read the configuration file and apply it to all workers. Raises ConfigError, ReloadRefused."""
         self._config_watcher.note_reload()
         await self._reload_if(is_due=lambda _config: True)
 
     async def _reload_if(self, *, is_due: Callable[[Config], bool]) -> None:
-        """Read the configuration again, and give it to all workers if it is due. Raises ConfigError, ReloadRefused.
+        """Read the configuration file and apply it to all workers if ``is_due``. Raises ConfigError, ReloadRefused.
 
         Shielded: an operator who leaves in the middle must not leave half of the workers with another configuration.
         """
@@ -214,7 +215,7 @@ class Supervisor:
                 self._reload_shields.discard(shield)
 
     def _unshield_reloads(self) -> None:
-        """The cluster ends: no reload may hold that up."""
+        """Make reloads cancellable, since none may delay the end of the cluster."""
         self._is_ending = True
         for shield in self._reload_shields:
             shield.shield = False
@@ -236,8 +237,9 @@ class Supervisor:
     # ---- upgrade
 
     async def _prepare_upgrade(self) -> int:
-        """See that the program which is installed now can go on, then have it do so; the generation that is running
-        still. Raises UpgradeRefused.
+        """Check the installed program, then schedule the upgrade; return the generation that still runs.
+
+        Raises UpgradeRefused.
         """
         cluster = self._cluster
         if not cluster.started or cluster.replacing or self._drain_wanted.is_set() or self._upgrade_wanted.is_set():
@@ -247,7 +249,7 @@ class Supervisor:
         return self._cluster.generation
 
     async def _preflight(self) -> None:
-        """Whether the next program can go on here. Raises UpgradeRefused."""
+        """Check that the installed program can take this cluster over. Raises UpgradeRefused."""
         await self._check_installed_program(UpgradeRefused)
         try:
             config = load_config(self._config_file, os.environ)
@@ -264,11 +266,11 @@ class Supervisor:
             raise UpgradeRefused(f"{error}; where the address is the cluster's own, a restart is needed") from None
 
     async def _check_installed_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
-        """A program that cannot use the configuration, or the files it names, would take the whole cluster with it."""
+        """Run the installed program's ``check``; raise ``refusal`` where it fails: its exec would end the cluster."""
         command = check_command_line(self._config_file)
         with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as preflight_limit:
             try:
-                with child_reaper.pause_while_spawning():  # its number is never told
+                with child_reaper.pause_while_spawning():  # its process id is not known here
                     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
             except OSError as error:
                 raise refusal(f"the program that is installed now cannot be run: {error}") from None
@@ -278,7 +280,7 @@ class Supervisor:
             raise refusal("the program that is installed now does not answer")
 
     async def _upgrade(self) -> None:
-        """Become the next program, as soon as that is wanted and what an earlier upgrade left to do is done."""
+        """Execute the installed program once an upgrade is wanted and an earlier one is complete."""
         while True:
             await self._upgrade_wanted.wait()
             await trio.sleep(REPLY_GRACE_S)
@@ -298,7 +300,7 @@ class Supervisor:
         async with self._cluster.quiesced() as workers:
             if self._control_socket is None:
                 raise RuntimeError("an upgrade was asked for without a way to ask")
-            # From here on signals wait for the next program; those that came before are heard first.
+            # From here on signals wait for the next program; those that came before are handled first.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             await trio.sleep(SIGNALS_GRACE_S)
             state = SerializedHandover(
@@ -317,27 +319,27 @@ class Supervisor:
 
 
 def _log_plan(plan: MemoryPlan) -> None:
-    """Say once what the container allows, and what follows from it."""
+    """Log the container's limits and the numbers that follow from them."""
     get_logger().info("what the container allows", **plan.summary())
     if plan.shortage:
         get_logger().error("the container may be too small", reason=plan.shortage)
 
 
 class StoppedBySecondSignal(Exception):
-    """An operator's second signal."""
+    """An operator has sent a second signal: the cluster ends without a drain."""
 
 
 def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None, fail: Callable[[str], None]) -> None:
     """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop.
 
-    ``handover_fd``: where the program that this one replaces left what is to go on.
+    ``handover_fd``: the memfd with the state of the program before an exec; None on a first start.
     """
     config = plan.config
     harden_process()
     become_subreaper()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     _log_plan(plan)
-    if plan.shortage and handover_fd is None:  # what another program left must not end by this
+    if plan.shortage and handover_fd is None:  # what the program before the exec has left must not end by this
         fail(plan.shortage)
         return
     raise_open_file_limit(config)
@@ -356,7 +358,7 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
 
 
 def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
-    """The operators' port; after an upgrade the old one, where the new one cannot be had. Raises StartFailed."""
+    """Bind the operators' port; after an exec, keep the old one if the new one cannot be. Raises StartFailed."""
     inherited = handover.take_admin_listener(config.admin.bind)
     if inherited is not None:
         return inherited
@@ -370,7 +372,7 @@ def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
 
 
 def _with_runtime_dir(config: Config, handover: HandoverState) -> Config:
-    """The folder stays: the sockets in it are in use."""
+    """Keep the runtime directory of the program before the exec, since the sockets in it are in use."""
     if handover.runtime_dir in {"", config.cluster.runtime_dir}:
         return config
     get_logger().error("a restart is needed to change cluster.runtime_dir; the old one stays")
@@ -379,7 +381,7 @@ def _with_runtime_dir(config: Config, handover: HandoverState) -> Config:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The exceptions inside nested groups."""
+    """Flatten nested exception groups."""
     found: list[BaseException] = []
     for error in group.exceptions:
         found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])

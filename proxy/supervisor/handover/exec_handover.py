@@ -120,15 +120,15 @@ class HandoverState:
         )
 
     def take_listener(self, bind: str) -> socket.socket | None:
-        """The socket that is bound there."""
+        """Remove and return the socket that is bound to an address; None where there is none."""
         return self.listeners.pop(bind, None)
 
     def take_admin_listener(self, bind: str) -> socket.socket | None:
-        """The socket that is bound there."""
+        """Remove and return the socket that is bound to an address; None where there is none."""
         return self.admin_listeners.pop(bind, None)
 
     def take_service_socket(self, role: Role, index: int) -> socket.socket | None:
-        """The Unix socket of a place."""
+        """Remove and return the Unix socket of a worker slot; None where there is none."""
         return self.service_sockets.pop((role, index), None)
 
     async def close_unused(self) -> None:

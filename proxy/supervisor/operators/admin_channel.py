@@ -1,7 +1,7 @@
-"""What the admin worker may ask: how the cluster is, and what its processes count. Nothing else, and nothing by others.
+"""The supervisor's end of the admin worker's channel: health, readiness, status and metrics, and nothing else.
 
-The worker serves the operators' HTTP port and so reads what strangers send. The supervisor, which has made the seal's
-key, only sees its calls, over a line of the worker's own (proxy/admin/supervisor_client.py is its other end).
+The worker serves the operators' HTTP port and so reads unauthenticated input. The supervisor, which holds the seal key,
+only reads its calls, on a socket of the worker's own (proxy/admin/supervisor_client.py is its other end).
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from proxy.supervisor.processes.worker_process import WorkerProcess
 ADMIN_BACKLOG = 128
 
 FRAME_BYTES_MAX = 64 * 1024
-"""Of a question."""
+"""Longest request frame."""
 
 CONCURRENT_CALLS_MAX = 32
-"""Questions at a time: each may make every worker answer."""
+"""Concurrent calls: each may make the supervisor call every worker."""
 
 
 REPORT_INTERVAL_S = 0.2
-"""Between the beginnings of two answers to the same question: each makes every forwarder look at all its sessions."""
+"""Shortest time between the starts of two reports of a kind: each makes every forwarder scan all its sessions."""
 
 
 class AdminChannel:
-    """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
+    """RPC server for admin workers, each on a socket. ``listener`` returns the descriptor of the operators' port."""
 
     def __init__(
         self, report: ClusterReport, listener: Callable[[], int], interval_s: float = REPORT_INTERVAL_S
@@ -49,29 +49,29 @@ class AdminChannel:
         self._metrics_of: dict[ProcessIdentity, RateLimitedAnswer[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
-        """Give a worker the port when it wants it, and answer its questions, until it has ended."""
-        line = worker.admin_socket
-        if line is None:
-            raise RuntimeError("an admin worker without a line to ask the supervisor")
-        with contextlib.closing(line):
+        """Send a worker the operators' listener when it asks for it, and serve its calls until it has ended."""
+        sock = worker.admin_socket
+        if sock is None:
+            raise RuntimeError("an admin worker without a channel to the supervisor")
+        with contextlib.closing(sock):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve_socket, line, worker.pid)
-                await worker.wait()  # what it has started may have the line's other end open for longer
+                nursery.start_soon(self._serve_socket, sock, worker.pid)
+                await worker.wait()  # a child of the worker may hold the socket's other end open for longer
                 nursery.cancel_scope.cancel()
 
-    async def _serve_socket(self, line: socket.socket, pid: int) -> None:
+    async def _serve_socket(self, sock: socket.socket, pid: int) -> None:
         # Only now: a process that has not got that far would keep the port if the supervisor were killed.
-        await trio.lowlevel.wait_readable(line)
+        await trio.lowlevel.wait_readable(sock)
         try:
-            if not line.recv(1):
+            if not sock.recv(1):
                 return
-            socket.send_fds(line, [b"L"], [self._listener()])
+            socket.send_fds(sock, [b"L"], [self._listener()])
         except OSError as error:
             get_logger().error("the admin worker was not given its port", reason=str(error))
-            line.close()  # so that it need not wait
+            sock.close()  # so that it need not wait
             return
         server = RpcServer(self._handlers(), max_frame_bytes=FRAME_BYTES_MAX)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         await server.serve_connection(stream, Caller(Role.ADMIN, pid))
 
     def _handlers(self) -> dict[int, Handler]:
@@ -87,7 +87,7 @@ class AdminChannel:
     def _bounded(self, handler: Handler) -> Handler:
         async def handle(data: bytes, caller: Caller) -> bytes:
             if self._calls >= CONCURRENT_CALLS_MAX:
-                raise RpcRefused(Status.TOO_MANY_REQUESTS, "too many questions at a time")
+                raise RpcRefused(Status.TOO_MANY_REQUESTS, "too many calls at a time")
             self._calls += 1
             try:
                 return await handler(data, caller)
@@ -123,7 +123,7 @@ class AdminChannel:
         return Text(text=text).SerializeToString()
 
     async def _metrics_at(self, place: ProcessIdentity) -> str:
-        """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
+        """Return one process's metrics; "" where there is no such process. Raises MetricsTooLarge."""
         places = self._report.places()
         if place not in places:  # so that there is a bound on how many are kept here
             await trio.lowlevel.checkpoint()

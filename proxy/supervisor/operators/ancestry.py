@@ -38,9 +38,9 @@ class AncestryUnknown(Exception):
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Whether a process is another one, or its child, or a child's child, and so on. Raises AncestryUnknown.
+    """Return True if a process is ``ancestor`` or descends from it. Raises AncestryUnknown.
 
-    Parents end while they are looked for, and their children go to others then: what does not fit is read again.
+    Parents may end during the walk, and their children get other parents then: an inconsistent chain is read again.
     """
     for attempt in range(_ATTEMPTS):
         try:
@@ -75,7 +75,7 @@ def _look(pid: int) -> ProcessStat:
 
 
 def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
-    """The caller at control.sock: this user or root, but nobody who descends from this process; None for all others.
+    """Identify a caller at control.sock: this user or root, but no descendant of this process; None for all others.
 
     A caller that has ended is refused, since its number may be another's by now; so is one whose ancestors are hidden.
     A caller without a number is outside of this process's pid namespace, where none of its descendants can be.
@@ -104,7 +104,7 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
 
 
 def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
-    """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
+    """Return a pidfd of the process that connected; None where the kernel has no SO_PEERPIDFD.
 
     Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL
     up to

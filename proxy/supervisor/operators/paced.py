@@ -1,4 +1,4 @@
-"""An answer that is expensive, asked for by whoever may be a stranger by now."""
+"""Rate limit for an expensive answer whose callers may be compromised."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -9,7 +9,7 @@ ValueT = TypeVar("ValueT")
 
 
 class _Run(Generic[ValueT]):
-    """One run, and who waits for it."""
+    """One run and its outcome."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -30,7 +30,7 @@ class RateLimitedAnswer(Generic[ValueT]):
         self._run: _Run[ValueT] | None = None
 
     async def current(self) -> ValueT:
-        """The answer. Raises what ``make`` raises, to all who wait for it."""
+        """Return a fresh answer. Raises what ``make`` raises, in all callers that wait for it."""
         while (run := self._run) is not None:
             await run.over.wait()
             if run.error is not None:

@@ -1,7 +1,7 @@
-"""What the supervisor tells operators, and the admin worker for them: each process's metrics, readiness, and status.
+"""The cluster's report for operators and the admin worker: each process's metrics, readiness and status.
 
-What a worker says of itself is a stranger's word as soon as the worker was taken over: it is bounded, it cannot replace
-what the supervisor knows by itself, and where it makes no sense it is left out.
+What a worker reports of itself is untrusted, since the worker may be compromised: it is bounded, it cannot replace what
+the supervisor knows by itself, and malformed parts are left out.
 """
 
 import contextlib
@@ -30,34 +30,34 @@ from proxy.supervisor.processes.worker_process import WorkerProcess
 CALL_TIMEOUT_S = 2.0
 
 METRICS_BYTES_MAX = 4 * 1024 * 1024
-"""Of one worker; see proxy.admin.exposition."""
+"""Bound for one worker; see proxy.admin.exposition."""
 
 STATUS_BYTES_MAX = 256 * 1024
-"""Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
+"""Bound for one worker: the largest part of a forwarder's is 20 sessions of principals of 1 KiB."""
 
 LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
-"""Of one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes,
+"""Bound for one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes,
 addresses of
 both families, and why neither can be reached (which says the name again).
 """
 
 STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
-"""Of all workers: with what else an admin worker asks for, less than may wait on its line, and than a frame holds."""
+"""Bound for all workers: with the admin worker's other calls, less than its socket may queue and a frame may hold."""
 
 CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own credentials (brokers.credentials)"
 """A reason not to be ready: lookups and relays would all fail."""
 
 NEAR_EXPIRY = "sessions_near_expiry"
-"""What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
+"""Part of each forwarder's status (proxy.forwarder.service) that is merged over all forwarders."""
 
 LEAVING = "leaving"
-"""State of a worker that was replaced and finishes what it has: relays that cannot move, lookups under way."""
+"""State of a replaced worker that finishes its work: relays that cannot move, lookups under way."""
 
 _Flat = str | int | float | bool | None
 _Once = _Flat | list[_Flat] | dict[str, _Flat]
 _Twice = _Flat | list[_Once] | dict[str, _Once]
 _Value = _Flat | list[_Twice] | dict[str, _Twice]
-"""No deeper than an honest status: what is indented for people would grow with its depth."""
+"""Values no deeper than a sound status: output that is indented for people grows with the depth."""
 
 ToldT = TypeVar("ToldT")
 
@@ -70,7 +70,7 @@ class _Readiness(msgspec.Struct):
 
 
 class _Broker(msgspec.Struct):
-    """What proxy.status_text shows of a broker."""
+    """The fields of a broker that proxy.status_text shows."""
 
     broker: str
     reachable: bool
@@ -78,27 +78,27 @@ class _Broker(msgspec.Struct):
 
 
 _PARTS: dict[str, Any] = {NEAR_EXPIRY: NearExpiry, "brokers": list[_Broker], "methods": list[str]}
-"""What whoever reads a status relies on."""
+"""Types of the parts on which readers of a status rely."""
 
 
 class MetricsTooLarge(Exception):
-    """A worker writes more than it can have to say."""
+    """A worker's metrics exceed METRICS_BYTES_MAX."""
 
 
 class ClusterReport:
-    """Asks the workers, and puts their answers together."""
+    """Calls the workers and merges their replies."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._logged: set[str] = set()
 
     def places(self) -> list[ProcessIdentity]:
-        """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
+        """Return the processes whose metrics can be read here; the admin worker, which asks, has its own."""
         processes = [process for process in self._answering_workers() if process.slot.role is not Role.ADMIN]
         return [ProcessIdentity(Role.SUPERVISOR, 0), *(process.place for process in processes)]
 
     async def metrics(self, place: ProcessIdentity) -> str:
-        """The metrics of one process; nothing where it does not answer: its restart shows elsewhere. Raises
+        """Return the metrics of one process; "" where it does not answer, as its restart shows elsewhere. Raises
         MetricsTooLarge.
         """
         if place.role == Role.SUPERVISOR:
@@ -112,34 +112,36 @@ class ClusterReport:
         return ""
 
     def _answering_workers(self) -> list["_ReportedWorker"]:
-        """The workers that answer: of each place its own, then those that have left it and finish what they have."""
+        """Return the workers that can be called: of each slot its own, then replaced ones that finish their work."""
         processes = []
         for slot in self._cluster.slots:
             if slot.state is SlotState.RUNNING and slot.worker is not None:
                 processes.append(_ReportedWorker(slot, slot.worker, is_leaving=False))
-            processes += [_ReportedWorker(slot, life.worker, is_leaving=True) for life in slot.leaving_runs]
+            processes += [_ReportedWorker(slot, run.worker, is_leaving=True) for run in slot.leaving_runs]
         return processes
 
     async def status_json(self) -> bytes:
-        """The whole cluster, as JSON."""
+        """Return the status of the whole cluster as JSON."""
         return msgspec.json.encode(await self.status())
 
     async def status(self) -> dict[str, object]:
-        """The whole cluster, as /status and `status` show it."""
+        """Return the status of the whole cluster, as /status and `status` show it."""
         processes = self._answering_workers()
         texts = await self._call_all(processes)
         reasons = self._reasons_from(texts)
-        told = _decode_all(texts, _decode_status)
-        self._drop_malformed_parts(told)
-        self._drop_oversized(told)
+        statuses = _decode_all(texts, _decode_status)
+        self._drop_malformed_parts(statuses)
+        self._drop_oversized(statuses)
         near_expiry = [
-            msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry) for status in told.values() if NEAR_EXPIRY in status
+            msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry)
+            for status in statuses.values()
+            if NEAR_EXPIRY in status
         ]
         workers = []
         for slot in self._cluster.slots:
-            own = [told.get(process) for process in processes if process.slot is slot and not process.is_leaving]
+            own = [statuses.get(process) for process in processes if process.slot is slot and not process.is_leaving]
             workers.append(self._worker_status(slot, own[0] if own else None))
-        leaving = [_leaving_status(process, told.get(process)) for process in processes if process.is_leaving]
+        leaving = [_leaving_status(process, statuses.get(process)) for process in processes if process.is_leaving]
         return {
             "cluster": self._cluster.config.cluster.name,
             "version": __version__,
@@ -158,12 +160,12 @@ class ClusterReport:
         }
 
     async def not_ready_reasons(self) -> list[str]:
-        """Why clients should not be sent here now; empty: they should."""
+        """Return why load balancers should send no clients here now; empty where they should."""
         processes = [process for process in self._answering_workers() if not process.is_leaving]
         return self._reasons_from(await self._call_all(processes))
 
     def _reasons_from(self, texts: dict["_ReportedWorker", str]) -> list[str]:
-        told = {
+        readiness_of = {
             process.slot: readiness
             for process, readiness in _decode_all(texts, _decode_readiness).items()
             if not process.is_leaving
@@ -178,16 +180,16 @@ class ClusterReport:
         reasons += [
             f"no {role} worker answers"
             for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
-            if not any(slot in told for slot in self._cluster.slots_of(role))
+            if not any(slot in readiness_of for slot in self._cluster.slots_of(role))
         ]
-        lookups = [told[slot] for slot in self._cluster.slots_of(Role.LOOKUP) if slot in told]
+        lookups = [readiness_of[slot] for slot in self._cluster.slots_of(Role.LOOKUP) if slot in readiness_of]
         if lookups and not any(lookup.ready for lookup in lookups):
             refused = any(lookup.credentials_refused for lookup in lookups)
             reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
         return reasons
 
-    def _drop_malformed_parts(self, told: dict["_ReportedWorker", dict[str, Any]]) -> None:
-        for process, status in told.items():
+    def _drop_malformed_parts(self, statuses: dict["_ReportedWorker", dict[str, Any]]) -> None:
+        for process, status in statuses.items():
             if process.slot.role is not Role.FORWARDER:
                 status.pop(NEAR_EXPIRY, None)
             for part in _PARTS.keys() & status.keys():
@@ -197,23 +199,23 @@ class ClusterReport:
                     del status[part]
                     self._log_once(process, f"{part}: {error}")
 
-    def _drop_oversized(self, told: dict["_ReportedWorker", dict[str, Any]]) -> None:
-        """Leave the largest out first, so that no worker's hides another's that has little to say."""
+    def _drop_oversized(self, statuses: dict["_ReportedWorker", dict[str, Any]]) -> None:
+        """Drop the largest statuses first, so that no worker's displaces another's small one."""
         left = STATUS_TOTAL_BYTES_MAX
-        sizes = {process: len(msgspec.json.encode(status)) for process, status in told.items()}
+        sizes = {process: len(msgspec.json.encode(status)) for process, status in statuses.items()}
         for process in sorted(sizes, key=lambda process: (sizes[process], process.place)):
             left -= sizes[process]
             if left < 0:
-                told[process] = {}
+                statuses[process] = {}
                 self._log_once(process, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
 
     def _log_once(self, process: "_ReportedWorker", reason: str) -> None:
-        """Log once for each place: it may be so at each status from now on."""
+        """Log once for each slot: the reason may recur with each status."""
         if process.slot.name not in self._logged:
             self._logged.add(process.slot.name)
             get_logger().error("a worker's status is not shown in full", who=process.name, reason=reason)
 
-    def _worker_status(self, slot: WorkerSlot, told: dict[str, Any] | None) -> dict[str, Any]:
+    def _worker_status(self, slot: WorkerSlot, reported: dict[str, Any] | None) -> dict[str, Any]:
         known: dict[str, Any] = {
             "role": slot.role.value,
             "worker": slot.index,
@@ -222,23 +224,23 @@ class ClusterReport:
         }
         if slot.worker is not None:
             known |= _process_facts(slot.worker)
-        if told is None and slot.state is SlotState.RUNNING:
+        if reported is None and slot.state is SlotState.RUNNING:
             known["state"] = "not answering"
-        return {**known, **(told or {}), **known}
+        return {**known, **(reported or {}), **known}
 
     async def _call_all(self, processes: list["_ReportedWorker"]) -> dict["_ReportedWorker", str]:
-        """Ask workers how they are, all at the same time; those that answer in their order, and what."""
-        told: dict[_ReportedWorker, str] = {}
+        """Call GET_STATUS of all workers concurrently; return the replies in the order of the workers."""
+        texts: dict[_ReportedWorker, str] = {}
 
         async def ask(process: _ReportedWorker) -> None:
             text = await self._ask(process, Method.GET_STATUS)
             if text is not None and utf8_bytes(text) <= _status_bytes_max(process.slot.role):
-                told[process] = text
+                texts[process] = text
 
         async with trio.open_nursery() as nursery:
             for process in processes:
                 nursery.start_soon(ask, process)
-        return {process: told[process] for process in processes if process in told}
+        return {process: texts[process] for process in processes if process in texts}
 
     @staticmethod
     async def _ask(process: "_ReportedWorker", method: int) -> str | None:
@@ -250,7 +252,7 @@ class ClusterReport:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ReportedWorker:
-    """A worker that can be asked. ``is_leaving``: it was replaced, and finishes what it has."""
+    """A worker that can be called. ``is_leaving``: it was replaced, and finishes its work."""
 
     slot: WorkerSlot
     worker: WorkerProcess
@@ -258,17 +260,17 @@ class _ReportedWorker:
 
     @property
     def place(self) -> ProcessIdentity:
-        """Its name for whoever asks."""
+        """The identity under which the worker appears in reports."""
         return ProcessIdentity(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
 
     @property
     def name(self) -> str:
-        """Role and number, for logs."""
+        """Role and index, for logs."""
         return f"{self.slot.role}-{self.place.worker_label}"
 
 
-def _leaving_status(process: _ReportedWorker, told: dict[str, Any] | None) -> dict[str, Any]:
-    """What is shown of a worker that was replaced, whether it answers or not."""
+def _leaving_status(process: _ReportedWorker, reported: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the status of a replaced worker, whether it answers or not."""
     known = {
         "role": process.slot.role.value,
         "worker": process.slot.index,
@@ -276,7 +278,7 @@ def _leaving_status(process: _ReportedWorker, told: dict[str, Any] | None) -> di
         "restarts": 0,
         **_process_facts(process.worker),
     }
-    return {**known, **(told or {}), **known}
+    return {**known, **(reported or {}), **known}
 
 
 def _process_facts(worker: WorkerProcess) -> dict[str, Any]:
@@ -288,21 +290,21 @@ def _status_bytes_max(role: Role) -> int:
 
 
 def _decode_all(texts: dict[_ReportedWorker, str], decode: Callable[[str], ToldT]) -> dict[_ReportedWorker, ToldT]:
-    """Read what workers have answered; without those whose answer makes no sense."""
-    told = {}
+    """Decode the workers' replies; leave out malformed ones."""
+    decoded = {}
     for process, text in texts.items():
         with contextlib.suppress(ValueError, RecursionError):
-            told[process] = decode(text)
-    return told
+            decoded[process] = decode(text)
+    return decoded
 
 
 def _decode_status(text: str) -> dict[str, Any]:
-    """What a worker says of itself. Raises ValueError or RecursionError."""
+    """Decode a worker's status. Raises ValueError or RecursionError."""
     return msgspec.json.decode(text, type=dict[str, _Value])
 
 
 def _decode_readiness(text: str) -> _Readiness:
-    """Whether a worker says that it is ready. Raises as _decode_status."""
+    """Decode the readiness in a worker's status. Raises as _decode_status."""
     return msgspec.json.decode(text, type=_Readiness)
 
 

@@ -28,7 +28,7 @@ from proxy.runtime.observability.metrics import new_registry, render_metrics
 def merged_exposition(parts: Iterable[tuple[Mapping[str, str], str]]) -> bytes:
     merged = Exposition()
     for labels, text in parts:
-        assert not merged.add(labels, text)
+        assert not merged.add_process(labels, text)
     return merged.text()
 
 
@@ -116,8 +116,8 @@ BAD = {
 def test_what_is_no_metric_is_dropped_and_the_rest_served(what: str) -> None:
     """Security: Prometheus refuses everything for one bad line, so one captured process would blind it."""
     merged = Exposition()
-    assert merged.add({"role": "forwarder"}, GOOD + BAD[what] + "\n") == {"malformed": 1}
-    assert not merged.add({"role": "auth"}, GOOD)
+    assert merged.add_process({"role": "forwarder"}, GOOD + BAD[what] + "\n") == {"malformed": 1}
+    assert not merged.add_process({"role": "auth"}, GOOD)
     assert merged.text().decode() == HEAD + 'g{role="forwarder",l="v"} 1.0\ng{role="auth",l="v"} 1.0\n'
 
 
@@ -125,8 +125,8 @@ def test_too_large_a_text_is_dropped_as_a_whole() -> None:
     """Security."""
     merged = Exposition()
     for text in ("x" * (PROCESS_BYTES_MAX + 1), "\u20ac" * (PROCESS_BYTES_MAX // 3 + 1)):
-        assert merged.add({"role": "forwarder"}, text) == {"too_large": 1}, "bytes, not characters"
-    assert not merged.add({"role": "auth"}, GOOD)
+        assert merged.add_process({"role": "forwarder"}, text) == {"too_large": 1}, "bytes, not characters"
+    assert not merged.add_process({"role": "auth"}, GOOD)
     assert merged.text().count(b"\n") == 3
 
 
@@ -134,39 +134,39 @@ def test_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security."""
     monkeypatch.setattr(admin_exposition, "BYTES_MAX", 2 * len(GOOD))
     merged = Exposition()
-    assert [dict(merged.add({"worker": str(n)}, GOOD)) for n in range(3)] == [{}, {}, {"too_large": 1}]
+    assert [dict(merged.add_process({"worker": str(n)}, GOOD)) for n in range(3)] == [{}, {}, {"too_large": 1}]
 
 
 def test_series_are_bounded() -> None:
     """Security: Prometheus keeps each for hours."""
     merged = Exposition()
     text = HEAD + "".join(f'g{{l="{n}"}} 1.0\n' for n in range(SERIES_MAX + 7))
-    assert merged.add({"role": "forwarder"}, text) == {"too_many_series": 7}
+    assert merged.add_process({"role": "forwarder"}, text) == {"too_many_series": 7}
     assert merged.text().count(b"\n") == SERIES_MAX + 2
-    assert not merged.add({"role": "auth"}, GOOD), "each process for itself"
+    assert not merged.add_process({"role": "auth"}, GOOD), "each process for itself"
 
 
 def test_families_are_bounded() -> None:
     """Security."""
     merged = Exposition()
     text = "".join(f"# TYPE g{n} gauge\ng{n} 1\n" for n in range(SERIES_MAX + 7))
-    assert merged.add({"role": "forwarder"}, text) == {"too_many_series": 7, "malformed": 7}
+    assert merged.add_process({"role": "forwarder"}, text) == {"too_many_series": 7, "malformed": 7}
 
 
 @pytest.mark.parametrize("junk", ["", "x", "# TYPE a gauge", "# TYPE a gauge\n# TYPE b gauge"])
 def test_lines_are_bounded(junk: str) -> None:
     """Security: 4 MiB of the shortest would be four million."""
     merged = Exposition()
-    dropped = merged.add({"role": "forwarder"}, GOOD + (junk + "\n") * LINES_MAX)
+    dropped = merged.add_process({"role": "forwarder"}, GOOD + (junk + "\n") * LINES_MAX)
     assert dropped["too_many_lines"] == GOOD.count("\n") + (junk + "\n").count("\n") * LINES_MAX - LINES_MAX
     assert merged.text().count(b"\n") == 3
-    assert not merged.add({"role": "auth"}, GOOD), "each process for itself"
+    assert not merged.add_process({"role": "auth"}, GOOD), "each process for itself"
 
 
 def test_a_text_with_as_many_lines_as_it_may_have() -> None:
     text = GOOD + "\n" * (LINES_MAX - GOOD.count("\n"))
-    assert not Exposition().add({}, text)
-    assert Exposition().add({}, text + "x") == {"too_many_lines": 1}
+    assert not Exposition().add_process({}, text)
+    assert Exposition().add_process({}, text + "x") == {"too_many_lines": 1}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_no_text_is_read_without_pauses(line: str, lines: int) -> None:
 
 def test_no_text_is_written_without_pauses() -> None:
     merged = Exposition()
-    merged.add({"role": "forwarder"}, HEAD + "".join(f'g{{l="{n}"}} 1.0\n' for n in range(3 * PART_LINES)))
+    merged.add_process({"role": "forwarder"}, HEAD + "".join(f'g{{l="{n}"}} 1.0\n' for n in range(3 * PART_LINES)))
     parts = list(merged.text_in_parts())
     assert max(part.count(b"\n") for part in parts) <= PART_LINES
     assert b"".join(parts) == merged.text()
@@ -196,8 +196,8 @@ def test_no_text_is_written_without_pauses() -> None:
 
 def test_the_first_says_what_a_metric_is() -> None:
     merged = Exposition()
-    merged.add({"role": "supervisor"}, GOOD)
-    merged.add({"role": "forwarder"}, "# HELP g Nonsense.\n# TYPE g histogram\ng 2.0\n")
+    merged.add_process({"role": "supervisor"}, GOOD)
+    merged.add_process({"role": "forwarder"}, "# HELP g Nonsense.\n# TYPE g histogram\ng 2.0\n")
     assert merged.text().decode().startswith(HEAD)
 
 
@@ -208,8 +208,8 @@ HOSTILE = st.sampled_from(["\\", '"', "{", "}", ",", "=", "a", "1", " ", 'l="v"'
 def test_whatever_is_written_what_is_served_can_be_read(text: str) -> None:
     """Security."""
     merged = Exposition()
-    merged.add({"role": "forwarder"}, HEAD + text)
-    merged.add({"role": "auth"}, GOOD)
+    merged.add_process({"role": "forwarder"}, HEAD + text)
+    merged.add_process({"role": "auth"}, GOOD)
     samples = [sample for family in text_string_to_metric_families(merged.text().decode()) for sample in family.samples]
     assert samples[-1].labels["role"] in {"auth", "forwarder"}
     assert all("role" in sample.labels for sample in samples)
@@ -223,6 +223,6 @@ def test_no_line_takes_long_to_refuse(part: str) -> None:
         text = "\n".join(["a{" + part * (length // len(part))] * 200)
         began = time.process_time()
         for _ in range(3):
-            Exposition().add({}, text)
+            Exposition().add_process({}, text)
         seconds.append(time.process_time() - began + 0.01)
     assert seconds[1] < 40 * seconds[0], "four times as long, and far from squared in each of its parts"

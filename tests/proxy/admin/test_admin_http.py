@@ -42,7 +42,7 @@ class Setup:
 
     async def connect(self, address: str = "10.0.0.1") -> trio.StapledStream[Any, Any]:
         ours, theirs = trio.testing.memory_stream_pair()
-        await self.server.admit(theirs, address, self._nursery)
+        await self.server.admit_connection(theirs, address, self._nursery)
         return ours
 
     async def ask(self, data: bytes, address: str = "10.0.0.1") -> bytes:
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_not_taken_has_a_deadline(
 ) -> None:
     """Security: a slow reader."""
     ours, theirs = trio.testing.lockstep_stream_pair()
-    await setup.server.admit(theirs, "10.0.0.1", nursery)
+    await setup.server.admit_connection(theirs, "10.0.0.1", nursery)
     await ours.send_all(GET)
     await trio.sleep(ANSWER_TIMEOUT_S - 0.1)
     assert setup.server.connections == 1

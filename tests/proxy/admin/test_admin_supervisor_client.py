@@ -139,7 +139,7 @@ async def test_questions_at_a_time_are_bounded(setup: Setup, nursery: trio.Nurse
     for _ in range(CONCURRENT_CALLS_MAX):
         nursery.start_soon(handler, b"", Caller(Role.ADMIN, 77))
     await trio.testing.wait_all_tasks_blocked()
-    with pytest.raises(Exception, match="too many questions at a time"):
+    with pytest.raises(Exception, match="too many calls at a time"):
         await handler(b"", Caller(Role.ADMIN, 77))
     setup.report.gate.set()
     await trio.testing.wait_all_tasks_blocked()

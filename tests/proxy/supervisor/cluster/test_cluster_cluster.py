@@ -478,7 +478,7 @@ async def test_a_forwarder_that_nobody_understands_is_ended(
 
 async def test_a_forwarder_without_a_line(setup: Setup) -> None:
     cluster = setup.make()
-    with pytest.raises(RuntimeError, match="without a line"):
+    with pytest.raises(RuntimeError, match="without a channel"):
         await cluster._serve_fd_store(cluster.fd_store_slots[0], FakeWorker(Role.FORWARDER))  # type: ignore[arg-type]
 
 
