@@ -69,7 +69,7 @@ class _Account(msgspec.Struct, frozen=True):
     type: str = "client_credentials"
 
     def __repr__(self) -> str:
-        return "the proxy's account"  # whoever logs it logs no secret
+        return "the proxy's account"  # so that no log holds a secret
 
 
 class _Metadata(msgspec.Struct):

@@ -46,7 +46,7 @@ class SaslCredentials:
         check_keytab("brokers.credentials.file", config.principal, config.file)
         self._config = config
         self._cache = f"MEMORY:pulsar-trio-proxy-{next(_caches)}"
-        # Each lives for as long as somebody uses it; a thread that was left behind does, too.
+        # A limiter exists for as long as a caller or a thread uses it, an abandoned thread included.
         self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
 
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:

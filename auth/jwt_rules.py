@@ -135,7 +135,7 @@ def expires_at_unix_ms(claims: dict[str, Any], allowed_clock_skew_ms: int) -> in
 def _check_audience(found: object, audiences: Sequence[str]) -> None:
     named = found if isinstance(found, list) else [found]
     if audiences and not any(audience in audiences for audience in named):
-        raise jwt.InvalidAudienceError("the token is meant for somebody else")
+        raise jwt.InvalidAudienceError("the token is meant for another audience")
 
 
 def _denial(error: Exception) -> AuthenticationDenied:

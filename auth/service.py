@@ -152,7 +152,8 @@ class AuthService:
             claim = ProxyClaim(request.original_principal, request.through_proxy)
             exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
         else:
-            # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
+            # A state that is missing has finished, was forgotten, or was lost with a worker: never restart in the
+            # middle.
             found = clients.pop_exchange(key, request.method)
             exchange, number = found.state, found.rounds_done
         if exchange.complete:

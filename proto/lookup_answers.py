@@ -63,7 +63,8 @@ class BrokerAnswer:
     def __init__(self, command: BaseCommand) -> None:
         self.command = command
         self.client_answer: ClientAnswer | None = None
-        """What clients get, whoever asked: where it is a success, and final, once somebody has made it."""
+        """The answer for clients, shared by all that asked; None until one was made, and where it is no final
+        success."""
 
 
 class _IdPosition(NamedTuple):

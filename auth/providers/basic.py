@@ -99,7 +99,7 @@ class BasicProvider(AuthenticationProvider):
             return Identity(user)
         self._checks.forget_proof(user, password)
         if entry is None:
-            # Not by name: somebody may have typed the password first.
+            # Not by name: a user may have typed the password first.
             raise AuthenticationDenied("unknown_user", "a user that is not in the file")
         raise AuthenticationDenied("bad_password", f"user {user!r}")
 
