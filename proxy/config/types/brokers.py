@@ -33,7 +33,7 @@ class BrokerCredentials(Strict, frozen=True):
     token: the token itself, for method `token` in place of a file (from the environment, for example)
     principal: for `sasl`, the proxy's Kerberos principal, such as `proxy/host@REALM`
     broker_service: for `sasl`, the first part of the brokers' principals: `broker` for `broker/<host>@REALM`
-    issuer_url: for `oauth2`, the URL whose `/.well-known/openid-configuration` names the endpoint for tokens
+    issuer_url: for `oauth2`, the URL with `/.well-known/openid-configuration`, which names the endpoint for tokens
     audience: for `oauth2`, the requested audience of the token
     scope: for `oauth2`, the requested scope
     trust: for `oauth2`, PEM file with the authorities that sign the issuer's certificate; empty: the system's
@@ -81,8 +81,8 @@ class Brokers(Strict, frozen=True):
     forward_authorization_credentials: whether a client's own credentials (of methods with one round, as tokens) are
         forwarded behind the proxy's, for brokers with `authenticateOriginalAuthData`
     congestion_control: congestion control of connections to brokers (TCP_CONGESTION): `system` (sysctl
-        net.ipv4.tcp_congestion_control), the name of an algorithm, or `unpaced`: the system's unless that is BBR, whose
-        timer for each packet costs most of a relay's CPU time if brokers are near; then `reno`
+        net.ipv4.tcp_congestion_control), the name of an algorithm, or `unpaced`: the system's unless that is BBR, then
+        `reno`: BBR's timer for each packet costs most of a relay's CPU time if brokers are near
     connect_timeout_ms: longest time for one TCP connection to a broker, its TLS handshake included
     handshake_timeout_ms: longest time for connection and handshake with a broker together; shorter than
         `limits.handshake_timeout_ms`, so that a client still gets the error
