@@ -8,10 +8,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "analytics-benchmarks.md"
 PICTURE = PAGE.with_suffix(".svg")
 HEAD = """# Benchmarks of the analytics
 
-Written by `make bench-analytics ARGS=--write`. The sketch is the program that the design was measured with
+Written by `make bench-analytics ARGS=--write`. The sketch is the program with which the design was measured
 (`tests/bench_analytics/rollup_sketch.py`). It, DuckDB and Polars compute less than the rollup: no start timestamps, no
 exact sums, no last sample of the hour before, one directory. "whole job" is `pulsar-proxy-analytics rollup`: minutes,
-hours, days, checks and the commit. All contenders take turns in one run; of times the best round counts.
+hours, days, checks and the commit. All programs take turns in one run; the best round of each counts.
 """
 RECEIVER_PER_CORE_MIN, RECEIVER_P99_MS_MAX = 500_000, 30.0
 INGEST_PER_SECOND_MIN = 400_000
