@@ -83,7 +83,7 @@ class Limits(Strict, frozen=True):
         most the default, and as much as fits into the container's memory
     max_lookup_bytes: memory for all other lookup requests under way, in each forwarder and in each lookup worker, and,
         in a forwarder, for what it keeps of unfinished frames and of answers that clients do not take. Half of it is
-        whoever's comes first, of the rest nobody gets more than an equal share (a principal or, without one, an IP
+        first come, first served; of the rest each owner gets at most an equal share (a principal or, without one, an IP
         address); what is above it is answered `TooManyRequests`. Not set: as above
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
