@@ -80,6 +80,15 @@ def direct_requirements(group: str) -> list[str]:
     return wanted
 
 
+def is_file_of(filename: str, name: str, version: str) -> bool:
+    """Return whether a wheel or an sdist is of exactly this version of a package."""
+    if filename.endswith(".whl"):
+        found, its_version = filename.split("-")[:2]
+    else:
+        found, _, its_version = filename.removesuffix(".tar.gz").removesuffix(".zip").rpartition("-")
+    return (canonical(found), its_version) == (canonical(name), version)
+
+
 def _hashes(name: str, version: str) -> tuple[str, ...]:
     """Ask the index (PEP 691) for the SHA-256 of all files of one version."""
     request = urllib.request.Request(
@@ -87,14 +96,7 @@ def _hashes(name: str, version: str) -> tuple[str, ...]:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         files = json.loads(answer.read(_ANSWER_BYTES_MAX))["files"]
-    stem = re.compile(rf"^{canonical(name)}-{re.escape(canonical(version))}(-|\.tar\.gz$|\.zip$)")
-    found = {
-        f"sha256:{file['hashes']['sha256']}"
-        for file in files
-        if stem.match(
-            re.sub(r"[-_.]+", "-", file["filename"]).lower().replace("-tar-gz", ".tar.gz").replace("-zip", ".zip")
-        )
-    }
+    found = {f"sha256:{file['hashes']['sha256']}" for file in files if is_file_of(file["filename"], name, version)}
     if not found:
         raise SetupError(f"the index has no file of {name} {version}")
     return tuple(sorted(found))

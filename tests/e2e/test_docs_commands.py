@@ -23,7 +23,7 @@ import pytest
 from local.admin import Admin
 from local.ports import free_port
 from local.process import OwnedProcess
-from local.standalone import Standalone
+from local.standalone import BrokerOptions, Standalone
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from tests.docs.blocks import ROOT, Block, blocks
@@ -51,8 +51,8 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class DocumentedBroker(Standalone):
     """A broker with the lines of the page; its secrets are the reader's own, not made by us."""
 
-    def __init__(self, home: Path, data: Path, *, token_file: Path, **ports: int) -> None:
-        super().__init__(home, data, **ports)
+    def __init__(self, home: Path, data: Path, *, token_file: Path, options: BrokerOptions) -> None:
+        super().__init__(home, data, options=options)
         self._admin_token = token_file
 
     def configure(self, lines: str) -> None:
@@ -95,8 +95,7 @@ class World:
             pulsar_home,
             directory / "broker",
             token_file=self.reader.home / "pulsar-secrets" / "admin.jwt",
-            broker_port=free_port(),
-            web_port=self.ports["broker_web"],
+            options=BrokerOptions(broker_port=free_port(), web_port=self.ports["broker_web"]),
         )
 
     def replaced(self) -> Mapping[str, str]:

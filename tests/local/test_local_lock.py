@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from local.lock import CONSTRAINTS, EXTRAS, REQUIREMENTS, canonical, direct_requirements, read_pins, render
+from local.lock import CONSTRAINTS, EXTRAS, REQUIREMENTS, canonical, direct_requirements, is_file_of, read_pins, render
 
 PINS = read_pins(CONSTRAINTS.read_text())
 
@@ -20,6 +20,22 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("PyJWT", "pyjwt"), ("a_b.c--d", "a-b-c-d")])
 def test_names_as_indexes_compare_them(name: str, expected: str) -> None:
     assert canonical(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("filename", "is_of_it"),
+    [
+        ("idna-3.20-py3-none-any.whl", True),
+        ("idna-3.20.tar.gz", True),
+        ("Idna-3.20.zip", True),
+        ("idna-3.20.1-py3-none-any.whl", False),
+        ("idna-3.20.1.tar.gz", False),
+        ("idna-3.20.post1.tar.gz", False),
+        ("idna_ssl-3.20.tar.gz", False),
+    ],
+)
+def test_files_of_one_version(filename: str, is_of_it: bool) -> None:
+    assert is_file_of(filename, "idna", "3.20") == is_of_it
 
 
 def test_every_pin_has_hashes() -> None:

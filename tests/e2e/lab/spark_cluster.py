@@ -25,10 +25,13 @@ from .pipeline import FEW_ROWS, SHORT_JOBS
 from .waiting import eventually
 
 _HOME = Path(pyspark.__file__).parent
-_PACK = (
-    "import analytics, pathlib, shutil; "
-    "shutil.make_archive('analytics', 'zip', pathlib.Path(analytics.__file__).parents[1], 'analytics')"
-)
+_PACK = """\
+import pathlib, zipfile, analytics
+root = pathlib.Path(analytics.__file__).parents[1]
+with zipfile.ZipFile("analytics.zip", "w") as archive:
+    for path in [root / "proxy/__init__.py", *root.glob("proxy/common/*.py"), *root.glob("analytics/**/*.*")]:
+        archive.write(path, path.relative_to(root))
+"""
 _START_TIMEOUT_S = 120.0
 _JOB_TIMEOUT_S = 400.0
 _STOP_TIMEOUT_S = 10.0

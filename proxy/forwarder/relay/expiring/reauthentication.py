@@ -292,7 +292,7 @@ class ReauthenticationCoordinator:
         """Close a relay after bytes of the client or the broker that are no frame."""
         if not session.close_reason:
             get_logger().warning(
-                "a relay's frames cannot be session",
+                "a relay's frames cannot be followed",
                 client=session.relay_record.client_address,
                 principal=session.relay_record.principal,
                 target=session.relay_record.target,
