@@ -18,7 +18,7 @@ run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6
 test: ## all tests, against a real broker; ARGS="-k name" for pytest
 	@$(LOCAL).test $(ARGS)
 
-test-quick: ## the tests that need neither a broker nor a JVM: three minutes
+test-quick: ## the tests that need neither a broker nor a JVM: some four minutes
 	@$(LOCAL).test --quick $(ARGS)
 
 check: ## what CI runs: format, lint, types, import contract, generated files, wheel, tests with coverage

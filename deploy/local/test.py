@@ -14,8 +14,8 @@ from local.distribution import DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
-SIDE_BY_SIDE = ("-n", "3")
-"""End-to-end tests wait a lot, the others never: three processes keep two CPUs busy. Which runs what:
+SIDE_BY_SIDE = ("-n", "2")
+"""End-to-end tests wait a lot, the others never: one process for each of two CPUs. Which runs what:
 tests/conftest.py.
 """
 QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not e2e and not jvm")
