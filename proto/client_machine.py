@@ -238,6 +238,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.KEEP_ALIVE_TIMEOUT: _CLOSE,
             Event.DRAIN: _stay(State.LOOKUP, Action.FINISH_REQUESTS),
             Event.DRAINED: _CLOSE,
+            # Only unauthenticated clients are evicted; one that were chosen here must not end its forwarder.
+            Event.EVICTED: _CLOSE,
             Event.SHUT_DOWN: _CLOSE,
             Event.INTERNAL_ERROR: _CLOSE,
         },
@@ -269,6 +271,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.HANDSHAKE_TIMEOUT: _stay(State.RELAYING, Action.IGNORE),
             Event.DRAIN: _stay(State.RELAYING, Action.IGNORE),
             Event.DRAINED: _stay(State.RELAYING, Action.IGNORE),
+            Event.EVICTED: _CLOSE,
             Event.SHUT_DOWN: _CLOSE,
             Event.INTERNAL_ERROR: _stay(State.RELAYING, Action.IGNORE),
         },

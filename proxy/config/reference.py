@@ -18,11 +18,11 @@ _PREFACE = """# Configuration
 
 <!-- Made from proxy/config/types by `make generate`; do not edit. -->
 
-One TOML file, given as `--config`. `pulsar-trio-proxy check --config FILE` says whether it is in order and, if not,
+One TOML file, given as `--config`. `pulsar-trio-proxy check --config FILE` reports whether it is valid and, if not,
 which key is wrong. Every key has a default; an unknown key is an error.
 
 Every key can be overridden from the environment: `PULSAR_TRIO_PROXY__` and the key's path in capitals, with two
-underscores between its parts. Lists are written as in TOML, entries of a list of tables are numbered from 0:
+underscores between its parts. Lists are written as in TOML, and entries of a list of tables are numbered from 0:
 
 ```
 PULSAR_TRIO_PROXY__BROKERS__SERVICE_URL=pulsar://broker-0:6650,broker-1:6650
@@ -30,11 +30,11 @@ PULSAR_TRIO_PROXY__BROKERS__ALLOWED_PORTS=[6650, 6651]
 PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 ```
 
-SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on; a
-file that has changed is taken over by itself (`[reload]`).
-`[cluster]`, `admin.bind`, which listeners there are and whether they speak TLS need an upgrade (`pulsar-trio-proxy
-upgrade`, which interrupts no relay); `cluster.runtime_dir`, fewer `cluster.forwarders`, `relay.crash_safe` and a new
-address that overlaps an old one need a restart. A reload that would change these is refused and names them.
+SIGHUP or `pulsar-trio-proxy reload` applies changes, key files included, to connections from then on; a changed file is
+also applied without a command (`[reload]`). `[cluster]`, `admin.bind`, the set of listeners and their use of TLS need
+an upgrade (`pulsar-trio-proxy upgrade`, which interrupts no relay); `cluster.runtime_dir`, fewer `cluster.forwarders`,
+`relay.crash_safe` and a new address that overlaps an old one need a restart. A reload that would change these is
+refused and names them.
 """
 
 

@@ -100,8 +100,8 @@ TABLE: dict[Event, list[Outcome]] = {
     # who is idle or asks may leave between two requests; a handshake goes on, and so does a relay
     Event.DRAIN:           [FINISH[0], *UNMOVED[1:3], FINISH[3], UNMOVED[4], IN_RELAY, OVER],
     Event.DRAINED:         [CLOSE, *UNMOVED[1:3], CLOSE, UNMOVED[4], IN_RELAY, OVER],
-    # only who has not authenticated gives way to a newcomer
-    Event.EVICTED:         [CLOSE, CLOSE, CLOSE, DEFECT, CLOSE, DEFECT, OVER],
+    # only unauthenticated clients are chosen, in any state for all that
+    Event.EVICTED:         [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
     Event.SHUT_DOWN:       [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
     Event.INTERNAL_ERROR:  [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, IN_RELAY, OVER],
 }

@@ -1,7 +1,7 @@
 """The configuration's types. Docstrings of the tables become the operators' reference (docs/configuration.md).
 
-Every type is frozen and forbids unknown fields, so a misspelt key is an error that names it. Units stand last in a
-name. A key exists only for what is built: a key without effect would mislead.
+Every type is frozen and forbids unknown fields, so a misspelt key is an error that names it. The unit is the last part
+of a name. A key exists only for a feature that exists: a key without effect would mislead.
 """
 
 from proxy.config.types.authentication import (

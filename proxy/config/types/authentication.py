@@ -8,19 +8,20 @@ from proxy.config.types.base import NonEmpty, NonNegative, Positive, Strict, Wor
 
 
 class TokenAuthentication(Strict, frozen=True):
-    """Clients bring a JSON Web Token (method `token`). At least one key is needed. Keys are read again when their
-    files change.
+    """Clients authenticate with a JSON Web Token (method `token`). At least one key is needed. Keys are read again when
+    their files change.
 
-    secret_key: file with the shared secret, its raw bytes as `pulsar tokens create-secret-key` writes them
-        (HS256, HS384, HS512)
-    public_key: file with the public key, PEM or DER as `pulsar tokens create-key-pair` writes it
-        (RSA: RS and PS, EC: ES, each with 256, 384 and 512)
-    further_secret_keys: more of them, any of which may have signed a token (while keys are being exchanged, say)
-    further_public_keys: more of them
-    role_claim: the claim that is the client's role; of a list the first entry counts
-    audience_claim: the claim that names for whom a token is meant
-    audience: what that claim must hold; empty: it is not looked at
-    allowed_clock_skew_ms: how far the clocks of issuer and proxy may differ
+    secret_key: file with the shared secret, its raw bytes as `pulsar tokens create-secret-key` writes them (HS256,
+        HS384, HS512)
+    public_key: file with the public key, PEM or DER as `pulsar tokens create-key-pair` writes it (RSA: RS and PS, EC:
+        ES, each with 256, 384 and 512)
+    further_secret_keys: additional shared secrets; any of the keys may have signed a token (for example during a key
+        rotation)
+    further_public_keys: additional public keys
+    role_claim: the claim with the client's role; if it is a list, its first entry
+    audience_claim: the claim with the audience of a token
+    audience: the required value of that claim; empty: the claim is not checked
+    allowed_clock_skew_ms: the allowed difference between the clocks of issuer and proxy
     """
 
     secret_key: str = ""
@@ -34,17 +35,18 @@ class TokenAuthentication(Strict, frozen=True):
 
 
 class TlsAuthentication(Strict, frozen=True):
-    """Clients bring a certificate in TLS (method `tls`); the common name (CN) of its subject is their role. The
-    listener's `tls.client_ca` says which certificates count.
+    """Clients authenticate with a TLS certificate (method `tls`); the common name (CN) of its subject is their role.
+    The listener's `tls.client_ca` determines which certificates are valid.
     """
 
 
 class BasicAuthentication(Strict, frozen=True):
-    """Clients bring `user:password` (method `basic`); the user is their role.
+    """Clients authenticate with `user:password` (method `basic`); the user is their role.
 
-    file: users, as `htpasswd` writes them: bcrypt (`htpasswd -B`), and the older forms that Pulsar takes: apr1, crypt
+    file: users, as `htpasswd` writes them: bcrypt (`htpasswd -B`), and the older forms that Pulsar accepts: apr1, crypt
         with SHA-256, SHA-512, MD5 and DES. Read again when it changes
-    threads_max: passwords that one auth worker checks at a time; 127 times as many may wait, in turn by client address
+    threads_max: number of passwords that one auth worker checks at a time; 127 times as many may wait, in turn by
+        client address
     """
 
     file: NonEmpty
@@ -52,22 +54,23 @@ class BasicAuthentication(Strict, frozen=True):
 
 
 class ScramAuthentication(Strict, frozen=True):
-    """Clients prove that they know a password without saying it (methods `SCRAM-SHA-256`, `SCRAM-SHA-512`; RFC 5802,
+    """Clients prove that they know a password without sending it (methods `SCRAM-SHA-256`, `SCRAM-SHA-512`; RFC 5802,
     RFC 7677); the user is their role.
 
-    file: one line a user and mechanism, as `pulsar-trio-proxy scram-credential` writes it. Read again when it changes
+    file: one line for each user and mechanism, as `pulsar-trio-proxy scram-credential` writes it. Read again when it
+        changes
     """
 
     file: NonEmpty
 
 
 class SaslAuthentication(Strict, frozen=True):
-    """Clients use Kerberos (method `sasl`, mechanism GSSAPI; RFC 4752); their principal is their role.
+    """Clients authenticate with Kerberos (method `sasl`, mechanism GSSAPI; RFC 4752); their principal is their role.
 
     principal: the proxy's own principal, `<service>/<host that clients connect to>@REALM`
     keytab: file with its key
     allowed_principals: regular expression that a client's whole principal must match
-    threads_max: exchanges that one auth worker works on at a time
+    threads_max: number of exchanges that one auth worker processes at a time
     """
 
     principal: NonEmpty
@@ -77,20 +80,20 @@ class SaslAuthentication(Strict, frozen=True):
 
 
 class OidcAuthentication(Strict, frozen=True):
-    """Clients bring a token of an OpenID Connect issuer (method `token`, as for `authentication.token`, which may be
-    there, too).
+    """Clients authenticate with a token of an OpenID Connect issuer (method `token`, as for `authentication.token`,
+    which may be configured, too).
 
-    allowed_issuers: URLs of issuers, as their tokens' claim `iss` says them; each has
+    allowed_issuers: URLs of issuers, as in the claim `iss` of their tokens; each has
         `/.well-known/openid-configuration` below it
-    allowed_audiences: a token's claim `aud` must hold one of these
-    role_claim: the claim that is the client's role; of a list the first entry counts
-    allowed_clock_skew_ms: how far the clocks of issuer and proxy may differ
+    allowed_audiences: the claim `aud` of a token must hold one of these
+    role_claim: the claim with the client's role; if it is a list, its first entry
+    allowed_clock_skew_ms: the allowed difference between the clocks of issuer and proxy
     trust: PEM file with the authorities that sign the issuers' certificates; empty: the system's
-    require_https: whether an issuer without TLS is a mistake
-    keys_lifetime_ms: an issuer's keys are asked for again after this long, and are used for twice as long where it
-        cannot be asked (here and below: in each auth worker)
-    keys_retry_interval_ms: a key that is not known is looked for at the issuer, and what failed is asked again, no more
-        often than this
+    require_https: whether an issuer without TLS is a configuration error
+    keys_lifetime_ms: time after which an issuer's keys are requested again; if the issuer is unreachable, they are
+        valid for twice this time (here and below: in each auth worker)
+    keys_retry_interval_ms: shortest time between two requests to an issuer for an unknown key, or after a failed
+        request
     request_timeout_ms: longest time for each of an issuer's two answers (its description, its keys)
     """
 
@@ -106,22 +109,22 @@ class OidcAuthentication(Strict, frozen=True):
 
 
 class Authentication(Strict, frozen=True):
-    """Who may come in. At least one provider (one of the tables below) is needed where it is enabled.
+    """Authentication of clients. If it is enabled, at least one provider (one of the tables below) is needed.
 
-    enabled: whether clients must authenticate themselves; without it, everybody who reaches the proxy may use it
-    failure_delay_ms: how long a failed authentication waits for its answer, whatever the reason was
+    enabled: whether clients must authenticate; without it, every client that reaches the proxy may use it
+    failure_delay_ms: delay before the answer to a failed authentication, for any reason
     anonymous_role: role of clients that name no method; empty: they are denied
-    proxy_roles: roles of proxies before this one: they, and only they, say behind which principal a connection is
-        (`original_principal`), as brokers' `proxyRoles`. `tls:proxy-a` is role `proxy-a` by method `tls` alone,
+    proxy_roles: roles of proxies in front of this one: these, and only these, name the principal behind a connection
+        (`original_principal`), as with brokers' `proxyRoles`. `tls:proxy-a` is role `proxy-a` by method `tls` alone,
         `proxy-a` by any method; a role with a colon needs its method, or `*`, before it (`*:system:proxy`)
     token: the provider for method `token`
     tls: the provider for method `tls`
     basic: the provider for method `basic`
     scram: the provider for methods `SCRAM-SHA-256` and `SCRAM-SHA-512`
     sasl: the provider for method `sasl`
-    oidc: the provider for method `token` that asks OpenID Connect issuers for their keys
-    plugins: options of providers from elsewhere (as JSON can say them), a table for each, under the name of its entry
-        point in the group `pulsar_trio_proxy.authentication`
+    oidc: the provider for method `token` that requests keys from OpenID Connect issuers
+    plugins: options of external providers (values that JSON can represent), one table for each, under the name of its
+        entry point in the group `pulsar_trio_proxy.authentication`
     """
 
     enabled: bool = False

@@ -19,4 +19,4 @@ PULSAR_FRAME_BYTES_MAX = 5 * MIB + 10 * 1024
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all tables have in common."""
+    """Base of all tables: frozen, keyword-only, and an unknown field is an error."""

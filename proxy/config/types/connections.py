@@ -8,27 +8,27 @@ from proxy.config.types.base import MIB, PULSAR_FRAME_BYTES_MAX, NonEmpty, NonNe
 
 
 class Session(Strict, frozen=True):
-    """How long a client's authentication lasts (KIP-368). A session ends with the client's credential, or earlier.
-    Before that the client is asked for fresh credentials; one that uses its connection after the end is closed with an
-    error, one that is idle is left alone.
+    """Lifetime of a client's authentication (KIP-368). A session ends with the client's credential, or earlier. Before
+    that the proxy asks the client for fresh credentials. A client that uses its connection after the end is closed with
+    an error; an idle client stays connected.
 
-    connections_max_reauth_ms: a client must authenticate itself again within this time; 0: only its credential's own
-        end counts. Credentials that never end, as certificates here, make sessions that end only by this
+    connections_max_reauth_ms: a client must re-authenticate within this time; 0: only its credential's own end counts.
+        For credentials that never end, such as certificates here, only this setting ends sessions
     methods_max_reauth_ms: the same for single authentication methods, in place of it: `{ token = 3600000 }`
-    enforcement: what becomes of a client that uses its connection after the end, or fails to authenticate again.
-        `enforce`: it is closed. `observe`: it is counted (`pulsar_proxy_expired_connections_observed_total`) and
-        logged, once for each life of its session, and goes on; clients are asked for fresh credentials all the same.
-        This is for finding out what `enforce` would close: expired credentials stay good for as long as a connection
-        lasts. A reload changes it for connections that are there, too
-    relay_reauthentication: which clients are asked within a relay. `by_client_kind`: all that say they can be, but
+    enforcement: treatment of a client that uses its connection after the end, or fails to re-authenticate. `enforce`:
+        it is closed. `observe`: it is counted (`pulsar_proxy_expired_connections_observed_total`) and logged, once for
+        each lifetime of its session, and continues; clients are asked for fresh credentials all the same. `observe`
+        shows what `enforce` would close: expired credentials stay valid as long as a connection lasts. A reload changes
+        it for existing connections, too
+    relay_reauthentication: clients that are asked within a relay. `by_client_kind`: all that declare support, but
         clients built on the C++ library (Python's and Node's, too) only as long as they have no producer on the
         connection, since these write the answer into the middle of a large message: their session ends when it is used
-        past its end, after which they come back with fresh credentials. `always`: all that say they can be. `never`:
-        none; their sessions end in that way. With `brokers.forward_authorization_credentials` it is the brokers who ask
-        and end relays, and none of this applies to them
-    grace_ms: a relay over which the broker still sends anything but PING and PONG so long after the session's end is
-        closed, though its client does not use it: a consumer that took many permits before would be served for ever.
-        0: at once. An idle connection is left alone
+        past its end, after which they reconnect with fresh credentials. `always`: all that declare support. `never`:
+        none; their sessions end in that way. With `brokers.forward_authorization_credentials` the brokers ask and end
+        relays, and none of this applies to them
+    grace_ms: a relay over which the broker still sends anything but PING and PONG this long after the session's end is
+        closed, though its client does not use it: otherwise a consumer that took many permits before would be served
+        for ever. 0: at once. An idle connection stays open
     """
 
     connections_max_reauth_ms: NonNegative = 0
@@ -41,16 +41,16 @@ class Session(Strict, frozen=True):
 class Relay(Strict, frozen=True):
     """Connections that have become a relay between a client and a broker.
 
-    crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that a forwarder that dies or is
-        replaced leaves its relays to its successor; without it they end with their forwarder
-    keep_alive_idle_ms: after this long without a byte the kernel asks a peer whether it is still there (TCP_KEEPIDLE;
-        whole seconds, here and below)
-    keep_alive_probe_interval_ms: time between two such questions (TCP_KEEPINTVL)
-    keep_alive_probes: after so many without an answer the peer is given up (TCP_KEEPCNT)
-    half_close_timeout_ms: once one side has ended its direction, the other may go on as long as bytes move at least
+    crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that the relays of a forwarder that
+        terminates or is replaced continue in its successor; without it they end with their forwarder
+    keep_alive_idle_ms: time without a byte after which the kernel probes a peer (TCP_KEEPIDLE; whole seconds, here and
+        below)
+    keep_alive_probe_interval_ms: time between two such probes (TCP_KEEPINTVL)
+    keep_alive_probes: number of probes without an answer after which the connection is closed (TCP_KEEPCNT)
+    half_close_timeout_ms: once one side has ended its direction, the other may continue as long as bytes move at least
         this often
-    user_timeout_ms: once a peer has not acknowledged or not taken what was sent to it for this long, its connection is
-        given up (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds
+    user_timeout_ms: a connection is closed once its peer has not acknowledged or not read sent data for this time
+        (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds apply
     """
 
     crash_safe: bool = True
@@ -62,40 +62,40 @@ class Relay(Strict, frozen=True):
 
 
 class Limits(Strict, frozen=True):
-    """Bounds on what strangers can make the cluster do. In a container with a memory limit (cgroup), those of them that
-    are bounds on memory and are not set here are smaller than their default where less fits (docs/installation.md).
+    """Bounds on the resources that clients can make the cluster use. In a container with a memory limit (cgroup), the
+    bounds on memory that are not set here are lower than their default if less fits (docs/installation.md).
 
-    max_connections: clients' connections in the whole cluster; each forwarder takes in an equal part of them. Not set:
+    max_connections: clients' connections in the whole cluster; each forwarder accepts an equal part of them. Not set:
         at most the default, and as many as fit into the container's memory
-    max_connections_per_address: clients' connections from one IP address (of IPv6, one /64 network) to the whole
+    max_connections_per_address: clients' connections from one IP address (for IPv6, one /64 network) to the whole
         cluster; 0: no limit
     max_unauthenticated_connections: connections whose client has not authenticated yet (without authentication: has not
-        been answered `Connected` yet), TLS handshakes included, in the whole cluster; half of them from one address.
-        Above it the one that has been silent for longest gives way, of the address with most of them; where none is
-        silent, newcomers wait for a second, and then are told to come again. 0: a quarter of `max_connections`, less
-        where memory is short: each may hold `max_command_bytes`
-    max_concurrent_lookups: lookup requests that a lookup worker works on at a time; above it they are answered
+        received `Connected` yet), TLS handshakes included, in the whole cluster; half of them from one address. Above
+        it the proxy closes the connection that has been silent for longest, of the address with most of them; if none
+        is silent, new connections wait for a second, and then get an error upon which clients retry. 0: a quarter of
+        `max_connections`, less if memory is short: each may hold `max_command_bytes`
+    max_concurrent_lookups: lookup requests that a lookup worker processes at a time; requests above it get
         `TooManyRequests`
     max_concurrent_lookups_per_connection: the same for one client's connection
     max_topic_lists_bytes: memory for answers that may be large (all topics of a namespace, schemas), in each forwarder
-        and in each lookup worker. Each under way counts `max_broker_frame_bytes`, once it is there its size, until its
-        client has taken it; requests beyond it wait, in turn by principal or, without one, by IP address. Not set: at
-        most the default, and as much as fits into the container's memory
+        and in each lookup worker. A request under way counts `max_broker_frame_bytes`; its answer, once received,
+        counts its size until its client has read it. Requests beyond the bound wait, in turn by principal or, without
+        one, by IP address. Not set: at most the default, and as much as fits into the container's memory
     max_lookup_bytes: memory for all other lookup requests under way, in each forwarder and in each lookup worker, and,
-        in a forwarder, for what it keeps of unfinished frames and of answers that clients do not take. Half of it is
-        first come, first served; of the rest each owner gets at most an equal share (a principal or, without one, an IP
-        address); what is above it is answered `TooManyRequests`. Not set: as above
+        in a forwarder, for unfinished frames and for answers that clients do not read. Half of it is first come, first
+        served; of the rest each principal (without one, each IP address) gets at most an equal share. Requests above it
+        get `TooManyRequests`. Not set: as above
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
-    keep_alive_interval_ms: a client in lookup mode that is silent this long is sent a PING, and closed if it says
-        nothing within another such time
+    keep_alive_interval_ms: the proxy sends a PING to a client in lookup mode that is silent for this time, and closes
+        it if it sends nothing within the same time again
     max_command_bytes: largest frame that a client may send before it is relayed; a relay has no such limit
-    max_broker_frame_bytes: largest frame that a broker may answer a lookup or a handshake with
+    max_broker_frame_bytes: largest frame with which a broker may answer a lookup or a handshake
     max_connection_age_ms: a client's connection is ended gently at this age, counted from when it was accepted, so that
-        clients come to new instances; 10 % more or less by connection, so that those that came together do not leave
-        together. Relays are then followed frame by frame, which costs CPU. For connections that come from then on.
-        0: connections may be of any age
-    drain_timeout_ms: over how long a drain spreads the ends of relays; what is left after it is closed
+        clients move to new instances; 10 % more or less by connection, so that connections of the same age do not end
+        together. Relays are then inspected frame by frame, which costs CPU. A change applies to new connections. 0: no
+        maximum age
+    drain_timeout_ms: time over which a drain spreads the ends of relays; the relays that remain after it are closed
     """
 
     max_connections: Positive = 10_000

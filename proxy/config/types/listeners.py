@@ -10,11 +10,12 @@ from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, St
 class ListenerTls(Strict, frozen=True):
     """TLS towards the clients of one listener. The files are read again when they change.
 
-    certificate: PEM file with the server's certificate, and behind it those that lead to its root
+    certificate: PEM file with the server's certificate, followed by the certificates that lead to its root
     key: PEM file with the certificate's private key, without a passphrase
-    client_ca: PEM file with the authorities that may sign clients' certificates; empty: clients are not asked for one
-    require_client_certificate: whether a client without a certificate is turned away
-    minimum_version: the oldest version of TLS that is spoken
+    client_ca: PEM file with the authorities that may sign clients' certificates; empty: the proxy requests no
+        certificate of clients
+    require_client_certificate: whether a client without a certificate is refused
+    minimum_version: the oldest accepted version of TLS
     """
 
     certificate: NonEmpty
@@ -25,14 +26,16 @@ class ListenerTls(Strict, frozen=True):
 
 
 class Listener(Strict, frozen=True):
-    """Where clients connect; one table `[[listener]]` for each.
+    """Addresses to which clients connect; one table `[[listener]]` for each.
 
-    bind: `address:port`; an IPv6 address stands in brackets
-    congestion_control: who decides how fast bytes are sent to clients, as `brokers.congestion_control`
-    connections_max_reauth_ms: the same as in `[session]`, for this listener's clients and before all else; -1: what is
-        said there counts
-    methods_max_reauth_ms: the same for single authentication methods, before `connections_max_reauth_ms` of this table
-    session_enforcement: the same as `session.enforcement`, for this listener's clients; `inherit`: what is said there
+    bind: `address:port`; an IPv6 address is written in brackets
+    congestion_control: congestion control of connections to clients, as `brokers.congestion_control`
+    connections_max_reauth_ms: the same as in `[session]`, for this listener's clients, with precedence over it; -1: the
+        value there applies
+    methods_max_reauth_ms: the same for single authentication methods, with precedence over `connections_max_reauth_ms`
+        of this table
+    session_enforcement: the same as `session.enforcement`, for this listener's clients; `inherit`: the value there
+        applies
     tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
     """
 

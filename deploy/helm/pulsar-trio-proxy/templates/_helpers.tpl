@@ -6,7 +6,7 @@
 {{- end -}}
 
 {{/* The prefix of all objects' names: `fullnameOverride`, or the release's name and the chart's. At most 40
-     characters, so that the longest suffix of ours, and what controllers append, fit into 63. */}}
+     characters, so that the longest suffix of ours, and controllers' suffixes fit into 63. */}}
 {{- define "pulsar-trio-proxy.fullname" -}}
 {{- $name := include "pulsar-trio-proxy.name" . -}}
 {{- if .Values.fullnameOverride -}}
@@ -219,7 +219,7 @@ annotations:
 {{- $config | toYaml -}}
 {{- end -}}
 
-{{/* The configuration that is written to proxy.toml: what is derived, and `config` over it. YAML. */}}
+{{/* The configuration that is written to proxy.toml: the derived one, and `config` over it. YAML. */}}
 {{- define "pulsar-trio-proxy.config" -}}
 {{- $derived := include "pulsar-trio-proxy.derivedConfig" . | fromYaml -}}
 {{- if and (get (.Values.config | default dict) "listener") .Values.tls.enabled -}}
@@ -239,8 +239,8 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* An error where what the pod needs cannot be: probes on loopback, a folder that nobody may write to, two listeners on
-     one port. Call: include "pulsar-trio-proxy.refuseAddresses" (list . $config) */}}
+{{/* An error for addresses and folders that cannot work in a pod: probes on loopback, a folder that is read-only, two
+     listeners on one port. Call: include "pulsar-trio-proxy.refuseAddresses" (list . $config) */}}
 {{- define "pulsar-trio-proxy.refuseAddresses" -}}
 {{- $root := index . 0 -}}{{- $config := index . 1 -}}
 {{- $admin := $config.admin.bind -}}
@@ -284,7 +284,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* Make integers of the whole numbers in a map, in place: YAML has only floats, TOML knows the difference. */}}
+{{/* Make integers of the whole numbers in a map, in place: Helm's YAML has only floats, TOML distinguishes both. */}}
 {{- define "pulsar-trio-proxy.integers" -}}
 {{- $map := . -}}
 {{- range $key, $value := $map -}}
@@ -313,7 +313,7 @@ annotations:
 {{- mustToToml $tree -}}
 {{- end -}}
 
-{{/* Listeners (JSON list): name of the port, its number, whether it speaks TLS. The names are those of ports.names;
+{{/* Listeners (JSON list): name of the port, its number, whether it uses TLS. The names are those of ports.names;
      further listeners of a kind get a number behind it. */}}
 {{- define "pulsar-trio-proxy.listeners" -}}
 {{- $names := .Values.ports.names -}}
@@ -356,8 +356,9 @@ annotations:
 {{- int .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 
-{{/* Digest of what of the configuration makes new pods, by `rolloutOnConfigChange`; empty: nothing does. What a running
-     process cannot take over is needed (proxy/config/load.py: changes_that_need_…), and all of it where nobody looks. */}}
+{{/* Digest of the part of the configuration that makes new pods, by `rolloutOnConfigChange`; empty: none. With
+     `needed` it is the part that a running process cannot apply (proxy/config/changes.py: changes_that_need_…), and all
+     of it if the file is not watched. */}}
 {{- define "pulsar-trio-proxy.configDigest" -}}
 {{- $config := include "pulsar-trio-proxy.config" . | fromYaml -}}
 {{- $all := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
@@ -376,7 +377,7 @@ annotations:
 
 {{/* ---- pods ------------------------------------------------------------------------------------------------- */}}
 
-{{/* Labels of the proxy's pods. `component: proxy` is what monitors and dashboards for apache/pulsar-helm-chart look at.
+{{/* Labels of the proxy's pods. `component: proxy` is the label that monitors and dashboards for apache/pulsar-helm-chart select.
      Versions are not among them: a new chart alone makes no new pods. */}}
 {{- define "pulsar-trio-proxy.podLabels" -}}
 {{- $labels := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
@@ -398,8 +399,8 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* How many pods: `replicaCount`; with autoscaling what the Deployment has now, or nothing where there is none or the
-     cluster is not asked (`helm template`). Without the number, Kubernetes takes one pod where Helm set another before. */}}
+{{/* Number of pods: `replicaCount`; with autoscaling the Deployment's current number, or nothing if there is none or the
+     cluster is not asked (`helm template`). Without the number, Kubernetes uses one pod if Helm set another number before. */}}
 {{- define "pulsar-trio-proxy.replicas" -}}
 {{- if not .Values.autoscaling.enabled -}}
 {{- .Values.replicaCount -}}

@@ -9,7 +9,6 @@ import trio
 import trio.testing
 from forwarder_fakes import (
     AUTHENTICATED,
-    CLIENT,
     Play,
     authenticated,
     connect,
@@ -24,7 +23,6 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
 )
 from proxy.forwarder.session.transport import PONGS_BYTES_MAX
-from proxy.runtime.fairness.owners import owner_of
 
 Start = Callable[..., Play]
 
@@ -238,7 +236,7 @@ async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: St
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.stream.send_all(encode_frame(bytes(100_000))[: 30 * 1024])
     await trio.testing.wait_all_tasks_blocked()
-    assert it.workers.budget._by_owner == {owner_of("alice", CLIENT): 30 * 1024}
+    assert it.workers.budget._by_owner == {"principal alice": 30 * 1024}
 
 
 async def test_a_large_frame_that_is_finished_counts_no_more(play: Start) -> None:

@@ -25,7 +25,6 @@ from proxy.forwarder.session import lookup_mode
 from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
-from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.rpc.client import RETRIES_MAX
 from proxy.runtime.rpc.errors import RpcCallRefused
 
@@ -674,7 +673,7 @@ async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery:
 
 
 async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
-    for identity, owner in ((IDENTITY, owner_of(IDENTITY.role, CLIENT)), (ANONYMOUS, owner_of("", CLIENT))):
+    for identity, owner in ((IDENTITY, "principal alice"), (ANONYMOUS, "address 192.0.2.7")):
         setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
         setup.mode.set_identity(identity)
         await setup.forward(topics())
@@ -688,7 +687,7 @@ async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make)
     setup.workers.config = msgspec.structs.replace(setup.workers.config, authentication=authentication)
     setup.mode.set_identity(IDENTITY)
     await setup.forward(topics())
-    assert list(setup.workers.room._held) == [owner_of("", CLIENT)]
+    assert list(setup.workers.room._held) == ["address 192.0.2.7"]
 
 
 async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery: trio.Nursery) -> None:
