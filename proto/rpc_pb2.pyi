@@ -41,6 +41,12 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_TIMED_OUT: _ClassVar[Status]
     UNKNOWN_SERVER_ERROR: _ClassVar[Status]
     PRINCIPAL_DESERIALIZATION_FAILURE: _ClassVar[Status]
+
+class OriginalData(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORIGINAL_DATA_UNKNOWN: _ClassVar[OriginalData]
+    ORIGINAL_DATA_IGNORED: _ClassVar[OriginalData]
+    ORIGINAL_DATA_CHECKED: _ClassVar[OriginalData]
 METHOD_UNSPECIFIED: Method
 AUTHENTICATE: Method
 BROKER_CREDENTIALS: Method
@@ -70,6 +76,9 @@ TOO_MANY_REQUESTS: Status
 REQUEST_TIMED_OUT: Status
 UNKNOWN_SERVER_ERROR: Status
 PRINCIPAL_DESERIALIZATION_FAILURE: Status
+ORIGINAL_DATA_UNKNOWN: OriginalData
+ORIGINAL_DATA_IGNORED: OriginalData
+ORIGINAL_DATA_CHECKED: OriginalData
 
 class Principal(_message.Message):
     __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")
@@ -232,30 +241,34 @@ class ResolveTargetRequest(_message.Message):
     def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., any_broker: _Optional[bool] = ...) -> None: ...
 
 class ResolveTargetResponse(_message.Message):
-    __slots__ = ("host", "port", "addresses", "denial", "detail", "others")
+    __slots__ = ("host", "port", "addresses", "denial", "detail", "others", "original_data")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     DENIAL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_DATA_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
     denial: str
     detail: str
     others: _containers.RepeatedCompositeFieldContainer[OtherBroker]
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., denial: _Optional[str] = ..., detail: _Optional[str] = ..., others: _Optional[_Iterable[_Union[OtherBroker, _Mapping]]] = ...) -> None: ...
+    original_data: OriginalData
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., denial: _Optional[str] = ..., detail: _Optional[str] = ..., others: _Optional[_Iterable[_Union[OtherBroker, _Mapping]]] = ..., original_data: _Optional[_Union[OriginalData, str]] = ...) -> None: ...
 
 class OtherBroker(_message.Message):
-    __slots__ = ("host", "port", "addresses")
+    __slots__ = ("host", "port", "addresses", "original_data")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_DATA_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    original_data: OriginalData
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., original_data: _Optional[_Union[OriginalData, str]] = ...) -> None: ...
 
 class BrokerProfileRequest(_message.Message):
     __slots__ = ()
@@ -396,7 +409,7 @@ class StoredRelay(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
 
 class StoredSession(_message.Message):
-    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind")
+    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind", "passes_answers")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +423,7 @@ class StoredSession(_message.Message):
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     BROKER_HOST_FIELD_NUMBER: _ClassVar[int]
     LISTENER_BIND_FIELD_NUMBER: _ClassVar[int]
+    PASSES_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     principal: Principal
     expires: bool
     lifetime_ms_max: int
@@ -423,7 +437,8 @@ class StoredSession(_message.Message):
     grace_ms: int
     broker_host: str
     listener_bind: str
-    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., broker_host: _Optional[str] = ..., listener_bind: _Optional[str] = ...) -> None: ...
+    passes_answers: bool
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., broker_host: _Optional[str] = ..., listener_bind: _Optional[str] = ..., passes_answers: _Optional[bool] = ...) -> None: ...
 
 class StoredClient(_message.Message):
     __slots__ = ("connect", "certificate")

@@ -86,7 +86,7 @@ class Environment:
         self._stamp.unlink(missing_ok=True)  # an interrupted installation must not look complete
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
         # pip has no hash of a directory: the packages first, each by its hash, then the tree without its dependencies.
-        packages = [*pip, "--require-hashes", "-r", str(_REQUIREMENTS / f"{what}.txt")]
+        packages = [*pip, "--no-deps", "--require-hashes", "-r", str(_REQUIREMENTS / f"{what}.txt")]
         self._run(packages, "Installing the dependencies into .venv", progress)
         tree = [*pip, "--no-deps", "--no-build-isolation", "-e", "."]
         self._run(tree, "Installing the project into .venv", progress)
