@@ -122,5 +122,5 @@ class Brokers(Strict, frozen=True):
     ejection_time_ms: Positive = 5_000
     ejection_time_max_ms: Positive = 60_000
     pooled_connections_max: Positive = 1_000
-    pooled_connections_per_principal_max: Positive = 16
+    pooled_connections_per_principal_max: Positive = 64
     idle_connection_timeout_ms: Positive = 60_000
