@@ -28,6 +28,7 @@ from proto.rpc_pb2 import (
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
+    Principal,
     ResolveTargetRequest,
     ResolveTargetResponse,
     Status,
@@ -167,7 +168,7 @@ class LookupService:
             return
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
-        batch = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
+        batch = RequestBatch(self._principal_of(request, principal), request.client_address, answers)
         parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
@@ -193,11 +194,11 @@ class LookupService:
         """
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
-    def _principal_of(self, request: EnvelopeRequest, principal: str) -> LookupPrincipal:
+    def _principal_of(self, request: EnvelopeRequest, principal: Principal) -> LookupPrincipal:
         if not request.original_auth_data:
-            return self._principals.get_principal(principal)
+            return self._principals.get_principal(principal.name)
         credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
-        return self._principals.get_principal(principal, credentials)
+        return self._principals.get_principal(principal.name, credentials, principal.expires_at_unix_ms)
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
         """Count and log a refused Envelope or request; return the error's name."""

@@ -248,6 +248,18 @@ async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principa
     assert "s3cret" not in repr(logs)
 
 
+async def test_the_end_of_forwarded_credentials_is_the_sealed_principals(serve: Serve, broker: FakeBroker) -> None:
+    """A connection for lookups ends with the credentials that it was opened with."""
+    served = serve()
+    end_unix_ms = int(time.time() * 1000) + 60_000
+    principal = Principal(type="User", name="alice", method="token", expires_at_unix_ms=end_unix_ms)
+    await served.answer(
+        original_auth_method="token", original_auth_data="s3cret", sealed_principal=seal(principal, KEY)
+    )
+    assert [asker.expires_at_unix_ms for _, asker in served.service._pool._slots] == [end_unix_ms]
+    assert len(broker.connects) == 1
+
+
 async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
     """Security: whoever forwards credentials has to show the seal, as everybody."""
     served = serve()

@@ -97,8 +97,10 @@ class Brokers(Strict, frozen=True):
         the broker answers a lookup again
     ejection_time_max_ms: longest duration of an ejection
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
-        broker and principal. Beside them there may be a quarter as many for requests that have lost a connection: these
-        are sent again apart from all others
+        broker and principal, or credentials where a client's own are forwarded. Beside them there may be a quarter as
+        many for requests that have lost a connection: these are sent again apart from all others
+    pooled_connections_per_principal_max: how many of these there may be at one broker for clients of one principal with
+        different credentials; above it, lookups wait until one is unused, which is then replaced
     idle_connection_timeout_ms: a connection for lookups that was unused for this time is closed
     """
 
@@ -120,4 +122,5 @@ class Brokers(Strict, frozen=True):
     ejection_time_ms: Positive = 5_000
     ejection_time_max_ms: Positive = 60_000
     pooled_connections_max: Positive = 1_000
+    pooled_connections_per_principal_max: Positive = 64
     idle_connection_timeout_ms: Positive = 60_000
