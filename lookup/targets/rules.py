@@ -101,7 +101,8 @@ class TargetRules:
             raise TargetDenied("no_port", f"{error}: a target is host:port") from None
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
-        await self._wait_until_ports_known()
+        if not self._brokers.configured.hosts:  # SRV records say which ports there are
+            await self._brokers.wait_until_all_resolved()
         return await self.check_broker(self._at_port_to_dial(broker), owner)
 
     async def check_broker(self, broker: HostPort, owner: str = "") -> Target:
@@ -110,7 +111,6 @@ class TargetRules:
         ``owner``: the owner of the DNS query; empty for a redirect. With ``brokers.through_proxy`` the result is a
         proxy of the operator's, which checks the target's addresses itself.
         """
-        await self._wait_until_ports_known()
         self.check_port(broker)
         if self._through_proxy:
             return await self._next_proxy(broker)
@@ -180,10 +180,6 @@ class TargetRules:
         if proxy is None:
             raise TargetDenied("unknown_host", self._brokers.none_known_reason)
         return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
-
-    async def _wait_until_ports_known(self) -> None:
-        if not self._brokers.configured.hosts:  # SRV records say which ports there are
-            await self._brokers.wait_until_all_resolved()
 
     def _at_port_to_dial(self, broker: HostPort) -> HostPort:
         """Return a client's target, at the port to dial where the client named the broker's other one.

@@ -16,7 +16,7 @@ from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, effective_address, forbidden_reason
 from proto.addresses import HostPort
-from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.dns.resolver import Addresses, Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 
@@ -576,6 +576,7 @@ async def dialled(rules: Rules, network: Network, target: str, said: tuple[str, 
         ("b0:6651", None, PLAIN | {"port_pairs": []}, "port"),
         ("b0:6650", None, {"service_url": "pulsar+ssl://b0:443"}, "port"),
         ("b1:6650", None, {"service_url": "pulsar+ssl://b0:443", **FURTHER}, "b1:6651"),
+        ("b1:6651", None, {"service_url": "pulsar://b0:7650", "allowed_ports": [6651], **FURTHER}, "b1:6651"),
         # configured
         ("b0:7651", None, PAIRS | {"service_url": "pulsar://b0:7650"}, "b0:7650"),
         ("b0:7650", None, PAIRS | {"service_url": "pulsar+ssl://b0:7651"}, "b0:7651"),
@@ -610,6 +611,21 @@ async def test_the_other_port_of_a_broker_is_dialled_at_the_one_of_service_urls_
     network: Network, rules: Rules, target: str, said: tuple[str, str] | None, brokers: dict[str, Any], expected: str
 ) -> None:
     assert await dialled(rules, network, target, said, brokers) == expected
+
+
+async def test_the_name_of_a_target_is_resolved_for_the_owner_of_its_client(rules: Rules) -> None:
+    owners = []
+
+    class Asked:
+        async def resolve_addresses(self, _host: str, *, owner: str = "") -> Addresses:
+            owners.append(owner)
+            return Addresses(("10.0.0.1",), 0.0)
+
+    checked = rules(service_url="pulsar://b0")
+    checked._resolver = Asked()
+    for port in (6650, 6651):
+        await checked.check_target(f"b0:{port}", "alice")
+    assert owners == ["alice", "alice"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254"])
