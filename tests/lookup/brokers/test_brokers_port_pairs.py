@@ -45,7 +45,7 @@ def test_what_is_no_url_of_one_broker_says_nothing(dialled: str, other: str) -> 
     assert pairs.port_to_dial(HostPort("b0", 9651)) is None
 
 
-def test_what_is_learned_is_bounded() -> None:
+def test_learned_ports_are_bounded() -> None:
     pairs = pairs_for("pulsar://b0")
     for number in range(LEARNED_MAX):
         pairs.learn_urls(f"pulsar://n{number}:7650", "")
