@@ -846,13 +846,27 @@ async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, b
 
 async def test_resolve_target(serve: Serve, network: Network) -> None:
     network.names["b1"] = [["10.0.0.2", "10.0.0.3"]]
-    response = await serve().resolve("b1:6651")
+    response = await serve().resolve("b1:6650")
     assert (response.host, response.port, list(response.addresses), response.denial) == (
         "b1",
-        6651,
+        6650,
         ["10.0.0.2", "10.0.0.3"],
         "",
     )
+
+
+async def test_what_a_lookups_answer_says_of_a_brokers_ports_counts_for_targets(
+    serve: Serve, network: Network, broker: FakeBroker
+) -> None:
+    network.names["b1"] = [["10.0.0.2"]]
+    broker.script = connect_to("pulsar://b1:6650", broker_service_url_tls="pulsar+ssl://b1:7651")
+    served = serve()
+    assert (await served.resolve("b1:7651")).denial == "port"
+    await served.answer()
+    for _ in range(2):
+        response = await served.resolve("b1:7651")
+        assert (response.host, response.port, response.denial) == ("b1", 6650, "")
+        await served.configure()  # forgets nothing
 
 
 async def test_resolve_target_denied(serve: Serve) -> None:
