@@ -292,6 +292,7 @@ def test_connected_is_the_brokers_own(edge_proxy: ProxyCluster, broker: Standalo
             own = direct.connect().connected
         relayed = relay.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}").connected
         lookup.connect()
+        lookup.lookup(TOPIC)  # for which the lookup worker connects to the broker, whose CONNECTED it keeps
         assert relayed == own
     with WireClient(edge_proxy.port) as lookup:
         answer = lookup.connect().connected
