@@ -20,6 +20,8 @@ from forwarder_fakes import (
     lookup,
     lookup_answer,
 )
+from pulsar_bytes import command as command_bytes
+from pulsar_bytes import decoded, fields, frame
 
 from proto import commands
 from proto.client_machine import State
@@ -55,17 +57,18 @@ async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> No
     assert (await it.client.must_hear(BaseCommand.CONNECTED)).connected.protocol_version == 15
 
 
-async def test_feature_flags_are_the_brokers_but_for_topic_watchers(play: Start) -> None:
+async def test_of_the_brokers_feature_flags_those_that_lookups_serve(play: Start) -> None:
     it = play()
     it.workers.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
-    it.workers.profile.feature_flags.supports_topic_watchers = True
-    it.workers.profile.feature_flags.supports_partial_producer = True
+    flags = it.workers.profile.feature_flags
+    flags.supports_get_partitioned_metadata_without_auto_creation = True
+    flags.supports_topic_watchers = flags.supports_scalable_topics = flags.supports_tc_metadata_discovery = True
     await it.client.say(connect())
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
     assert connected.protocol_version == 20
-    assert connected.feature_flags.supports_partial_producer
-    assert not connected.feature_flags.supports_topic_watchers
+    served = {"supports_get_partitioned_metadata_without_auto_creation": True}
+    assert {descriptor.name: value for descriptor, value in connected.feature_flags.ListFields()} == served
 
 
 async def test_every_way_of_cutting_connect_into_pieces(play: Start) -> None:
@@ -253,6 +256,33 @@ async def test_a_command_that_needs_a_broker_is_answered_and_the_connection_stay
     await it.client.say(command)
     error = (await it.client.must_hear(BaseCommand.ERROR)).error
     assert (error.request_id, error.error) == (request_id, ServerError.NotAllowedError)
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "error_field"),
+    [
+        (70, 71, 3),  # SCALABLE_TOPIC_LOOKUP: an update of its session
+        (73, 74, 2),  # SCALABLE_TOPIC_SUBSCRIBE: its response
+        (76, 77, 4),  # WATCH_SCALABLE_TOPICS: an update of the watch
+        (79, 80, 3),  # WATCH_TC_ASSIGNMENTS: an update of the watch
+        # What ends a stream of updates, what only brokers send, and what is newer than Pulsar 5.0.0-M1.
+        *((kind, 14, 2) for kind in (71, 72, 74, 75, 77, 78, 80, 81, 82, 127)),
+    ],
+)
+async def test_pulsar_5s_commands_are_answered_at_once_and_the_connection_stays(
+    play: Start, kind: int, answer: int, error_field: int
+) -> None:
+    """By bytes, under the id that a V5 client waits for; to what begins no request, under that of the connection."""
+    it = await play().in_lookup_mode()
+    await it.client.say(frame(command_bytes(kind, fields((1, 7), (2, "topic://public/default/t")))))
+    heard = dict(decoded((await it.client.must_hear(answer)).SerializeToString()))
+    body = dict(decoded(bytes(heard[answer])))
+    assert body[1] == (NO_REQUEST_ID if answer == BaseCommand.ERROR else 7)
+    assert body[error_field] == ServerError.NotAllowedError
+    assert b"needs a connection to a broker" in bytes(body[error_field + 1])
     await it.client.say(lookup())
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1

@@ -28,6 +28,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
+from pulsar_bytes import command, fields
 from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, read, read_all, until
 
 from proto import commands
@@ -502,6 +503,43 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
     await lane.client.aclose()
     await lane.broker.aclose()
     await until(lambda: not place.slot.relays)
+
+
+V5_COMMANDS = [encode_frame(command(kind, fields((1, kind)))) for kind in range(70, 83)]
+"""Of Pulsar 5.0.0-M1, SCALABLE_TOPIC_LOOKUP to WATCH_TC_ASSIGNMENTS_CLOSE, and one that is newer."""
+
+
+async def test_pulsar_5s_commands_pass_both_ways(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, counts_messages=True)
+    everything = b"".join(V5_COMMANDS)
+    for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
+        await sender.send_all(everything)
+        assert await read(receiver, len(everything)) == everything
+
+
+@pytest.mark.conforms("kip-368.20")
+@pytest.mark.parametrize("used", V5_COMMANDS)
+async def test_pulsar_5s_commands_are_use_past_the_end(
+    place: Place, lane: Lane, now: Now, judges: Judges, used: bytes
+) -> None:
+    await framed(place, lane, now, judges)
+    now.s += 101
+    await lane.client.send_all(PING + used)
+    await expect_end(lane, SESSION_EXPIRED)
+    assert await read_all(lane.broker) == PING
+
+
+@pytest.mark.conforms("kip-368.17")
+async def test_pulsar_5s_commands_wait_for_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    judges.gate = trio.Event()
+    await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(answer() + b"".join(V5_COMMANDS))
+    await until(lambda: judges.given)
+    with trio.move_on_after(0.02):
+        pytest.fail(f"passed before the verdict: {await lane.broker.receive_some(100)!r}")
+    judges.gate.set()
+    assert await read(lane.broker, len(b"".join(V5_COMMANDS))) == b"".join(V5_COMMANDS)
 
 
 @pytest.mark.conforms("kip-368.21", "kip-368.22")
