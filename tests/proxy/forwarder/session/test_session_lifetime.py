@@ -941,7 +941,7 @@ async def test_a_relay_counts_who_cannot_renew(relay_setup: MakeRelaySetup, clie
 async def test_a_relay_counts_who_is_not_asked_by_the_policy(
     relay_setup: MakeRelaySetup, policy: str, expiring: bool, connect: dict[str, Any], counted: dict[str, int]
 ) -> None:
-    it = relay_setup(session={"relay_reauthentication": policy})
+    it = relay_setup(session={"relay_reauthentication": policy}, metrics={"count_messages": True})
     if expiring:
         it.expiring()
     it.session(**connect)
