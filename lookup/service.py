@@ -87,6 +87,7 @@ class LookupService:
         nursery, logins = self._context.nursery, self._brokers.credential_checks
         self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
         self._pool.profile = profile
+        self._pool.observe_reauthentication = self._broker_metrics.reauthentication_seconds.observe
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:

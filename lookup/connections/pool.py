@@ -9,6 +9,7 @@ each principal at a broker, and closes connections that are idle, or that belong
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -125,6 +126,8 @@ class BrokerPool:
         )
         self.profile: CommandConnected | None = None
         """What a broker last said in its CONNECTED."""
+        self.observe_reauthentication: Callable[[float], None] = lambda _took_s: None
+        """Called when a broker's challenge is answered, with the seconds since it came, through all rounds."""
 
     def __len__(self) -> int:
         return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)
@@ -267,12 +270,20 @@ class BrokerPool:
         def make_connect(method: str, data: bytes) -> CommandConnect:
             return proxy_connect(BrokerIdentity(method, data, principal.name, principal.credentials), __version__)
 
+        challenged_at: float | None = None
+
         async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
-            nonlocal credentials
+            nonlocal credentials, challenged_at
             if challenge != AUTH_REFRESH:  # a further round
-                return await credentials.auth_data_for(challenge)
-            credentials = credentials_for(self._auth, target.broker.host, configured=configured)
-            return await credentials.auth_data_for(None)
+                answer = await credentials.auth_data_for(challenge)
+            else:
+                challenged_at = trio.current_time()
+                credentials = credentials_for(self._auth, target.broker.host, configured=configured)
+                answer = await credentials.auth_data_for(None)
+            if credentials.complete and challenged_at is not None:
+                self.observe_reauthentication(trio.current_time() - challenged_at)
+                challenged_at = None
+            return answer
 
         try:
             link = await self._link_factory.open_link(target.broker, target.addresses, credentials, make_connect)

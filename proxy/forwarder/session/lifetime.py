@@ -62,12 +62,14 @@ class SessionLifetime:
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
         self._control: LookupSessionControl | None = None
+        self._can_reauthenticate = False
         self.expiring_session: ExpiringSession | None = None
 
     def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
         """Start the clock of a client that was authenticated, or that needs no authentication here."""
         config = self._workers.config
-        if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
+        self._can_reauthenticate = connect.feature_flags.supports_auth_refresh
+        if config.authentication.enabled and not self._can_reauthenticate:
             self._metrics.reauthentication.count_never_asked(principal.method, NoReauthReason.CLIENT_CANNOT)
         lifetime_ms_max = 0  # no client is asked for credentials where there are none
         if config.authentication.enabled:
@@ -139,7 +141,14 @@ class SessionLifetime:
             return None
         if identity.original is not None:  # its credentials are forwarded: the broker asks for new ones, and ends it
             session = replace(session, clock=None, challenge=b"")
+        if session.expires:
+            self._count_if_disabled(session.principal.method)
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
+
+    def _count_if_disabled(self, method: str) -> None:
+        """Count a client that could be asked, and is not: all others that are never asked are counted elsewhere."""
+        if self._can_reauthenticate and self._workers.config.session.relay_reauthentication == "never":
+            self._metrics.reauthentication.count_never_asked(method, NoReauthReason.DISABLED)
 
     # ---- in lookup mode
 

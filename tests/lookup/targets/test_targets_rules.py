@@ -158,7 +158,7 @@ async def test_of_several_addresses_only_the_allowed_ones_may_be_dialled(network
     assert target.addresses == ("10.0.0.1", "10.0.0.2")
 
 
-@pytest.mark.conforms("pip-1.8")
+@pytest.mark.conforms("pip-1.8", "pip-1.40")
 async def test_rebinding_the_addresses_given_are_those_that_were_checked(network: Network, rules: Rules) -> None:
     network.names["broker"] = [["10.0.0.1"], ["127.0.0.1"]]
     target = await rules(allowed_addresses=["10.0.0.0/8"]).check_target("broker:6650")

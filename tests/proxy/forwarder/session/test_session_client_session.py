@@ -33,6 +33,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
     RefusedRequest,
 )
+from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
 
 Start = Callable[..., Play]
 
@@ -404,6 +405,54 @@ async def test_an_authentication_frame_after_completion(play: Start) -> None:
     await it.client.must_hear_error()
     assert await it.end() == "not_allowed"
     assert len(it.workers.authentication.rounds) == 1
+
+
+# ---- a lookup worker of another version
+
+
+UNSUPPORTED = EnvelopeResponse(error=EnvelopeResponse.UNSUPPORTED_VERSION, error_message="for the log")
+
+
+@pytest.mark.conforms("kip-590.31")
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_an_envelope_of_an_unknown_version_makes_the_client_connect_again(play: Start, fast_path: bool) -> None:
+    """An upgrade: of two workers, one is old. What the other one is asked is answered, and no more is taken."""
+    it = await play().in_lookup_mode()
+    it.workers.answer_by, it.workers.fast_path = None, fast_path
+    await it.client.say(lookup("a", 1))
+    await trio.testing.wait_all_tasks_blocked()
+    await it.client.say(lookup("b", 2))
+    await trio.testing.wait_all_tasks_blocked()
+    refusing, serving = it.workers.sent
+    refusing.say(UNSUPPORTED)
+    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (answer.request_id, answer.error) == (1, ServerError.ServiceNotReady)
+    assert "for the log" not in str(answer)
+    await it.client.say(lookup("c", 3))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.workers.sent == [refusing, serving]
+    assert not it.ended.is_set()
+    serving.answer(0)
+    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (answer.request_id, answer.error) == (2, 0)
+    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    assert await it.end() == "envelope_unsupported"
+
+
+async def test_a_worker_that_does_not_answer_delays_the_end_for_the_time_of_a_lookup(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await play().in_lookup_mode()
+    it.workers.answer_by = None
+    for request_id in (1, 2):
+        await it.client.say(lookup("a", request_id))
+        await trio.testing.wait_all_tasks_blocked()
+    began = trio.current_time()
+    it.workers.sent[0].say(UNSUPPORTED)
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    assert await it.end() == "envelope_unsupported"
+    assert trio.current_time() - began <= it.workers.answer_timeout_s + 1
 
 
 # ---- requests that nobody looked into
