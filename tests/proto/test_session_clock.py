@@ -189,6 +189,15 @@ def test_unasked_but_not_too_often() -> None:
     assert session.on_answer(52.0) is None
 
 
+def test_a_lost_answer_is_an_attempt() -> None:
+    """Or a client whose answers nobody can verify could send them as fast as it likes, each to the auth workers."""
+    session = clock(100)
+    assert session.on_answer(60) is None
+    session.on_answer_lost(60.5)
+    assert session.on_answer(61.4) is ReauthenticationFailure.TOO_SOON
+    assert session.on_answer(61.5) is None
+
+
 def test_one_challenge_outstanding() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
