@@ -198,6 +198,14 @@ def test_a_lost_answer_is_an_attempt() -> None:
     assert session.on_answer(61.5) is None
 
 
+def test_a_lost_answer_brings_no_earlier_challenge() -> None:
+    session = clock(at_most_s=100)
+    asked_at_s = session.challenge_at_s
+    assert session.on_answer(60) is None
+    session.on_answer_lost(60.5)
+    assert session.challenge_at_s == asked_at_s > 61.5
+
+
 def test_one_challenge_outstanding() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
@@ -220,6 +228,12 @@ def test_how_long_it_took() -> None:
     session.on_answer(141)
     session.on_challenge_sent(141.5)
     assert session.seconds_since_challenge(143) == 3
+
+
+def test_how_long_it_took_a_client_that_was_not_asked() -> None:
+    session = clock(100)
+    session.on_answer(141)
+    assert session.seconds_since_challenge(143) == 2
 
 
 # ---- the wall clock
