@@ -151,8 +151,6 @@ COMMANDS = frozenset(
     }
 )
 
-REMOTE_EVENTS = COMMANDS | {Event.CLIENT_CLOSED, Event.CLIENT_STALLED, Event.CLIENT_CORRUPT}
-
 _FAIL = Transition(State.CLOSED, Action.FAIL)
 _CLOSE = Transition(State.CLOSED, Action.CLOSE)
 _CLOSED_IGNORE = Transition(State.CLOSED, Action.IGNORE)

@@ -183,7 +183,6 @@ def connect_without_credentials(connect: CommandConnect) -> CommandConnect:
     for name in (*_KEPT, "auth_method"):
         if connect.HasField(name):
             setattr(kept, name, getattr(connect, name))
-    kept.feature_flags.supports_auth_refresh = connect.feature_flags.supports_auth_refresh
     return kept
 
 

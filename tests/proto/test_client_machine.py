@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.client_machine import (
-    REMOTE_EVENTS,
     TRANSITIONS,
     Action,
     ClientMachine,
@@ -157,10 +156,6 @@ def test_every_pair(state: State, event: Event, outcome: Outcome) -> None:
 
 def test_a_connection_begins_with_the_wait_for_connect() -> None:
     assert ClientMachine().state is State.AWAITING_CONNECT
-
-
-def test_which_events_are_the_clients() -> None:
-    assert REMOTE_EVENTS == REMOTE
 
 
 @pytest.mark.parametrize("state", State)

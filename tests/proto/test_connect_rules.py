@@ -308,6 +308,17 @@ def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
     assert field in refusal.message
 
 
+@pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
+@pytest.mark.parametrize("character", ["ä", "角", "🔑"])
+def test_what_is_kept_of_a_connect_is_bounded_in_bytes(field: str, character: str) -> None:
+    """Security: a character takes up to four of them."""
+    whole, rest = divmod(KEPT_FIELD_BYTES_MAX, len(character.encode()))
+    at_most = character * whole + "x" * rest
+    for text, allowed in ((at_most, True), (at_most + "x", False), (character * KEPT_FIELD_BYTES_MAX, False)):
+        refusal = check_connect(connect(**{field: text}), proxies_allowed=True)
+        assert (refusal is None) == allowed
+
+
 def test_what_is_kept_of_a_connect() -> None:
     kept = connect_without_credentials(parse_command(command(2, WRITTEN)).connect)
     assert (kept.auth_method_name, kept.original_principal) == ("client's method", "client's principal")

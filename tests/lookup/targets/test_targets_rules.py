@@ -675,3 +675,22 @@ async def test_a_denied_port_names_the_setting(network: Network, rules: Rules) -
     network.names["b0"] = [["10.0.0.1"]]
     with pytest.raises(TargetDenied, match=r"^b0:9651: .* nor paired with such a port in brokers\.port_pairs"):
         await rules(service_url="pulsar://b0").check_target("b0:9651")
+
+
+async def test_a_configured_broker_is_not_reached_at_the_ports_of_further_targets(
+    network: Network, denial: Denial
+) -> None:
+    """Security: at any other port of its machine anything may listen."""
+    network.names["broker"] = [["10.0.0.1"]]
+    brokers = {"service_url": "pulsar://broker:6660", "allowed_hosts": ["*.other.example"]}
+    for target in ("10.0.0.1:6650", "10.0.0.1:6651", "broker:6651"):
+        assert await denial(target, **brokers) == "port"
+
+
+async def test_where_only_addresses_are_allowed_a_configured_broker_keeps_its_name(
+    network: Network, rules: Rules
+) -> None:
+    """Security: it is the name that its certificate is compared with."""
+    network.names["broker"] = [["10.0.0.1"]]
+    checked = rules(service_url="pulsar://broker:6650", allowed_addresses=["10.0.0.0/8"])
+    assert await checked.check_target("10.0.0.1:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))

@@ -34,7 +34,7 @@ from lifetime_fakes import EXPIRED, FAILED, NEW_SECRET, Begin, Held, answer_agai
 from proto import commands
 from proto.client_machine import State
 from proto.commands import AUTH_REFRESH
-from proto.connect_rules import OriginalCredentials
+from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
@@ -870,6 +870,17 @@ async def test_who_is_asked_in_a_relay(
     session = relay_setup(session={"relay_reauthentication": policy}).expiring().relay_session(**client)
     assert session.expires, "whoever is not asked ends all the same"
     assert bool(session.challenge) is asked
+    assert session.exempts_producers is spared
+
+
+@pytest.mark.parametrize(("proxy", "spared"), [("a-proxy", False), ("", True)], ids=["a proxy", "a client"])
+async def test_the_marker_of_a_self_answering_proxy_counts_only_from_an_authenticated_proxy(
+    relay_setup: MakeRelaySetup, proxy: str, spared: bool
+) -> None:
+    """Security: what a client writes into ``proxy_version`` does not change how it is asked."""
+    principal = Principal(type="User", name="alice", method="token", proxy=proxy)
+    marker = f"{SELF_ANSWERING_PROXY_PREFIX}0.1.0"
+    session = relay_setup(principal).expiring().relay_session(**CPP, proxy_version=marker)
     assert session.exempts_producers is spared
 
 

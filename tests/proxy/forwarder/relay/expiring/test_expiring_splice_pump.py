@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from types import SimpleNamespace
@@ -35,11 +36,13 @@ from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proxy.forwarder.relay import engine
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.relay_session import challenge_permission
 from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
+from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.rpc.errors import RpcError
@@ -618,7 +621,7 @@ async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now:
 
 @pytest.mark.conforms("kip-368.17")
 async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges, grace_ms=0)
+    forwarder = await framed(place, lane, now, judges, grace_ms=0)
     message = message_frame(b"m")
     judges.gate = trio.Event()
     now.s += 150
@@ -626,6 +629,8 @@ async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: 
     await until(lambda: judges.given == [b"fresh"])
     await lane.broker.send_all(message)
     assert await read(lane.client, len(message)) == message
+    (expiring,) = forwarder.relays.expiring_sessions()
+    assert not expiring.close_reason
     judges.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     await lane.broker.send_all(message)
@@ -834,6 +839,40 @@ async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: 
     await until(lambda: forwarder.messages("alice", "to_client") == 6 * 6)
     await lane.client.send_all(answer())
     assert await read(lane.broker, len(answer())) == answer(), "nothing expires, so nothing is taken out"
+
+
+async def test_messages_that_waited_for_a_pipe_are_counted_once(
+    place: Place, lane: Lane, now: Now, judges: Judges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are billed. Whether the beginning of their frame is held or not, the scan sees it at each attempt."""
+    monkeypatch.setattr(engine, "RECHECK_INTERVAL_S", 0.002)
+    forwarder = await framed(place, lane, now, judges, clock=None, counts_messages=True)
+    (relay,) = forwarder.relays._engine.relays
+    cursor = relay.to_broker.cursor
+    assert cursor is not None
+    attempts: list[PipePool] = []
+
+    def none_left(pool: PipePool) -> Pipe:
+        attempts.append(pool)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    frame = send_frame(b"x" * 100, messages=5)
+    for number, cut in enumerate((0, 9, 20)):
+        await lane.client.send_all(frame[:cut])
+        await until(lambda cut=cut: len(cursor.held_head) == cut)
+        with monkeypatch.context() as patch:
+            patch.setattr(PipePool, "acquire_pipe", none_left)
+            patch.setattr(PipePool, "has_free_pipe", property(lambda _pool: False))
+            pump = forwarder.relays._engine.pump
+            if (ready := pump._ready) is not None:
+                pump._pool.release_pipe(ready)
+                pump._ready = None
+            attempts.clear()
+            await lane.client.send_all(frame[cut:])
+            await until(lambda: len(attempts) >= 3)
+        assert await read(lane.broker, len(frame)) == frame
+        await until(lambda number=number: forwarder.messages("alice", "to_broker") >= 5 * (number + 1))
+        assert forwarder.messages("alice", "to_broker") == 5 * (number + 1)
 
 
 async def test_a_stuck_client_ends_with_the_half_close_timeout(
