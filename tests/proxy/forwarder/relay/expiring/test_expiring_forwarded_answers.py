@@ -195,7 +195,12 @@ async def test_without_a_challenge_of_the_brokers_no_answer_goes_on(begin: Any) 
     assert stage.counted == (2, 0)
 
 
-@pytest.mark.parametrize("verdict", [denied, lambda _data: identity(name="mallory")], ids=["denied", "another user"])
+REFUSED = pytest.mark.parametrize(
+    "verdict", [denied, lambda _data: identity(name="mallory")], ids=["denied", "another user"]
+)
+
+
+@REFUSED
 async def test_only_an_accepted_answer_goes_on(begin: Any, verdict: Any) -> None:
     """Security: also where the broker would accept it."""
     stage = await begin()
@@ -209,9 +214,10 @@ async def test_only_an_accepted_answer_goes_on(begin: Any, verdict: Any) -> None
     assert stage.counted == (0, 1)
 
 
-async def test_where_ends_are_only_observed_a_denied_answer_does_not_go_on_either(begin: Any) -> None:
+@REFUSED
+async def test_where_ends_are_only_observed_it_does_not_go_on_either(begin: Any, verdict: Any) -> None:
     stage = await begin("observe")
-    stage.judges.verdict = denied
+    stage.judges.verdict = verdict
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
