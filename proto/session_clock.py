@@ -199,6 +199,12 @@ class SessionClock:
         else:
             raise LocalProtocolError("a second challenge while one is outstanding")
 
+    def hasten_challenge(self, now_s: float) -> None:
+        """Schedule the challenge for now, or for the first moment when the client may be asked again."""
+        self._challenge_at_s = min(
+            self._challenge_at_s, max(now_s, self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN)
+        )
+
     def on_answer(self, now_s: float) -> ReauthenticationFailure | None:
         """Record an answer of the client, and return the failure if its arrival alone is one.
 

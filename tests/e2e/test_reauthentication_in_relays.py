@@ -1,13 +1,15 @@
 """Who is asked inside a relay, and by whom, where that is configured: `session.relay_reauthentication`, and forwarded
-credentials, where it is the broker who asks.
+credentials, where brokers ask, too.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,6 +33,7 @@ from .lab.renewing import start
 from .lab.schema import Command
 from .lab.security import NAMESPACE, grant
 from .lab.sessions import (
+    DENIED,
     EXPIRED,
     FAILURE,
     KILLED,
@@ -217,19 +220,26 @@ def asked_amid_a_frame(always: Relays, client: Session) -> None:
     client.assert_all_answered()
 
 
-# ---- forwarded credentials: the broker asks
+# ---- forwarded credentials: the broker asks, too
 
-TOKEN_LIFETIME_S = 4
-FORWARDED_LIFETIME_S = 2.5
-"""The cluster's own maximum, which is shorter."""
+TOKEN_LIFETIME_S = 15
+"""Clients' tokens end after fourteen seconds, or nearly fifteen."""
 
-CHECK_INTERVAL_S = 2
+MAXIMUM_S = 10.0
+"""The clusters' own maximum, which is shorter."""
+
+CHECK_INTERVAL_S = 4
 """How often the broker looks for tokens that have ended. Who has not answered by its next look is closed."""
+
+ANSWERED_S = TOKEN_LIFETIME_S + 2 * CHECK_INTERVAL_S
+"""By then the broker has asked, and would have closed who did not answer."""
+
+MAXIMUM: Tables = {"session": {"connections_max_reauth_ms": int(MAXIMUM_S * 1000)}}
 
 
 @dataclass
 class Forwarded:
-    """A cluster that passes clients' credentials on, and its broker, which looks at them."""
+    """A cluster that passes clients' credentials on, and its broker."""
 
     cluster: ProxyCluster
     broker: Standalone
@@ -239,7 +249,7 @@ class Forwarded:
         warm_up(self.cluster, self.broker, self.topic)
 
     def token(self, role: str = "alice") -> str:
-        """One that ends soon: in three seconds, or nearly four."""
+        """One that ends soon."""
         return make_token(self.broker.secret_key.read_bytes(), role, TOKEN_LIFETIME_S)
 
     def relay(self) -> Session:
@@ -266,60 +276,123 @@ def asking_broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def forwarded(asking_broker: Future[Standalone]) -> Iterator[Forwarded]:
-    """The cluster has a maximum, too."""
+def checking_broker(asking_broker: Future[Standalone]) -> Standalone:
+    """The same, once it runs."""
     broker = asking_broker.result()
     grant(broker)
-    tables: Tables = {
-        "cluster": {"forwarders": 1},
-        "brokers": {"forward_authorization_credentials": True},
-        "session": {"connections_max_reauth_ms": int(FORWARDED_LIFETIME_S * 1000)},
-    }
-    with running(ProxyCluster(merged(authentication(broker), tables))) as cluster:
+    return broker
+
+
+def forwarding(broker: Standalone, tables: Tables | None = None) -> Iterator[Forwarded]:
+    """One forwarder is enough."""
+    forwards: Tables = {"cluster": {"forwarders": 1}, "brokers": {"forward_authorization_credentials": True}}
+    with running(ProxyCluster(merged(merged(authentication(broker), forwards), tables or {}))) as cluster:
         yield Forwarded(cluster, broker)
 
 
-@pytest.mark.conforms("kip-368.24")
-def test_the_broker_asks_through_the_relay(forwarded: Forwarded) -> None:
-    """And the proxy does not, although its own maximum is shorter; in lookup mode it does."""
-    works = [good_answers, another_users_answer, no_answer, asked_in_lookup_mode]
-    with counting(forwarded.cluster, success=2):
-        at_the_same_time(*(partial(work, forwarded) for work in works))
+@pytest.fixture(scope="module")
+def forwarded(checking_broker: Standalone) -> Iterator[Forwarded]:
+    """The broker checks credentials, and there is no maximum."""
+    yield from forwarding(checking_broker)
 
 
-def good_answers(on: Forwarded) -> None:
-    """The connection goes on past the ends of two tokens."""
+@pytest.fixture(scope="module")
+def bounded(checking_broker: Standalone) -> Iterator[Forwarded]:
+    """The broker checks credentials, and the cluster has a maximum, too."""
+    yield from forwarding(checking_broker, MAXIMUM)
+
+
+@pytest.fixture(scope="module")
+def dying(checking_broker: Standalone) -> Iterator[Forwarded]:
+    """The same, for forwarders that are killed."""
+    yield from forwarding(checking_broker, MAXIMUM)
+
+
+@pytest.fixture(scope="module")
+def ignored(secured_broker: Standalone) -> Iterator[Forwarded]:
+    """The broker ignores clients' credentials, and the cluster has a maximum."""
+    yield from forwarding(secured_broker, MAXIMUM)
+
+
+def wait_until_asked(client: Session) -> None:
+    """By the broker, or by a proxy that does not know whether the broker checks credentials."""
+    command = client.receive()
+    assert command.type == BaseCommand.AUTH_CHALLENGE, command
+
+
+def good_answers(on: Forwarded, wait: Callable[[Session], None] = wait_until_asked) -> None:
+    """The connection goes on past the end of its token, and past the broker's looks after that."""
     with on.relay() as client:
         client.begin()
-        for _ in range(2):
-            client.wait_for_challenge(by_broker=True)
+        while time.monotonic() < client.connected_at + ANSWERED_S:
+            wait(client)
             client.answer(on.token())
             client.assert_serves()
 
 
-def another_users_answer(on: Forwarded) -> None:
-    """It is the broker who ends it, without a word."""
-    with on.relay() as client:
-        client.begin().wait_for_challenge(by_broker=True)
-        client.answer(on.token("bob"))
-        assert client.wait_for_end() == []
-    assert "Principal cannot change during an authentication refresh" in on.broker.log_path.read_text()
-
-
 def no_answer(on: Forwarded) -> None:
-    """It is the broker who ends it, without a word."""
+    """The broker ends an idle relay, without a word."""
     with on.relay() as client:
-        client.begin().wait_for_challenge(by_broker=True)
+        client.begin()
+        wait_until_asked(client)
         assert client.wait_for_end() == []
+
+
+def test_without_a_maximum_the_broker_ends_who_does_not_answer(forwarded: Forwarded) -> None:
+    """Who answers goes on; in lookup mode the proxy asks."""
+    works = [good_answers, no_answer, asked_in_lookup_mode]
+    at_the_same_time(*(partial(work, forwarded) for work in works))
+
+
+@pytest.mark.conforms("kip-368.24")
+def test_a_maximum_holds_where_the_broker_asks_too(bounded: Forwarded) -> None:
+    """The client is asked by the proxy alone. The broker, which asks at the end of each token, has the answers."""
+    hold_the_maximum(bounded)
+
+
+@pytest.mark.conforms("kip-368.24")
+def test_a_maximum_holds_where_the_broker_ignores_credentials(ignored: Forwarded) -> None:
+    """Of an answer it gets nothing: it would close the relay."""
+    hold_the_maximum(ignored)
+
+
+def hold_the_maximum(on: Forwarded) -> None:
+    """Of those who answer, of somebody who answers as another, and of somebody who does not."""
+    before = on.cluster.metrics()
+    works = (asked_by_proxy, another_users_answer, ended_at_the_maximum)
+    at_the_same_time(*(partial(work, on) for work in works))
+    moved = on.cluster.metrics().moved_since(before)
+    assert (moved[FAILURE], moved[KILLED]) == (1, 1)
+    assert moved[SUCCESS] >= ANSWERED_S / MAXIMUM_S - 1
+
+
+def asked_by_proxy(on: Forwarded) -> None:
+    """And by nobody else."""
+    good_answers(on, Session.wait_for_challenge)
+
+
+def another_users_answer(on: Forwarded) -> None:
+    """It is the proxy that ends it."""
+    with on.relay() as client:
+        client.begin().wait_for_challenge()
+        client.answer(on.token("bob"))
+        client.assert_ends_with(DENIED)
+
+
+def ended_at_the_maximum(on: Forwarded) -> None:
+    """Before its token ends."""
+    with on.relay() as client:
+        client.begin().wait_for_challenge()
+        client.wait_until(1.05 * MAXIMUM_S)
+        client.use()
+        client.assert_ends_with(EXPIRED)
 
 
 def asked_in_lookup_mode(on: Forwarded) -> None:
     """By the proxy; and what is asked from then on, is asked with the fresh token."""
     with on.lookup() as client:
-        client.begin()
-        for _ in range(2):
-            client.wait_for_challenge()
-            client.answer(on.token())
+        client.begin().wait_for_challenge()
+        client.answer(on.token())
         client.wait_until(TOKEN_LIFETIME_S + 0.5)
         client.assert_serves()
 
@@ -327,15 +400,16 @@ def asked_in_lookup_mode(on: Forwarded) -> None:
 # ---- real clients
 
 PLAY_S = 14.0
-"""More than twice what a token lives and the broker's look comes later."""
-
-assert PLAY_S > 2 * (TOKEN_LIFETIME_S + CHECK_INTERVAL_S)
+SHORT_TOKEN_S = 4
 RATE = 50
+
+FORWARDED_PLAY_S = ANSWERED_S + CHECK_INTERVAL_S
+KILL_INTERVAL_S = 4.0
 
 
 @dataclass
 class Played:
-    """What became of one Java client that produced and consumed, and of its cluster's counters."""
+    """What became of one client that produced and consumed, and of its cluster's counters."""
 
     outcome: Outcome
     moved: dict[str, float]
@@ -357,41 +431,94 @@ class Played:
         assert (self.moved.get(KILLED, 0), self.moved.get(FAILURE, 0)) == (0, 0)
 
 
-@pytest.fixture(scope="module")
-def played(java_client: Program, never: Relays, always: Relays, forwarded: Forwarded) -> dict[str, Played]:
-    """One before each cluster, all at the same time."""
-    places = {"never": never, "always": always, "forwarded": forwarded}
-    before = {name: on.cluster.metrics() for name, on in places.items()}
-    runs: dict[str, Run] = {}
+def play(
+    programs: list[Program], places: dict[str, Relays | Forwarded], token_s: int, meanwhile: Callable[[], None]
+) -> dict[str, Played]:
+    """One client of each before each cluster, all at the same time; by the names of both."""
+    before = {place: on.cluster.metrics() for place, on in places.items()}
+    runs: dict[tuple[str, str], Run] = {}
     with ExitStack() as stack:
-        for name, on in places.items():
-            options = {"size": 10_000, "rate": RATE, "lifetime_s": TOKEN_LIFETIME_S}
-            begun = start(java_client, on.cluster.service_url, fresh_topic(), on.broker.secret_key, **options)
-            runs[name] = stack.enter_context(begun)
+        for place, on in places.items():
+            for program in programs:
+                options = {"size": 10_000, "rate": RATE, "lifetime_s": token_s}
+                begun = start(program, on.cluster.service_url, fresh_topic(), on.broker.secret_key, **options)
+                runs[program.name, place] = stack.enter_context(begun)
         for run in runs.values():
             run.wait_for_progress(1)
-        time.sleep(PLAY_S)
+        meanwhile()
         with ThreadPoolExecutor(len(runs)) as pool:
             outcomes = dict(zip(runs, pool.map(Run.stop, runs.values()), strict=True))
-        moved = {name: on.cluster.metrics().moved_since(before[name]) for name, on in places.items()}
-    return {name: Played(outcomes[name], moved[name]) for name in places}
+        moved = {place: on.cluster.metrics().moved_since(before[place]) for place, on in places.items()}
+    return {f"{name} {place}": Played(outcome, moved[place]) for (name, place), outcome in outcomes.items()}
+
+
+@pytest.fixture(scope="module")
+def played(java_client: Program, never: Relays, always: Relays) -> dict[str, Played]:
+    """By the clusters without forwarded credentials."""
+    places: dict[str, Relays | Forwarded] = {"never": never, "always": always}
+    return play([java_client], places, SHORT_TOKEN_S, lambda: time.sleep(PLAY_S))
+
+
+@pytest.fixture(scope="module")
+def played_forwarded(
+    every_client: list[Program], forwarded: Forwarded, bounded: Forwarded, dying: Forwarded
+) -> dict[str, Played]:
+    """By the others. Python's producers are never asked."""
+
+    def kill_forwarders() -> None:
+        end = time.monotonic() + FORWARDED_PLAY_S
+        while time.monotonic() < end - KILL_INTERVAL_S:
+            time.sleep(KILL_INTERVAL_S)
+            os.kill(dying.cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
+        time.sleep(KILL_INTERVAL_S)
+
+    programs = [program for program in every_client if program.name != "python"]
+    if not programs:
+        pytest.skip("no client here can be asked while it produces")
+    places: dict[str, Relays | Forwarded] = {"forwarded": forwarded, "bounded": bounded, "dying": dying}
+    return play(programs, places, TOKEN_LIFETIME_S, kill_forwarders)
+
+
+def at(place: str, played: dict[str, Played]) -> list[Played]:
+    """What was played before one cluster."""
+    return [one for name, one in played.items() if name.endswith(f" {place}")]
 
 
 def test_java_reconnects_where_it_is_never_asked(played: dict[str, Played]) -> None:
     """Its relay ends each time, gently: nothing is lost."""
-    played["never"].whole()
-    assert played["never"].outcome.reconnect_lines
-    assert played["never"].moved[KILLED] >= PLAY_S / LIFETIME_S / 2
-    assert played["never"].moved[SUCCESS] > 0  # in lookup mode
+    (never,) = at("never", played)
+    never.whole()
+    assert never.outcome.reconnect_lines
+    assert never.moved[KILLED] >= PLAY_S / LIFETIME_S / 2
+    assert never.moved[SUCCESS] > 0  # in lookup mode
 
 
 def test_java_stays_where_it_is_always_asked(played: dict[str, Played]) -> None:
-    played["always"].without_a_reconnect()
-    assert played["always"].moved[SUCCESS] >= 2 * (PLAY_S / LIFETIME_S - 1)  # a relay, and a connection in lookup mode
+    (always,) = at("always", played)
+    always.without_a_reconnect()
+    assert always.moved[SUCCESS] >= 2 * (PLAY_S / LIFETIME_S - 1)  # a relay, and a connection in lookup mode
 
 
-def test_java_stays_where_the_broker_asks_it(played: dict[str, Played], forwarded: Forwarded) -> None:
-    """What it was asked in the relay, it was asked by the broker."""
-    played["forwarded"].without_a_reconnect()
-    minted_for_relay = played["forwarded"].outcome.result["minted"] - 2 - played["forwarded"].moved[SUCCESS]
-    assert minted_for_relay >= 2
+def test_clients_stay_where_the_broker_asks_them(played_forwarded: dict[str, Played]) -> None:
+    for one in at("forwarded", played_forwarded):
+        one.without_a_reconnect()
+
+
+@pytest.mark.conforms("kip-368.24")
+def test_clients_stay_where_both_ask_them(played_forwarded: dict[str, Played]) -> None:
+    """The broker would have closed a relay that does not answer it."""
+    for one in at("bounded", played_forwarded):
+        one.without_a_reconnect()
+        assert one.moved[SUCCESS] >= 2 * (FORWARDED_PLAY_S / MAXIMUM_S - 1)
+
+
+def test_clients_lose_nothing_where_both_ask_them_and_forwarders_are_killed(
+    played_forwarded: dict[str, Played], dying: Forwarded
+) -> None:
+    """Nothing comes twice, unless nobody was there to ask in time: then the client is told so, and comes back."""
+    log = dying.cluster.log_text()
+    ended = log.count("a client's session is being closed")
+    for one in at("dying", played_forwarded):
+        assert one.whole()["duplicates"] == 0 or ended
+    assert log.count("took over the relays of a predecessor") >= FORWARDED_PLAY_S / KILL_INTERVAL_S / 2
+    assert "failed to authenticate itself again" not in log

@@ -67,7 +67,7 @@ class RelayManager(Collector):
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
-        self._session_factory = SessionFactory(sessions, broker_factory)
+        self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger)
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)

@@ -367,7 +367,9 @@ class ClientSession(ClientConnection):
         stored = self._handshake.stored_relay(self.identity)
         stored.leave_at_ms = self._age.leave_at_ms(relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
-        session = self.lifetime.relay_session(link.connected.message, self.identity, answers_broker=answers_broker)
+        session = self.lifetime.relay_session(
+            link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data
+        )
         held = self._held + rest
         return self._broker_connector.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
 

@@ -14,7 +14,7 @@ from proto.connect_rules import connect_without_credentials, wants_broker
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
-from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
+from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import CommandDecision, SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
@@ -27,8 +27,9 @@ from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     RelaySession,
     challenge_permission,
+    passes_challenges_on,
 )
-from proxy.forwarder.relay.expiring.session import ExpiringSession
+from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
@@ -59,6 +60,7 @@ class SessionLifetime:
         self._metrics = metrics
         self._on_event = on_event
         self._session: RelaySession | None = None
+        self._passes_challenges_on = False
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
         self._control: LookupSessionControl | None = None
@@ -82,6 +84,7 @@ class SessionLifetime:
             now_unix_ms=reauthentication.unix_ms(),
             fraction=reauthentication.fraction(),
         )
+        self._passes_challenges_on = bool(principal.proxy) and passes_challenges_on(connect)
         self._make_session = partial(self._new_session, connect, clock, lifetime_ms_max)
         if clock.expires or config.metrics.count_messages or config.limits.max_connection_age_ms:
             self._session = self._make_session()
@@ -128,22 +131,43 @@ class SessionLifetime:
     # ---- as a relay
 
     def relay_session(
-        self, broker: CommandConnected, identity: ClientIdentity, *, answers_broker: str = ""
+        self,
+        broker: CommandConnected,
+        identity: ClientIdentity,
+        *,
+        answers_broker: str = "",
+        original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN,
     ) -> RelaySession | None:
         """Return what a relay has to know of the session; None: nothing, so that it looks at no frames.
 
         ``answers_broker``: the host of a broker whose challenges the proxy answers itself; empty: it answers none.
+        ``original_data``: whether the broker checks the client's own credentials, where they are forwarded.
         """
         session = self._session
         if answers_broker:
             session = replace(session or self._make_session(), broker_host=answers_broker)
         if session is None:
             return None
-        if identity.original is not None:  # its credentials are forwarded: the broker asks for new ones, and ends it
-            session = replace(session, clock=None, challenge=b"")
+        if identity.original is not None:
+            session = self._with_forwarded_credentials(session, original_data)
         if session.expires:
             self._count_if_disabled(session.principal.method)
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
+
+    def _with_forwarded_credentials(self, session: RelaySession, original_data: OriginalData) -> RelaySession:
+        """Return the terms where the broker has the client's credentials, too: who asks for new ones, and who ends it.
+
+        A broker that checks them does both, so that the proxy need not, unless a maximum holds that the broker does not
+        know. A proxy that passes challenges on to its client holds that client's session itself.
+        """
+        is_ignored = original_data == OriginalData.ORIGINAL_DATA_IGNORED
+        if not self._passes_challenges_on and (is_ignored or session.principal.proxy or not session.expires):
+            return session
+        is_checked = original_data == OriginalData.ORIGINAL_DATA_CHECKED
+        if self._passes_challenges_on or (is_checked and not session.lifetime_ms_max):
+            return replace(session, clock=None, challenge=b"")
+        answer_bytes_max = min(session.answer_bytes_max, BROKER_ANSWER_BYTES_MAX)
+        return replace(session, passes_answers=True, answer_bytes_max=answer_bytes_max)
 
     def _count_if_disabled(self, method: str) -> None:
         """Count a client that could be asked, and is not: all others that are never asked are counted elsewhere."""

@@ -17,6 +17,7 @@ from proto.rpc_pb2 import (
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
+    OriginalData,
     OtherBroker,
     ResolveTargetRequest,
     ResolveTargetResponse,
@@ -32,6 +33,7 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
+from proxy.forwarder.workers.broker_refusals import explain_refusal
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
@@ -52,6 +54,8 @@ _ENVELOPE = int(Method.ENVELOPE)  # a constant: access to an enum's member costs
 
 _ANSWER_GRACE_S = 1.0
 """Additional wait of a forwarder beyond the lookup worker's own timeout: the worker's error has more details."""
+
+_Target = ResolveTargetResponse | OtherBroker
 
 _PROFILE_TIMEOUT_S = 1.0
 _PROFILE_LIFETIME_S = 1.0
@@ -184,19 +188,26 @@ class WorkerClients:
         if target.denial:
             raise TargetRefused(target.denial, target.detail)
 
-        # With forwarded credentials the broker challenges the client, and CONNECT says if it supports that. Without any
-        # credentials there are no challenges.
-        challenges_proxy = brokers.credentials is not None and identity.original is None
+        def answers_challenges(target: _Target, credentials: Credentials) -> bool | None:
+            # A broker with the client's own credentials challenges the client, and CONNECT says if it supports that.
+            # Without any credentials there are no challenges.
+            asks_client = identity.original is not None and target.original_data != OriginalData.ORIGINAL_DATA_IGNORED
+            return None if asks_client or brokers.credentials is None else bool(credentials.expires_at_unix_ms)
 
-        def make_connect(credentials: Credentials, method: str, data: bytes) -> CommandConnect:
+        def make_connect(target: _Target, credentials: Credentials, method: str, data: bytes) -> CommandConnect:
             broker_identity = identity.broker_identity(method, data)
-            answers = bool(credentials.expires_at_unix_ms) if challenges_proxy else None
+            answers = answers_challenges(target, credentials)
             return broker_connect(
                 connect, broker_identity, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
             )
 
-        link, credentials = await self._open_first([target, *target.others], make_connect)
-        return replace(link, answers_challenges=challenges_proxy and bool(credentials.expires_at_unix_ms))
+        def explain(target: _Target, failed: BrokerLinkFailed) -> BrokerLinkFailed:
+            forwards = brokers.forward_authorization_credentials
+            return explain_refusal(failed, target.original_data, identity, forwards=forwards)
+
+        link, opened, credentials = await self._open_first([target, *target.others], make_connect, explain)
+        answers = bool(answers_challenges(opened, credentials))
+        return replace(link, answers_challenges=answers, original_data=opened.original_data)
 
     def broker_credentials(self, broker_host: str) -> Credentials:
         """Start another authentication of the proxy at a relay's broker. Raises RpcError."""
@@ -204,13 +215,14 @@ class WorkerClients:
 
     async def _open_first(
         self,
-        targets: Sequence[ResolveTargetResponse | OtherBroker],
-        make_connect: Callable[[Credentials, str, bytes], CommandConnect],
-    ) -> tuple[BrokerLink, Credentials]:
-        """Connect to the first of these brokers that is reachable and accepts clients; return the credentials, too.
+        targets: Sequence[_Target],
+        make_connect: Callable[[_Target, Credentials, str, bytes], CommandConnect],
+        explain: Callable[[_Target, BrokerLinkFailed], BrokerLinkFailed],
+    ) -> tuple[BrokerLink, _Target, Credentials]:
+        """Connect to the first of these brokers that is reachable and accepts clients; return which, and how, too.
 
-        Each broker gets an equal share of the time left, so that a silent one leaves time for those behind it. Raises
-        BrokerLinkFailed.
+        ``explain`` adds to a failure what is known of its broker. Each broker gets an equal share of the time left, so
+        that a silent one leaves time for those behind it. Raises BrokerLinkFailed.
         """
         brokers = self.config.brokers
         deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
@@ -224,16 +236,16 @@ class WorkerClients:
                     broker,
                     tuple(target.addresses),
                     credentials,
-                    partial(make_connect, credentials),
+                    partial(make_connect, target, credentials),
                     timeout_s=left_s / (len(targets) + 1 - number),
                 )
             except BrokerLinkFailed as failed:
                 not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS
                 if is_last or not (not_now or failed.reason in REASONS_TO_TRY_ANOTHER_BROKER):
-                    raise
+                    raise explain(target, failed) from None
                 get_logger().warning(
                     "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
                 )
             else:
-                return link, credentials
+                return link, target, credentials
         raise RuntimeError("no broker to open")

@@ -10,6 +10,7 @@ from proto.addresses import HostPort
 from proto.broker_handshake import BrokerHandshake, Challenged, Connected, Refused, SendData
 from proto.errors import RemoteProtocolError
 from proto.pulsar_pb2 import CommandConnect, ServerError
+from proto.rpc_pb2 import OriginalData
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.network.dialing import Dialer, DialFailed
@@ -49,12 +50,14 @@ class BrokerLink:
     """A connection on which the broker has sent Connected; ``connected.rest`` holds the bytes that followed it.
 
     ``answers_challenges``: the CONNECT announced that the proxy answers when the broker asks for fresh credentials.
+    ``original_data``: whether the broker checks clients' own credentials, as far as it is known.
     """
 
     broker: HostPort
     stream: trio.abc.HalfCloseableStream
     connected: Connected
     answers_challenges: bool = False
+    original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from proto.rpc_pb2 import (
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
+    OriginalData,
     Principal,
     Status,
     StoredRelay,
@@ -289,6 +290,7 @@ class FakeWorkerClients:
         self.broker_connected = CommandConnected(server_version="the broker", protocol_version=21)
         self.broker_rest = b""
         self.answers_challenges = False
+        self.original_data = OriginalData.ORIGINAL_DATA_UNKNOWN
         self.broker_stream: trio.abc.HalfCloseableStream
         self.broker: Peer
         self.connect_broker(*trio.testing.memory_stream_pair())
@@ -373,6 +375,7 @@ class FakeWorkerClients:
             self.broker_stream,
             Connected(frame, self.broker_connected, self.broker_rest),
             self.answers_challenges,
+            self.original_data,
         )
 
 

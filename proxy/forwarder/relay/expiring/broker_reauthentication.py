@@ -3,7 +3,7 @@
 A relay's connection to its broker carries the proxy's own credentials. Where these expire, the relay's frames are
 inspected: the broker's challenges are removed from its stream (splice_pump, copy_loop of this package) and answered
 here with credentials from an auth worker. The client never sees them. With forwarded credentials the broker challenges
-the client, and nothing is removed.
+the client instead (proxy.forwarder.relay.expiring.forwarded_answers).
 
 Bounds: one exchange at a time in a relay (a second challenge before the answer ends the relay), started at most once a
 second; rounds as in a handshake (proto.broker_exchange); one task per relay with a challenge to answer.
@@ -166,6 +166,9 @@ class BrokerReauthentication:
             self._shared.nursery.start_soon(self._start_exchange)
         else:
             self._shared.nursery.start_soon(self._answer_further_round, data)
+
+    def on_answer_accepted(self, frame: bytes) -> None:
+        """Do nothing: a broker that challenges the proxy does not want the client's answer."""
 
     def on_answer_sent(self) -> None:
         """Record that the answer was sent to the broker."""

@@ -12,8 +12,8 @@ describes, what it needs to know of that position:
 * ``INJECTING``: the proxy's own bytes are being put into the pipe, which was empty. ``INJECTING`` is cleared only after
   the store that completes the injection, and only then anything leaves the pipe. So where the one is set and the other
   not made, all that the pipe holds is the proxy's own: the injection is undone, and made once more.
-* ``EXCHANGE``: the phase of the proxy's own exchange with the broker. What the broker asks for is stored before the
-  challenge counts as removed; that it was answered completes the answer's injection.
+* ``EXCHANGE``: the phase of the exchange with the broker, in which the proxy or the client answers. What the broker
+  asks for is stored before the challenge counts as removed; that it was answered completes the answer's injection.
 * ``PHASE``, times: the session clock. An answer that was removed, and rounds that were begun, are lost with their
   process: the client is asked once more.
 """

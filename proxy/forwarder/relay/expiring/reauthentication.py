@@ -131,6 +131,12 @@ class ReauthenticationCoordinator:
             if not (session.terms.spares_producers and session.control.has_opened_producer):
                 session.control.send_challenge(session.terms.challenge)
 
+    def challenge_soon(self, session: ExpiringSession) -> None:
+        """Challenge a client as soon as it may be, since its broker asks for fresh credentials, too."""
+        if session.clock is not None and not session.close_reason:
+            session.clock.hasten_challenge(self.now())
+            self._schedule(session)
+
     # ---- answers
 
     def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
@@ -163,16 +169,16 @@ class ReauthenticationCoordinator:
             self._challenge_again(session)
         else:
             if not _is_over(session):
-                self._apply_verdict(session, verdict)
+                self._apply_verdict(session, verdict, frame)
 
     def _challenge_again(self, session: ExpiringSession) -> None:
         self._clock(session).on_answer_lost(self.now())
         session.control.resume_after_verdict()
         self._schedule(session)
 
-    def _apply_verdict(self, session: ExpiringSession, verdict: Verdict) -> None:
+    def _apply_verdict(self, session: ExpiringSession, verdict: Verdict, frame: bytes) -> None:
         if isinstance(verdict, ClientIdentity):
-            self._accept(session, verdict.principal)
+            self._accept(session, verdict.principal, frame)
         elif isinstance(verdict, Challenge):
             if len(verdict.frame) > INJECTION_BYTES_MAX:
                 self.on_failure(session, ReauthenticationFailure.TOO_LARGE)
@@ -183,7 +189,7 @@ class ReauthenticationCoordinator:
         else:
             self.on_failure(session, ReauthenticationFailure.DENIED, verdict)
 
-    def _accept(self, session: ExpiringSession, principal: Principal) -> None:
+    def _accept(self, session: ExpiringSession, principal: Principal, frame: bytes) -> None:
         clock, now = self._clock(session), self.now()
         took_s = clock.seconds_since_challenge(now)
         failure = clock.on_accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
@@ -191,6 +197,8 @@ class ReauthenticationCoordinator:
             self.on_failure(session, failure)
             return
         self._metrics.record_success(principal.method, took_s)
+        if session.broker_challenges is not None:
+            session.broker_challenges.on_answer_accepted(frame)
         session.control.resume_after_verdict()
         self._schedule(session)
 

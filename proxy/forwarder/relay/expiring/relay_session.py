@@ -50,8 +50,10 @@ class RelaySession:
       may send past the session's end.
     * ``listener``: bind address of the client's listener; empty: unknown, and ends are enforced.
     * ``context``: opaque bytes from which a ReauthenticatorFactory restores ``reauthenticate``.
-    * ``broker_host``: the proxy answers the broker's challenges with its own credentials for this host; empty: the
-      challenges go to the client.
+    * ``broker_host``: the proxy answers the broker's challenges with its own credentials for this host; empty: it does
+      not.
+    * ``passes_answers``: the broker has the client's credentials, too: its challenges are removed, the proxy asks the
+      client, and an accepted answer goes on to the broker. Without both the broker's challenges go to the client.
     """
 
     principal: Principal
@@ -68,6 +70,7 @@ class RelaySession:
     listener: str = ""
     context: bytes = b""
     broker_host: str = ""
+    passes_answers: bool = False
 
     @property
     def inspects_frames(self) -> bool:
@@ -95,6 +98,7 @@ class RelaySession:
             listener_bind=self.listener,
             context=self.context,
             broker_host=self.broker_host,
+            passes_answers=self.passes_answers,
         )
 
 
@@ -115,9 +119,18 @@ def challenge_permission(
     itself, the client behind it does not matter.
     """
     ever = policy != "never" and connect.feature_flags.supports_auth_refresh
-    answers_at_boundaries = from_proxy and connect.proxy_version.startswith(SELF_ANSWERING_PROXY_PREFIX)
+    answers_at_boundaries = from_proxy and _answers_itself(connect)
     with_producer = policy == "always" or answers_at_boundaries or not connect.client_version.startswith(_CPP)
     return ChallengePermission(ever, ever and with_producer)
+
+
+def passes_challenges_on(connect: CommandConnect) -> bool:
+    """Return whether a client that is a proxy lets its own client answer challenges, with that one's credentials."""
+    return connect.feature_flags.supports_auth_refresh and not _answers_itself(connect)
+
+
+def _answers_itself(proxy: CommandConnect) -> bool:
+    return proxy.proxy_version.startswith(SELF_ANSWERING_PROXY_PREFIX)
 
 
 def stored_grace_ms(session: StoredSession) -> int:

@@ -33,7 +33,7 @@ class Injection(enum.IntEnum):
     CLOSING_ERROR = 3
     """The error that tells the client why its relay is closed."""
     BROKER_ANSWER = 4
-    """The proxy's answer to the broker's challenge, towards the broker."""
+    """The proxy's answer to the broker's challenge, or the client's that goes on, towards the broker."""
 
 
 INJECTION_BYTES_MAX = 4096
@@ -45,11 +45,11 @@ tokens may be larger than a page.
 """
 
 BROKER_CHALLENGE_BYTES_MAX = 1 << 16
-"""Limit of a broker's challenge to the proxy; existing ones have some hundred bytes."""
+"""Limit of a broker's challenge that does not pass; existing ones have some hundred bytes."""
 
 
 BROKER_STOP_TYPES = frozenset({BaseCommand.AUTH_CHALLENGE})
-"""Commands to stop at on the way to the client, where the proxy answers the broker's challenges."""
+"""Commands to stop at on the way to the client, where the broker's challenges do not pass."""
 
 PEEK_BYTES = 1 << 20
 """Most bytes to peek at in one call. A peek costs a copy, but each further call costs more."""
@@ -125,7 +125,7 @@ class ExpiringSession:
     * ``drops_next_answer``: the client's next answer belongs to an exchange that ended with a predecessor.
     * ``control``: set when the relay begins.
     * ``enforcement``: the forwarder's; ``listener``: where the client's listener is bound, the key for enforcement.
-    * ``broker_challenges``: answers the broker's challenges; None: they go to the client.
+    * ``broker_challenges``: has the broker's challenges answered; None: they go to the client.
     """
 
     __slots__ = (
@@ -253,9 +253,11 @@ class RelaySessionControl(SessionControl, Protocol):
 
 
 class BrokerChallengeHandler(Protocol):
-    """Receiver of the challenges that a relay's broker sends to the proxy itself.
+    """Receiver of the challenges of a relay's broker that do not pass to the client.
 
-    The implementation is proxy.forwarder.relay.expiring.broker_reauthentication.BrokerReauthentication.
+    The implementations are proxy.forwarder.relay.expiring.broker_reauthentication.BrokerReauthentication, where the
+    broker asks the proxy itself, and proxy.forwarder.relay.expiring.forwarded_answers.ForwardedAnswers, where it asks
+    the client.
     ``control``: set when the relay begins. ``challenge_truncated``: a predecessor lost the beginning of the challenge
     that is being removed from the stream.
     """
@@ -279,6 +281,9 @@ class BrokerChallengeHandler(Protocol):
 
     def on_challenge_frame(self, frame: bytes) -> None:
         """Handle a challenge frame that was removed from the broker's stream."""
+
+    def on_answer_accepted(self, frame: bytes) -> None:
+        """Handle an answer of the client's own, which an auth worker has accepted."""
 
     def on_answer_sent(self) -> None:
         """Record that the answer was sent to the broker."""
@@ -333,6 +338,6 @@ def parse_frame_command(frame: bytes) -> BaseCommand:
 
 
 def check_challenge_size(length: int) -> None:
-    """Check the size of a broker's challenge to the proxy. Raises FrameInvalid."""
+    """Check the size of a broker's challenge that does not pass. Raises FrameInvalid."""
     if length > BROKER_CHALLENGE_BYTES_MAX:
         raise FrameInvalid(f"a challenge to the proxy of {length} bytes; the limit is {BROKER_CHALLENGE_BYTES_MAX}")

@@ -18,7 +18,7 @@ from proto import commands
 from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import Principal
+from proto.rpc_pb2 import OriginalData, Principal
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.clients import TargetRefused
@@ -100,6 +100,30 @@ async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: 
         assert await it.client.read_exactly(len(asked)) == asked
     assert await it.client.read_exactly(len(commands.ping())) == commands.ping()
     assert [followed.relay_record.session.broker_host for followed in it.relays.expiring_sessions()] == ["b0"] * answers
+
+
+@pytest.mark.parametrize("original_data", OriginalData.values())
+async def test_whether_the_broker_checks_credentials_decides_how_a_relay_is_followed(
+    play: Start, original_data: OriginalData
+) -> None:
+    """With forwarded credentials that end, and no maximum: a broker that checks them is left alone."""
+    it = play(authentication={"enabled": True}, brokers={"forward_authorization_credentials": True})
+    it.workers.original_data = original_data
+    principal = Principal(
+        type="User", name="alice", method="token", expires_at_unix_ms=int(time.time() * 1000) + 60_000
+    )
+    it.workers.authentication.answers = [authenticated(principal)]
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    followed = [one.relay_record.session.passes_answers for one in it.relays.expiring_sessions()]
+    assert (
+        followed
+        == {
+            OriginalData.ORIGINAL_DATA_UNKNOWN: [True],
+            OriginalData.ORIGINAL_DATA_IGNORED: [False],
+            OriginalData.ORIGINAL_DATA_CHECKED: [],
+        }[original_data]
+    )
 
 
 async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:

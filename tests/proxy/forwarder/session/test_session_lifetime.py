@@ -36,8 +36,9 @@ from proto.client_machine import State
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
+from proto.rpc_pb2 import AuthenticateResponse, OriginalData, Principal, StoredRelay, StoredSession
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
+from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
@@ -748,13 +749,19 @@ class RelaySetup:
         self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
         return self
 
-    def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
+    def session(
+        self,
+        original: OriginalCredentials | None = None,
+        original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN,
+        **fields: Any,
+    ) -> RelaySession | None:
         fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
         self.lifetime.on_authenticated(connect(**fields).connect, self.principal)
-        return self.lifetime.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
+        identity = ClientIdentity(self.principal, b"sealed", original)
+        return self.lifetime.relay_session(BROKER, identity, original_data=original_data)
 
-    def relay_session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
-        session = self.session(original, **fields)
+    def relay_session(self, original: OriginalCredentials | None = None, *known: Any, **fields: Any) -> RelaySession:
+        session = self.session(original, *known, **fields)
         assert session is not None
         return session
 
@@ -816,14 +823,91 @@ async def test_a_relay_that_never_expires_is_blind(relay_setup: MakeRelaySetup) 
     assert relay_setup().session() is None
 
 
-@pytest.mark.conforms("kip-368.24")
-async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_out(relay_setup: MakeRelaySetup) -> None:
-    forwarded = OriginalCredentials("token", SECRET.decode())
-    session = relay_setup(metrics={"count_messages": True}).expiring().relay_session(forwarded)
+FORWARDED = OriginalCredentials("token", SECRET.decode())
+MAXIMUM = {"session": {"connections_max_reauth_ms": 50_000}}
+
+
+async def test_a_broker_that_checks_forwarded_credentials_asks_and_the_proxy_keeps_out(
+    relay_setup: MakeRelaySetup,
+) -> None:
+    """Where no maximum applies, which the broker would not know."""
+    checked = OriginalData.ORIGINAL_DATA_CHECKED
+    session = relay_setup(metrics={"count_messages": True}).expiring().relay_session(FORWARDED, checked)
     assert session.clock is None
-    assert not session.expires
     assert session.challenge == b""
+    assert not session.passes_answers
     assert session.counts_messages
+    blind = relay_setup().expiring().relay_session(FORWARDED, checked)
+    assert not blind.inspects_frames
+
+
+@pytest.mark.conforms("kip-368.24")
+@pytest.mark.parametrize(
+    ("original_data", "tables", "ends_after_s"),
+    [
+        (OriginalData.ORIGINAL_DATA_CHECKED, MAXIMUM, 50),
+        (OriginalData.ORIGINAL_DATA_CHECKED, {"session": {"methods_max_reauth_ms": {"token": 50_000}}}, 50),
+        (OriginalData.ORIGINAL_DATA_CHECKED, {"listener": [{"connections_max_reauth_ms": 50_000}]}, 50),
+        (OriginalData.ORIGINAL_DATA_UNKNOWN, MAXIMUM, 50),
+        (OriginalData.ORIGINAL_DATA_UNKNOWN, {}, 100),
+        (OriginalData.ORIGINAL_DATA_IGNORED, MAXIMUM, 50),
+        (OriginalData.ORIGINAL_DATA_IGNORED, {}, 100),
+    ],
+)
+async def test_with_forwarded_credentials_the_end_holds(
+    relay_setup: MakeRelaySetup, original_data: OriginalData, tables: dict[str, Any], ends_after_s: float
+) -> None:
+    """The client is asked by the proxy; nothing goes on to a broker that ignores its credentials."""
+    session = relay_setup(**tables).expiring().relay_session(FORWARDED, original_data)
+    assert session.clock is not None
+    assert session.clock.expires_at_s == pytest.approx(trio.current_time() + ends_after_s)
+    assert session.challenge
+    assert session.passes_answers is (original_data != OriginalData.ORIGINAL_DATA_IGNORED)
+    assert session.to_stored_session().passes_answers is session.passes_answers
+    assert session.broker_host == ""
+
+
+@pytest.mark.parametrize("limit", [12_345, 1 << 20])
+async def test_an_answer_that_goes_on_fits_a_pipe(relay_setup: MakeRelaySetup, limit: int) -> None:
+    setup = relay_setup(limits={"max_command_bytes": limit})
+    session = setup.expiring().relay_session(FORWARDED)
+    assert session.answer_bytes_max == min(limit, BROKER_ANSWER_BYTES_MAX)
+
+
+@pytest.mark.parametrize("original_data", OriginalData.values())
+async def test_forwarded_credentials_that_never_end_leave_the_relay_blind(
+    relay_setup: MakeRelaySetup, original_data: OriginalData
+) -> None:
+    assert relay_setup().session(FORWARDED, original_data) is None
+
+
+async def test_without_forwarded_credentials_it_does_not_matter_what_the_broker_checks(
+    relay_setup: MakeRelaySetup,
+) -> None:
+    session = relay_setup().expiring().relay_session(None, OriginalData.ORIGINAL_DATA_CHECKED)
+    assert session.expires
+    assert not session.passes_answers
+
+
+@pytest.mark.parametrize("original_data", OriginalData.values())
+@pytest.mark.parametrize(
+    ("front", "is_asked", "expires"),
+    [
+        ({"proxy_version": "4.0.8"}, False, False),
+        ({"proxy_version": "pulsar-trio-proxy-1"}, True, True),
+        ({"proxy_version": "4.0.8", "feature_flags": {}}, False, True),
+    ],
+    ids=["its client answers", "it answers itself", "nobody can be asked"],
+)
+async def test_a_proxy_with_the_credentials_of_its_client(
+    relay_setup: MakeRelaySetup, original_data: OriginalData, front: dict[str, Any], is_asked: bool, expires: bool
+) -> None:
+    """An answer of its client's would be another principal's. The front proxy holds its client's session."""
+    principal = Principal(type="User", name="alice", method="token", proxy="front")
+    session = relay_setup(principal).expiring().relay_session(FORWARDED, original_data, **front)
+    assert not session.passes_answers
+    assert bool(session.challenge) is is_asked
+    assert session.expires is expires
 
 
 @pytest.mark.conforms("pip-1.15")

@@ -24,6 +24,7 @@ from proto.rpc_pb2 import (
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
+    OriginalData,
     ResolveTargetResponse,
 )
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
@@ -325,8 +326,10 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
     return Dialled(monkeypatch)
 
 
-def allowed(setup: Setup) -> None:
-    setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650, addresses=["10.0.0.1"])
+def allowed(setup: Setup, *, original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN) -> None:
+    setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(
+        host="b0", port=6650, addresses=["10.0.0.1"], original_data=original_data
+    )
 
 
 async def opened(
@@ -454,6 +457,30 @@ async def test_whether_a_relays_broker_may_ask_for_fresh_credentials(  # noqa: P
     assert [link.answers_challenges for link in links] == [marked]
 
 
+@pytest.mark.parametrize(
+    ("original_data", "marked"),
+    [
+        (OriginalData.ORIGINAL_DATA_UNKNOWN, False),
+        (OriginalData.ORIGINAL_DATA_CHECKED, False),
+        (OriginalData.ORIGINAL_DATA_IGNORED, True),
+    ],
+)
+async def test_a_broker_that_ignores_forwarded_credentials_asks_the_proxy(
+    dialled: Dialled, original_data: OriginalData, marked: bool
+) -> None:
+    """They go with CONNECT all the same: the broker's setting may have changed since the last login."""
+    setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
+    allowed(setup, original_data=original_data)
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(
+        method="token", data=b"the proxy's", expires_at_unix_ms=ENDS
+    )
+    links: list[BrokerLink] = []
+    seen = await opened(setup, dialled, connect("b0:6650"), FORWARDED, links)
+    assert seen.original_auth_data == "the client's own"
+    assert seen.proxy_version.startswith("pulsar-trio-proxy-") is marked
+    assert [(link.answers_challenges, link.original_data) for link in links] == [(marked, original_data)]
+
+
 async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
     setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
@@ -508,6 +535,23 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
         with pytest.raises(BrokerLinkFailed) as caught:
             await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")
+
+
+async def test_a_broker_that_refuses_credentials_is_explained(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed(setup, original_data=OriginalData.ORIGINAL_DATA_CHECKED)
+
+    async def serve() -> None:
+        await dialled.broker.hear()
+        await dialled.broker.say(
+            commands.error(commands.NO_REQUEST_ID, ServerError.AuthenticationError, "Unable to authenticate")
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        with pytest.raises(BrokerLinkFailed, match="Unable to authenticate") as caught:
+            await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+    assert "set brokers.forward_authorization_credentials" in caught.value.message
 
 
 # ---- any broker

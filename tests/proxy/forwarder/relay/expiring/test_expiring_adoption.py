@@ -341,6 +341,7 @@ class Talk:
         self.back = [message_frame(self.chance.randbytes(self.chance.choice(sizes))) for _ in range(12)]
         self.writing = trio.Lock()
         self.challenges = 0
+        self.padding = b""
 
     async def run(self) -> None:
         with trio.fail_after(60):
@@ -380,7 +381,7 @@ class Talk:
                 self.challenges += 1
                 async with self.writing:
                     self.answers += 1
-                    await self.lane.client.send_all(answer(b"%d" % self.answers))
+                    await self.lane.client.send_all(answer(b"%d" % self.answers + self.padding))
         assert found == self.back
 
 
@@ -431,6 +432,14 @@ class TalkWithBothAsked(Talk):
         assert found == self.there
 
 
+class TalkWithForwardedAnswers(TalkWithBothAsked):
+    """A broker that asks the client, and gets the answers that the proxy has had verified; some larger than a page."""
+
+    def __init__(self, lane: Lane, seed: int) -> None:
+        super().__init__(lane, seed)
+        self.padding = bytes(seed % 2 * 5_000)
+
+
 async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:
     """What the supervisor does: each that dies gets a successor."""
     while True:
@@ -468,8 +477,8 @@ async def talk_and_die(
         # Answers of more than a page, too: they are put in another way.
         place.broker_credentials = FakeCredentials(padding=bytes(seed % 2 * 9_000)).begin
         forwarder = await place.forwarder()
-        host = BROKER_HOST if kind is TalkWithBothAsked else ""
-        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000, broker_host=host))
+        fields = {TalkWithBothAsked: {"broker_host": BROKER_HOST}, TalkWithForwardedAnswers: {"passes_answers": True}}
+        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000, **fields.get(kind, {})))
         talk = kind(lane, seed)
         fuse.arm(place, next(left))
         async with trio.open_nursery() as nursery:
@@ -521,6 +530,23 @@ async def test_killed_again_and_again_while_the_broker_asks_the_proxy(
     chance = random.Random(seed)
     left = [chance.randrange(1, 80) for _ in range(12)]
     await talk_and_die(framed_fuse, left, seed, kind=TalkWithBothAsked)
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["large answers", "small answers"])
+async def test_killed_once_at_every_step_while_the_broker_asks_the_client(framed_fuse: Fuse, seed: int) -> None:
+    """Each challenge of the broker's is answered exactly once, at a boundary, with an answer that was accepted."""
+    await talk_and_die(framed_fuse, [1 << 30], seed, kind=TalkWithForwardedAnswers)
+    steps = framed_fuse.steps
+    assert steps > 200
+    for at in sorted({*range(1, 40), *range(40, steps, max(1, steps // 80))}):
+        await talk_and_die(framed_fuse, [at], seed, kind=TalkWithForwardedAnswers)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_killed_again_and_again_while_the_broker_asks_the_client(framed_fuse: Fuse, seed: int) -> None:
+    chance = random.Random(seed)
+    left = [chance.randrange(1, 80) for _ in range(12)]
+    await talk_and_die(framed_fuse, left, seed, kind=TalkWithForwardedAnswers)
 
 
 def test_types_are_those_of_the_wire() -> None:

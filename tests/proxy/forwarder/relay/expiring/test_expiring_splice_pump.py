@@ -336,7 +336,7 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
         for followed in living:
             assert followed.clock is not None
             assert followed.clock.on_answer(now.s) is None
-            judge._accept(followed, alice())
+            judge._accept(followed, alice(), answer())
     assert len(judge._due) <= reauthentication.DUE_MIN
     now.s += 90
     judge.send_due_challenges()
