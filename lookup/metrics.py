@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from proto.commands import error_name
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, broker_reauthentication_seconds
 
 _REQUESTS = {
     "lookup": ("lookup_requests", "Topic lookups received."),
@@ -160,6 +160,7 @@ class BrokerMetrics:
             ["names"],
             registry=registry,
         )
+        self.reauthentication_seconds = broker_reauthentication_seconds(registry)
 
     def show_brokers(self, up: Mapping[str, bool], ejected: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
         """Show these brokers and no others."""

@@ -28,6 +28,7 @@ from proto.rpc_pb2 import (
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
+    Principal,
     ResolveTargetRequest,
     ResolveTargetResponse,
     Status,
@@ -86,6 +87,7 @@ class LookupService:
         nursery, logins = self._context.nursery, self._brokers.credential_checks
         self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
         self._pool.profile = profile
+        self._pool.observe_reauthentication = self._broker_metrics.reauthentication_seconds.observe
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
@@ -167,7 +169,7 @@ class LookupService:
             return
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
-        batch = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
+        batch = RequestBatch(self._principal_of(request, principal), request.client_address, answers)
         parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
@@ -193,11 +195,11 @@ class LookupService:
         """
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
-    def _principal_of(self, request: EnvelopeRequest, principal: str) -> LookupPrincipal:
+    def _principal_of(self, request: EnvelopeRequest, principal: Principal) -> LookupPrincipal:
         if not request.original_auth_data:
-            return self._principals.get_principal(principal)
+            return self._principals.get_principal(principal.name)
         credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
-        return self._principals.get_principal(principal, credentials)
+        return self._principals.get_principal(principal.name, credentials, principal.expires_at_unix_ms)
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
         """Count and log a refused Envelope or request; return the error's name."""

@@ -12,7 +12,8 @@ the actions and reports back with events. It never reads the state to decide any
            │(renews it)          │                                                  │
            └──────DRAINED────────┴──▶ CLOSED ◀──RELAY_START_FAILED, CLIENT_STALLED──┘
     not in RELAYING ──CLIENT_CLOSED, CLIENT_CORRUPT, a command that is not allowed, INTERNAL_ERROR──▶ CLOSED
-    handshake ──DENIED, BROKER_FAILED, HANDSHAKE_TIMEOUT, EVICTED──▶ CLOSED ◀──DENIED, KEEP_ALIVE_TIMEOUT── LOOKUP
+    handshake ──DENIED, BROKER_FAILED, HANDSHAKE_TIMEOUT, EVICTED──▶ CLOSED
+    LOOKUP ──DENIED, KEEP_ALIVE_TIMEOUT, ENVELOPE_UNSUPPORTED──▶ CLOSED
     any ──CLIENT_STALLED, SHUT_DOWN──▶ CLOSED
 
 An AUTH_RESPONSE in LOOKUP renews the session (KIP-368), whether or not the proxy asked for it, and changes no state:
@@ -91,6 +92,8 @@ class Event(enum.Enum):
     HANDSHAKE_TIMEOUT = "handshake timeout"
     KEEP_ALIVE_TIMEOUT = "keep-alive timeout"
     """A PING of lookup mode was not answered."""
+    ENVELOPE_UNSUPPORTED = "envelope unsupported"
+    """The lookup worker does not know the version of our Envelopes: the client has to connect again."""
     DRAIN = "drain"
     """End the connection once no request is under way."""
     DRAINED = "drained"
@@ -147,8 +150,6 @@ COMMANDS = frozenset(
         Event.OTHER_COMMAND,
     }
 )
-
-REMOTE_EVENTS = COMMANDS | {Event.CLIENT_CLOSED, Event.CLIENT_STALLED, Event.CLIENT_CORRUPT}
 
 _FAIL = Transition(State.CLOSED, Action.FAIL)
 _CLOSE = Transition(State.CLOSED, Action.CLOSE)
@@ -236,6 +237,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.CLIENT_CORRUPT: _FAIL,
             Event.DENIED: _FAIL,  # the session has expired, or was not renewed
             Event.KEEP_ALIVE_TIMEOUT: _CLOSE,
+            Event.ENVELOPE_UNSUPPORTED: _FAIL,
             Event.DRAIN: _stay(State.LOOKUP, Action.FINISH_REQUESTS),
             Event.DRAINED: _CLOSE,
             # Only unauthenticated clients are evicted; one that were chosen here must not end its forwarder.

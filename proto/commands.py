@@ -4,6 +4,7 @@ Every encoder returns a whole frame, ready for the wire.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -50,6 +51,41 @@ _REQUEST_FIELDS: Mapping[int, str] = MappingProxyType(
         BaseCommand.WATCH_TOPIC_LIST_CLOSE: "watch_topic_list_close",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _TypedRefusal:
+    """Where a request has the id that its client waits for, and which response with that id reports a failure."""
+
+    request_field: str
+    id_field: str
+    response_type: BaseCommand.Type
+    response_field: str
+
+
+_TYPED_REFUSALS: Mapping[int, _TypedRefusal] = MappingProxyType(
+    {
+        BaseCommand.SCALABLE_TOPIC_LOOKUP: _TypedRefusal(
+            "scalable_topic_lookup", "session_id", BaseCommand.SCALABLE_TOPIC_UPDATE, "scalable_topic_update"
+        ),
+        BaseCommand.SCALABLE_TOPIC_SUBSCRIBE: _TypedRefusal(
+            "scalable_topic_subscribe",
+            "request_id",
+            BaseCommand.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
+            "scalable_topic_subscribe_response",
+        ),
+        BaseCommand.WATCH_SCALABLE_TOPICS: _TypedRefusal(
+            "watch_scalable_topics",
+            "watch_id",
+            BaseCommand.WATCH_SCALABLE_TOPICS_UPDATE,
+            "watch_scalable_topics_update",
+        ),
+        BaseCommand.WATCH_TC_ASSIGNMENTS: _TypedRefusal(
+            "watch_tc_assignments", "watch_id", BaseCommand.WATCH_TC_ASSIGNMENTS_UPDATE, "watch_tc_assignments_update"
+        ),
+    }
+)
+"""Requests of Pulsar 5 whose ids are no request ids to a client: a CommandError would answer nobody."""
 
 
 class CommandCorrupt(RemoteProtocolError):
@@ -114,7 +150,12 @@ def refusal(command: BaseCommand, code: int, message: str) -> bytes:
                 },
             )
         )
-    return error(request_id_of(command), code, message)
+    typed = _TYPED_REFUSALS.get(command.type)
+    body = getattr(command, typed.request_field) if typed is not None else None
+    if typed is None or body is None or not body.HasField(typed.id_field):
+        return error(request_id_of(command), code, message)
+    answer = {typed.id_field: getattr(body, typed.id_field), "error": code, "message": message}
+    return encode(BaseCommand(type=typed.response_type, **{typed.response_field: answer}))
 
 
 def request_id_of(command: BaseCommand) -> int:

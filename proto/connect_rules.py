@@ -38,6 +38,15 @@ They put the answer between two frames of their client, so they may be challenge
 KEPT_FIELD_BYTES_MAX = 1024
 """Size limit of each CONNECT field that the proxy keeps for as long as the connection lasts."""
 
+LOOKUP_MODE_FLAGS = ("supports_get_partitioned_metadata_without_auto_creation",)
+"""The feature flags that lookup mode serves, by sending the request on to a broker that has them.
+
+The others need what a lookup connection has not: messages of a producer or consumer (broker entry metadata, partial
+producers, deduplication of replication), or a stream of updates from one broker (topic watchers, scalable topics,
+transaction coordinators). Clients ask for these within relays, whose CONNECTED is the broker's own. The flag for
+authentication that is renewed is a client's; no client reads it in CONNECTED.
+"""
+
 _KEPT = ("auth_method_name", "original_principal", "original_auth_method", "proxy_version")
 
 _PROVED_BY_CONNECTION = frozenset({"tls"})
@@ -174,7 +183,6 @@ def connect_without_credentials(connect: CommandConnect) -> CommandConnect:
     for name in (*_KEPT, "auth_method"):
         if connect.HasField(name):
             setattr(kept, name, getattr(connect, name))
-    kept.feature_flags.supports_auth_refresh = connect.feature_flags.supports_auth_refresh
     return kept
 
 
@@ -206,18 +214,18 @@ def lookup_mode_connected(
 ) -> CommandConnected:
     """Build the CONNECTED for a client in lookup mode.
 
-    ``broker`` is the last CONNECTED of a broker of this cluster, or None before the first one; then the flags are those
-    that Pulsar's own proxy always sets. The flag for topic watchers is never set: a watch needs a broker, and this
-    connection ends at the proxy (Java clients request one only if the flag is set).
+    ``broker`` is the last CONNECTED of a broker of this cluster, or None before the first one; then all of
+    LOOKUP_MODE_FLAGS are set, as Pulsar's own proxy does. No field or flag of the broker's that is newer than this
+    proxy goes out: a client would use what it promises on this connection, which ends at the proxy.
     """
-    message = CommandConnected()
-    if broker is not None:
-        message.CopyFrom(broker)
-        message.feature_flags.supports_topic_watchers = False
-    else:
+    message = CommandConnected(server_version=server_version)
+    if broker is None:
         message.protocol_version = PROTOCOL_VERSION
-        message.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
-        message.feature_flags.supports_repl_dedup_by_lid_and_eid = True
-    message.server_version = server_version
+    else:
+        message.protocol_version = broker.protocol_version
+        if broker.HasField("max_message_size"):
+            message.max_message_size = broker.max_message_size
+    for flag in LOOKUP_MODE_FLAGS:
+        setattr(message.feature_flags, flag, broker is None or getattr(broker.feature_flags, flag))
     message.protocol_version = min(client.protocol_version, message.protocol_version)
     return message

@@ -72,20 +72,26 @@ AuthMethodYcaV1: AuthMethod
 AuthMethodAthens: AuthMethod
 
 class FeatureFlags(_message.Message):
-    __slots__ = ("supports_auth_refresh", "supports_broker_entry_metadata", "supports_partial_producer", "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation", "supports_repl_dedup_by_lid_and_eid")
+    __slots__ = ("supports_auth_refresh", "supports_broker_entry_metadata", "supports_partial_producer", "supports_topic_watchers", "supports_get_partitioned_metadata_without_auto_creation", "supports_repl_dedup_by_lid_and_eid", "supports_topic_watcher_reconcile", "supports_scalable_topics", "supports_tc_metadata_discovery")
     SUPPORTS_AUTH_REFRESH_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_BROKER_ENTRY_METADATA_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_PARTIAL_PRODUCER_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_TOPIC_WATCHERS_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_GET_PARTITIONED_METADATA_WITHOUT_AUTO_CREATION_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_REPL_DEDUP_BY_LID_AND_EID_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_TOPIC_WATCHER_RECONCILE_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_SCALABLE_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_TC_METADATA_DISCOVERY_FIELD_NUMBER: _ClassVar[int]
     supports_auth_refresh: bool
     supports_broker_entry_metadata: bool
     supports_partial_producer: bool
     supports_topic_watchers: bool
     supports_get_partitioned_metadata_without_auto_creation: bool
     supports_repl_dedup_by_lid_and_eid: bool
-    def __init__(self, supports_auth_refresh: _Optional[bool] = ..., supports_broker_entry_metadata: _Optional[bool] = ..., supports_partial_producer: _Optional[bool] = ..., supports_topic_watchers: _Optional[bool] = ..., supports_get_partitioned_metadata_without_auto_creation: _Optional[bool] = ..., supports_repl_dedup_by_lid_and_eid: _Optional[bool] = ...) -> None: ...
+    supports_topic_watcher_reconcile: bool
+    supports_scalable_topics: bool
+    supports_tc_metadata_discovery: bool
+    def __init__(self, supports_auth_refresh: _Optional[bool] = ..., supports_broker_entry_metadata: _Optional[bool] = ..., supports_partial_producer: _Optional[bool] = ..., supports_topic_watchers: _Optional[bool] = ..., supports_get_partitioned_metadata_without_auto_creation: _Optional[bool] = ..., supports_repl_dedup_by_lid_and_eid: _Optional[bool] = ..., supports_topic_watcher_reconcile: _Optional[bool] = ..., supports_scalable_topics: _Optional[bool] = ..., supports_tc_metadata_discovery: _Optional[bool] = ...) -> None: ...
 
 class AuthData(_message.Message):
     __slots__ = ("auth_method_name", "auth_data")
@@ -361,8 +367,66 @@ class RequestIdInField8(_message.Message):
     request_id: int
     def __init__(self, request_id: _Optional[int] = ...) -> None: ...
 
+class CommandScalableTopicLookup(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    def __init__(self, session_id: _Optional[int] = ...) -> None: ...
+
+class CommandScalableTopicUpdate(_message.Message):
+    __slots__ = ("session_id", "error", "message")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    error: ServerError
+    message: str
+    def __init__(self, session_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandScalableTopicSubscribeResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandWatchScalableTopics(_message.Message):
+    __slots__ = ("watch_id",)
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    def __init__(self, watch_id: _Optional[int] = ...) -> None: ...
+
+class CommandWatchScalableTopicsUpdate(_message.Message):
+    __slots__ = ("watch_id", "error", "message")
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    error: ServerError
+    message: str
+    def __init__(self, watch_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandWatchTcAssignments(_message.Message):
+    __slots__ = ("watch_id",)
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    def __init__(self, watch_id: _Optional[int] = ...) -> None: ...
+
+class CommandWatchTcAssignmentsUpdate(_message.Message):
+    __slots__ = ("watch_id", "error", "message")
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    error: ServerError
+    message: str
+    def __init__(self, watch_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_error", "ack", "unsubscribe", "error", "close_producer", "close_consumer", "ping", "pong", "partition_metadata", "partition_metadata_response", "lookup_topic", "lookup_topic_response", "consumer_stats", "seek", "get_last_message_id", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "get_or_create_schema", "new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "end_txn_on_partition", "end_txn_on_subscription", "tc_client_connect_request", "watch_topic_list", "watch_topic_list_close")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_error", "ack", "unsubscribe", "error", "close_producer", "close_consumer", "ping", "pong", "partition_metadata", "partition_metadata_response", "lookup_topic", "lookup_topic_response", "consumer_stats", "seek", "get_last_message_id", "get_topics_of_namespace", "get_topics_of_namespace_response", "get_schema", "get_schema_response", "auth_challenge", "auth_response", "get_or_create_schema", "new_txn", "add_partition_to_txn", "add_subscription_to_txn", "end_txn", "end_txn_on_partition", "end_txn_on_subscription", "tc_client_connect_request", "watch_topic_list", "watch_topic_list_close", "scalable_topic_lookup", "scalable_topic_update", "scalable_topic_subscribe", "scalable_topic_subscribe_response", "watch_scalable_topics", "watch_scalable_topics_update", "watch_tc_assignments", "watch_tc_assignments_update")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[BaseCommand.Type]
@@ -424,6 +488,18 @@ class BaseCommand(_message.Message):
         WATCH_TOPIC_UPDATE: _ClassVar[BaseCommand.Type]
         WATCH_TOPIC_LIST_CLOSE: _ClassVar[BaseCommand.Type]
         TOPIC_MIGRATED: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_LOOKUP: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_UPDATE: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_CLOSE: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_SUBSCRIBE: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_SUBSCRIBE_RESPONSE: _ClassVar[BaseCommand.Type]
+        SCALABLE_TOPIC_ASSIGNMENT_UPDATE: _ClassVar[BaseCommand.Type]
+        WATCH_SCALABLE_TOPICS: _ClassVar[BaseCommand.Type]
+        WATCH_SCALABLE_TOPICS_UPDATE: _ClassVar[BaseCommand.Type]
+        WATCH_SCALABLE_TOPICS_CLOSE: _ClassVar[BaseCommand.Type]
+        WATCH_TC_ASSIGNMENTS: _ClassVar[BaseCommand.Type]
+        WATCH_TC_ASSIGNMENTS_UPDATE: _ClassVar[BaseCommand.Type]
+        WATCH_TC_ASSIGNMENTS_CLOSE: _ClassVar[BaseCommand.Type]
     UNKNOWN: BaseCommand.Type
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
@@ -483,6 +559,18 @@ class BaseCommand(_message.Message):
     WATCH_TOPIC_UPDATE: BaseCommand.Type
     WATCH_TOPIC_LIST_CLOSE: BaseCommand.Type
     TOPIC_MIGRATED: BaseCommand.Type
+    SCALABLE_TOPIC_LOOKUP: BaseCommand.Type
+    SCALABLE_TOPIC_UPDATE: BaseCommand.Type
+    SCALABLE_TOPIC_CLOSE: BaseCommand.Type
+    SCALABLE_TOPIC_SUBSCRIBE: BaseCommand.Type
+    SCALABLE_TOPIC_SUBSCRIBE_RESPONSE: BaseCommand.Type
+    SCALABLE_TOPIC_ASSIGNMENT_UPDATE: BaseCommand.Type
+    WATCH_SCALABLE_TOPICS: BaseCommand.Type
+    WATCH_SCALABLE_TOPICS_UPDATE: BaseCommand.Type
+    WATCH_SCALABLE_TOPICS_CLOSE: BaseCommand.Type
+    WATCH_TC_ASSIGNMENTS: BaseCommand.Type
+    WATCH_TC_ASSIGNMENTS_UPDATE: BaseCommand.Type
+    WATCH_TC_ASSIGNMENTS_CLOSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -520,6 +608,14 @@ class BaseCommand(_message.Message):
     TC_CLIENT_CONNECT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     WATCH_TOPIC_LIST_FIELD_NUMBER: _ClassVar[int]
     WATCH_TOPIC_LIST_CLOSE_FIELD_NUMBER: _ClassVar[int]
+    SCALABLE_TOPIC_LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    SCALABLE_TOPIC_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    SCALABLE_TOPIC_SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    SCALABLE_TOPIC_SUBSCRIBE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    WATCH_SCALABLE_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    WATCH_SCALABLE_TOPICS_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    WATCH_TC_ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    WATCH_TC_ASSIGNMENTS_UPDATE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -557,4 +653,12 @@ class BaseCommand(_message.Message):
     tc_client_connect_request: RequestIdInField1
     watch_topic_list: RequestIdInField1
     watch_topic_list_close: RequestIdInField1
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[RequestIdInField5, _Mapping]] = ..., producer: _Optional[_Union[RequestIdInField3, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., ack: _Optional[_Union[RequestIdInField8, _Mapping]] = ..., unsubscribe: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., close_consumer: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., partition_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partition_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup_topic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_topic_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumer_stats: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., seek: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., get_last_message_id: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., get_or_create_schema: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., new_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., add_partition_to_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., add_subscription_to_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn_on_partition: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn_on_subscription: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., tc_client_connect_request: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., watch_topic_list: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., watch_topic_list_close: _Optional[_Union[RequestIdInField1, _Mapping]] = ...) -> None: ...
+    scalable_topic_lookup: CommandScalableTopicLookup
+    scalable_topic_update: CommandScalableTopicUpdate
+    scalable_topic_subscribe: RequestIdInField1
+    scalable_topic_subscribe_response: CommandScalableTopicSubscribeResponse
+    watch_scalable_topics: CommandWatchScalableTopics
+    watch_scalable_topics_update: CommandWatchScalableTopicsUpdate
+    watch_tc_assignments: CommandWatchTcAssignments
+    watch_tc_assignments_update: CommandWatchTcAssignmentsUpdate
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[RequestIdInField5, _Mapping]] = ..., producer: _Optional[_Union[RequestIdInField3, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., ack: _Optional[_Union[RequestIdInField8, _Mapping]] = ..., unsubscribe: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., close_consumer: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., partition_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partition_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup_topic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_topic_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumer_stats: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., seek: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., get_last_message_id: _Optional[_Union[RequestIdInField2, _Mapping]] = ..., get_topics_of_namespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., get_topics_of_namespace_response: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., get_schema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., get_schema_response: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., auth_response: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., get_or_create_schema: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., new_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., add_partition_to_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., add_subscription_to_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn_on_partition: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., end_txn_on_subscription: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., tc_client_connect_request: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., watch_topic_list: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., watch_topic_list_close: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., scalable_topic_lookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping]] = ..., scalable_topic_update: _Optional[_Union[CommandScalableTopicUpdate, _Mapping]] = ..., scalable_topic_subscribe: _Optional[_Union[RequestIdInField1, _Mapping]] = ..., scalable_topic_subscribe_response: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping]] = ..., watch_scalable_topics: _Optional[_Union[CommandWatchScalableTopics, _Mapping]] = ..., watch_scalable_topics_update: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping]] = ..., watch_tc_assignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping]] = ..., watch_tc_assignments_update: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping]] = ...) -> None: ...

@@ -26,7 +26,7 @@ PROPERTIES_MAX = 1024
 """Of one LOOKUP."""
 
 COMMAND_FIELDS_MAX = 127
-"""Numbers from 2 to this in BaseCommand are commands' (68 is the last one in 4.0.8), and of those there is but one."""
+"""Numbers from 2 to this in BaseCommand are commands' (81 is the last in 5.0.0-M1), and of those there is but one."""
 
 SCHEMA_VERSION_BYTES_MIN = 8
 """Of fewer a broker makes no number; none at all is answered."""

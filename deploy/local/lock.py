@@ -1,9 +1,13 @@
 """`make lock`: the hashes of constraints.txt, and from it the files of deploy/requirements.
 
 constraints.txt pins each package once, with the SHA-256 of all its files, so that the pins hold on every platform that
-has a file. pip refuses hashes for a directory such as this tree, so the tree is installed in two steps: a requirements
-file with `--require-hashes`, then the tree itself with `--no-deps`. Which packages a requirements file holds, pip's
-resolver says; this module holds no resolver.
+has a file. Which packages a requirements file holds, pip's resolver says; this module holds no resolver. The files are
+complete, so they are installed with `--no-deps`: a resolver takes the newest release of a package wherever another asks
+for one of its extras (pip 23.2), which no hash of ours is of.
+
+Code of packages runs at their build, too, so a requirements file takes wheels only, but for SOURCES. What builds these
+and this tree is in build.txt, which is installed first: pip's own build environment would hold the newest releases, and
+checks no hash of them.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import sys
 import tempfile
 import tomllib
 import urllib.request
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from local.environment import ROOT, Environment, SetupError, clean_environment
+from local.environment import BUILD, ROOT, Environment, SetupError, clean_environment
 
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIREMENTS = ROOT / "deploy/requirements"
@@ -26,6 +31,7 @@ _INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 EXTRAS: dict[str, tuple[str, ...]] = {
+    BUILD: ("build",),
     "proxy": (),
     "kerberos": ("kerberos",),
     "analytics": ("analytics",),
@@ -36,10 +42,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "run": ("run",),
     "release": ("release",),
 }
-"""Each requirements file, and the extras of pyproject.toml that it is for; each holds the proxy's dependencies."""
+"""Each requirements file, and the extras of pyproject.toml that it is for; all others hold the proxy's dependencies."""
 
-FOR_WHEELS = frozenset({"proxy", "kerberos", "analytics"})
-"""What is installed in production, beside a wheel: these files do not hold the build backend."""
+SOURCES = frozenset({"gssapi", "pyspark"})
+"""Packages without wheels."""
 
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s\\]+)")
 _HEADER = "# {what}; made by `make lock`: do not edit."
@@ -60,9 +66,9 @@ def read_pins(text: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     return pins
 
 
-def render(what: str, pins: dict[str, tuple[str, str, tuple[str, ...]]]) -> str:
-    """Return a requirements file's text, sorted by name."""
-    lines = [_HEADER.format(what=what)]
+def render(what: str, pins: dict[str, tuple[str, str, tuple[str, ...]]], options: Sequence[str] = ()) -> str:
+    """Return a requirements file's text: pip's options, then the pins, sorted by name."""
+    lines = [_HEADER.format(what=what), *options]
     for _, (name, version, hashes) in sorted(pins.items()):
         lines.append(" \\\n".join([f"{name}=={version}", *(f"    --hash={digest}" for digest in hashes)]))
     return "\n".join(lines) + "\n"
@@ -72,12 +78,15 @@ def direct_requirements(group: str) -> list[str]:
     """Return what pyproject.toml requires for a requirements file."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)
-    wanted = list(project["project"]["dependencies"])
-    if group not in FOR_WHEELS:
-        wanted += project["build-system"]["requires"]
+    wanted = list(project["build-system"]["requires"] if group == BUILD else project["project"]["dependencies"])
     for extra in EXTRAS[group]:
         wanted += project["project"]["optional-dependencies"][extra]
     return wanted
+
+
+def wheels_only(names: Collection[str]) -> list[str]:
+    """Return pip's options that take no source of these packages, except of SOURCES."""
+    return ["--only-binary :all:", *(f"--no-binary {name}" for name in sorted(SOURCES.intersection(names)))]
 
 
 def is_file_of(filename: str, name: str, version: str) -> bool:
@@ -105,7 +114,7 @@ def _hashes(name: str, version: str) -> tuple[str, ...]:
 def _closure(environment: Environment, pins: Path, wanted: list[str]) -> dict[str, tuple[str, str]]:
     """Ask pip for name and version of all packages that these requirements need, at the pinned versions."""
     command = [str(environment.python), "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-    command += ["--disable-pip-version-check", "--report", "-", "-c", str(pins), *wanted]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "--report", "-", "-c", str(pins), *wanted]
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_environment(), cwd=ROOT)
     if result.returncode:
         raise SetupError(f"pip found no set of packages:\n{result.stderr}")
@@ -121,7 +130,8 @@ def lock(environment: Environment) -> None:
     pins = {key: (name, version) for key, (name, version, _) in read_pins(CONSTRAINTS.read_text()).items()}
     with tempfile.TemporaryDirectory(prefix="ptp-lock-") as directory:
         plain = Path(directory) / "pins.txt"
-        plain.write_text("".join(f"{name}=={version}\n" for name, version in pins.values()))
+        lines = [*wheels_only(SOURCES), *(f"{name}=={version}" for name, version in pins.values())]
+        plain.write_text("\n".join(lines) + "\n")
         needed = {group: _closure(environment, plain, direct_requirements(group)) for group in EXTRAS}
     for found in needed.values():  # what is new is pinned at the version that pip chose
         pins |= {key: pin for key, pin in found.items() if key not in pins}
@@ -131,7 +141,8 @@ def lock(environment: Environment) -> None:
     REQUIREMENTS.mkdir(exist_ok=True)
     for group, names in needed.items():
         what = f"Packages of constraints.txt that {group!r} needs"
-        (REQUIREMENTS / f"{group}.txt").write_text(render(what, {name: locked[name] for name in names}))
+        text = render(what, {name: locked[name] for name in names}, wheels_only(names))
+        (REQUIREMENTS / f"{group}.txt").write_text(text)
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local.environment import Environment, clean_environment
+from local.environment import Environment, clean_environment, install_list, pip_check, pip_install
 
 _CONFIG = """\
 [cluster]
@@ -28,14 +28,14 @@ def try_wheel(environment: Environment) -> None:
     """Build the wheel, install it elsewhere, call its commands. CalledProcessError if any of it fails."""
     with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
         directory = Path(name)
-        pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
-        _run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", name, str(environment.root)], directory)
+        build = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
+        _run([*build, "--no-deps", "--no-build-isolation", "-w", name, str(environment.root)], directory)
         _run([sys.executable, "-m", "venv", "venv"], directory)
         (wheel,) = directory.glob("*.whl")
-        requirements = str(environment.root / "deploy/requirements/proxy.txt")
-        install = [str(directory / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        _run([*install, "--require-hashes", "-r", requirements], directory)
-        _run([*install, "--no-deps", str(wheel)], directory)
+        python = directory / "venv/bin/python"
+        _run(install_list(python, "proxy"), environment.root)
+        _run([*pip_install(python), str(wheel)], directory)
+        _run(pip_check(python), directory)
         command = str(directory / "venv/bin/pulsar-trio-proxy")
         config = directory / "config.toml"
         config.write_text(_CONFIG.format(directory=directory))

@@ -22,6 +22,7 @@ from lookup.brokers.configured import ConfiguredBrokers
 from lookup.brokers.credential_checks import CredentialChecks, LogIn
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
+from lookup.brokers.port_pairs import PortPairs
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort, parse_broker_url
@@ -76,6 +77,7 @@ class BrokerDirectory:
         self._by_name: dict[HostPort, Endpoint] = {}
         url = parse_broker_url(self._config.service_url)
         self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
+        self.port_pairs: PortPairs = PortPairs(self._config, None if before is None else before.port_pairs)
         known: BrokerDiscovery | None = None if before is None else before.discovery
         self.discovery: BrokerDiscovery = BrokerDiscovery(url, resolver, known)
         interval_ms = self._config.login_interval_ms

@@ -68,7 +68,7 @@ class ConnectionSettings:
     renew_at: float
     """When another connection should replace this one, in Trio's time."""
     answer_challenge: AnswerChallenge | None
-    """Makes the answer to a challenge; None where the credentials are a client's, which no worker holds."""
+    """Makes the answer to a challenge; None where the broker wants a client's fresh credentials, which are not here."""
 
 
 class BrokerConnection:
@@ -89,6 +89,8 @@ class BrokerConnection:
         self.last_used_at = trio.current_time()
         self.last_received_at = self.last_used_at
         self.closed = False
+        self.retired = False
+        """Whether it takes no new requests; those under way are still answered."""
         self.loss: ConnectionLoss | None = None
         """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
@@ -107,7 +109,6 @@ class BrokerConnection:
         self._proxy_ids = proxy_request_ids()
         self._unsent: list[bytes] = []
         self._scope = trio.CancelScope()
-        self._retired = False
         self._retires_after_use = False
         self._no_request_is_to_blame = False
 
@@ -126,7 +127,7 @@ class BrokerConnection:
         receiver.proxy_id = number = next(self._proxy_ids)
         self.last_used_at = now
         if self._retires_after_use:
-            self._retired = True
+            self.retired = True
         if not self._pending:
             self._waiting_since = now
             self._request_sent.set()
@@ -146,7 +147,7 @@ class BrokerConnection:
     def forget_request(self, receiver: AnswerReceiver) -> None:
         """Drop a request whose answer is no longer wanted; an answer that still comes is ignored."""
         self._pending.pop(receiver.proxy_id, None)
-        if self._retires_after_use and self._retired and not self._pending:
+        if self._retires_after_use and self.retired and not self._pending:
             self.close()
 
     async def request_answer(self, request: LookupRequest) -> BaseCommand:
@@ -186,7 +187,7 @@ class BrokerConnection:
 
     def retire_when_idle(self) -> None:
         """Take no part in new lookups; close once no request waits for an answer."""
-        self._retired = True
+        self.retired = True
         if not self._pending:
             self.close()
 
@@ -210,7 +211,7 @@ class BrokerConnection:
     async def _read_answers(self, nursery: trio.Nursery) -> None:
         def on_data(data: bytes | bytearray) -> None:
             self._receive_data(bytes(data), nursery)
-            if self._retired and not self._pending:
+            if self.retired and not self._pending:
                 self.close()
 
         with self._tick:
@@ -246,9 +247,21 @@ class BrokerConnection:
         if command.type == BaseCommand.PING:
             self._writer.write(commands.pong())
         elif command.type == BaseCommand.AUTH_CHALLENGE:
-            nursery.start_soon(self._answer_challenge, bytes(command.auth_challenge.challenge.auth_data))
+            self._on_challenge(bytes(command.auth_challenge.challenge.auth_data), nursery)
         else:
             self._handle_answer(data, command)
+
+    def _on_challenge(self, challenge: bytes, nursery: trio.Nursery) -> None:
+        """Have a challenge answered; where it is for a client, whose credentials have ended, retire the connection.
+
+        That client's next request brings its fresh credentials, and is sent over another connection. Until the broker
+        closes this one, which is no request's fault, it answers what is under way.
+        """
+        if self._make_challenge_answer is not None:
+            nursery.start_soon(self._answer_challenge, self._make_challenge_answer, challenge)
+        else:
+            self._no_request_is_to_blame = True
+            self.retire_when_idle()
 
     def _handle_answer(self, data: bytes, command: BaseCommand) -> None:
         request_id = response_request_id(command)
@@ -267,14 +280,9 @@ class BrokerConnection:
         elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
             raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
-    async def _answer_challenge(self, challenge: bytes) -> None:
-        """Send the fresh credentials that the broker wants (PIP-55).
-
-        Where they would be a client's, which no worker holds, RemoteProtocolError ends the connection.
-        """
-        if self._make_challenge_answer is None:
-            raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
-        method, data = await self._make_challenge_answer(challenge)
+    async def _answer_challenge(self, make_answer: AnswerChallenge, challenge: bytes) -> None:
+        """Send the proxy's fresh credentials that the broker wants (PIP-55)."""
+        method, data = await make_answer(challenge)
         version = commands.PROTOCOL_VERSION
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 

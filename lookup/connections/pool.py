@@ -1,13 +1,15 @@
 """Pool of the lookup worker's connections to brokers: one for each broker and principal, shared by its clients.
 
 Per principal, because the broker decides by the *connection's* original principal what a lookup may see (4.0.8; the
-lookup's own original_principal field is not used); and per forwarded credentials, where there are any. The pool is
-bounded, and closes idle connections.
+lookup's own original_principal field is not used); and per forwarded credentials, where there are any: those of two
+clients with one role may allow different things (further roles of a token). The pool is bounded, as a whole and for
+each principal at a broker, and closes connections that are idle, or that belong to credentials that have ended.
 """
 
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -41,6 +43,10 @@ ISOLATED_SHARE = 4
 
 RENEWAL_RETRY_S = 5.0
 
+ROOM_INTERVAL_S = 0.01
+"""Time between two looks for an unused connection of a principal that has as many as it may. One caller looks, the
+others queue behind it.
+"""
 
 PoolKey = tuple[HostPort, LookupPrincipal]
 
@@ -67,6 +73,29 @@ class _PoolSlot:
     locate: LocateBroker
     connection: BrokerConnection | None = None
     attempt: _ConnectAttempt | None = None
+    waiting: int = 0
+    """Callers that are about to send a request."""
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it may be closed without a loss to any request."""
+        return not self.waiting and self.attempt is None and (self.connection is None or self.connection.idle)
+
+    @property
+    def last_used_at(self) -> float:
+        """When a request was last sent, in Trio's time."""
+        return float("-inf") if self.connection is None else self.connection.last_used_at
+
+
+class _Share:
+    """The slots of one principal at one broker: one for each of its clients' credentials."""
+
+    __slots__ = ("callers", "lock", "slots")
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()  # fair: first come, first served
+        self.callers = 0
+        self.slots = 0
 
 
 class BrokerPool:
@@ -86,6 +115,7 @@ class BrokerPool:
         self._auth = auth
         self._nursery = nursery
         self._slots: dict[PoolKey, _PoolSlot] = {}
+        self._shares: dict[tuple[HostPort, str], _Share] = {}
         self._answer_templates = AnswerTemplates()
         suspects_max = max(2, config.brokers.pooled_connections_max // ISOLATED_SHARE)
         self._isolated = IsolatedConnections(nursery, suspects_max)
@@ -96,6 +126,8 @@ class BrokerPool:
         )
         self.profile: CommandConnected | None = None
         """What a broker last said in its CONNECTED."""
+        self.observe_reauthentication: Callable[[float], None] = lambda _took_s: None
+        """Called when a broker's challenge is answered, with the seconds since it came, through all rounds."""
 
     def __len__(self) -> int:
         return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)
@@ -112,7 +144,7 @@ class BrokerPool:
         """
         slot = self._slots.get((broker, principal))
         connection = None if slot is None else slot.connection
-        if slot is None or connection is None or connection.closed:
+        if slot is None or connection is None or connection.closed or connection.retired:
             return None
         if connection.renew_at <= now and slot.attempt is None:
             self._start_attempt(slot, broker, slot.locate, principal)  # meanwhile this one serves
@@ -127,16 +159,57 @@ class BrokerPool:
         may raise. Raises BrokerLinkFailed where the connection cannot be opened.
         """
         self._check_not_retired()
-        slot = self._slots.get((broker, principal))
-        if slot is None:
-            self._evict_if_full()
-            slot = self._slots[broker, principal] = _PoolSlot(locate)
+        slot = self._slots.get((broker, principal)) or await self._slot_with_room(broker, locate, principal)
         connection = self.get_open_connection(broker, principal, trio.current_time())
         if connection is not None:
             return connection
         attempt = slot.attempt or self._start_attempt(slot, broker, locate, principal)
-        await attempt.done.wait()
+        slot.waiting += 1
+        try:
+            await attempt.done.wait()
+        finally:
+            slot.waiting -= 1
         return attempt.connection_or_raise()
+
+    async def _slot_with_room(self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal) -> _PoolSlot:
+        """Return the slot of a broker and principal, made if need be.
+
+        Where the principal has as many at this broker as it may, each for other credentials, wait until one is unused,
+        and close that. Raises BrokerLinkFailed where the pool is full.
+        """
+        where, key = (broker, principal.name), (broker, principal)
+        share = self._shares.setdefault(where, _Share())
+        share.callers += 1
+        try:
+            async with share.lock:
+                while (
+                    share.slots >= self._config.brokers.pooled_connections_per_principal_max
+                    and key not in self._slots
+                    and not self._evict_from_share(where)
+                ):
+                    await trio.sleep(ROOM_INTERVAL_S)
+                    self._check_not_retired()
+                slot = self._slots.get(key)
+                if slot is None:
+                    self._evict_if_full()
+                    slot = self._slots[key] = _PoolSlot(locate)
+                    share.slots += 1
+                return slot
+        finally:
+            share.callers -= 1
+            self._drop_share_if_unused(where)
+
+    def _evict_from_share(self, where: tuple[HostPort, str]) -> bool:
+        """Close the least recently used of the unused connections of a principal at a broker; return False if none."""
+        free = [key for key, slot in self._slots.items() if (key[0], key[1].name) == where and slot.is_unused]
+        if free:
+            self._close_slot(min(free, key=lambda key: self._slots[key].last_used_at))
+        return bool(free)
+
+    def _drop_share_if_unused(self, where: tuple[HostPort, str]) -> None:
+        share = self._shares[where]
+        if not share.slots and not share.callers:
+            del self._shares[where]
 
     async def get_isolated_connection(
         self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal, suspect_group: SuspectGroup
@@ -197,12 +270,20 @@ class BrokerPool:
         def make_connect(method: str, data: bytes) -> CommandConnect:
             return proxy_connect(BrokerIdentity(method, data, principal.name, principal.credentials), __version__)
 
+        challenged_at: float | None = None
+
         async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
-            nonlocal credentials
+            nonlocal credentials, challenged_at
             if challenge != AUTH_REFRESH:  # a further round
-                return await credentials.auth_data_for(challenge)
-            credentials = credentials_for(self._auth, target.broker.host, configured=configured)
-            return await credentials.auth_data_for(None)
+                answer = await credentials.auth_data_for(challenge)
+            else:
+                challenged_at = trio.current_time()
+                credentials = credentials_for(self._auth, target.broker.host, configured=configured)
+                answer = await credentials.auth_data_for(None)
+            if credentials.complete and challenged_at is not None:
+                self.observe_reauthentication(trio.current_time() - challenged_at)
+                challenged_at = None
+            return answer
 
         try:
             link = await self._link_factory.open_link(target.broker, target.addresses, credentials, make_connect)
@@ -235,7 +316,7 @@ class BrokerPool:
         """
         if len(self._slots) < self._config.brokers.pooled_connections_max:
             return
-        free = [key for key, slot in self._slots.items() if _is_unused(slot)]
+        free = [key for key, slot in self._slots.items() if slot.is_unused]
         if not free:
             message = "Too many lookups for too many principals at once"
             raise BrokerLinkFailed(
@@ -245,18 +326,23 @@ class BrokerPool:
                 message=message,
             )
         held = Counter(principal.name for _broker, principal in free)
-        self._close_slot(min(free, key=lambda key: (-held[key[1].name], _last_used_at(self._slots[key]))))
+        self._close_slot(min(free, key=lambda key: (-held[key[1].name], self._slots[key].last_used_at)))
 
     async def _close_idle_connections(self) -> None:
         oldest = trio.current_time() - seconds(self._config.brokers.idle_connection_timeout_ms)
+        now_unix_ms = time.time() * 1000
         for key, slot in list(self._slots.items()):
-            if _is_unused(slot) and _last_used_at(slot) <= oldest:
+            has_ended = 0 < key[1].expires_at_unix_ms <= now_unix_ms
+            if slot.is_unused and (slot.last_used_at <= oldest or has_ended):
                 self._close_slot(key)
 
     def _close_slot(self, key: PoolKey) -> None:
         slot = self._slots.pop(key)
         if slot.connection is not None:
             slot.connection.close()
+        where = key[0], key[1].name
+        self._shares[where].slots -= 1
+        self._drop_share_if_unused(where)
 
     async def retire_after(self, grace_s: float) -> None:
         """Let the lookups under way finish within ``grace_s``, then close all connections."""
@@ -265,14 +351,6 @@ class BrokerPool:
         self._retired = True
         for key in list(self._slots):
             self._close_slot(key)
-
-
-def _is_unused(slot: _PoolSlot) -> bool:
-    return slot.attempt is None and (slot.connection is None or slot.connection.idle)
-
-
-def _last_used_at(slot: _PoolSlot) -> float:
-    return float("-inf") if slot.connection is None else slot.connection.last_used_at
 
 
 def _renew_at(expires_at_unix_ms: int) -> float:

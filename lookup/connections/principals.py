@@ -10,24 +10,30 @@ from proto.connect_rules import OriginalCredentials
 class LookupPrincipal:
     """Principal of a connection to a broker, as its handshake names it, with forwarded credentials if there are any.
 
+    ``expires_at_unix_ms``: when these credentials end; 0: never, or there are none.
+
     LookupPrincipals keeps one object for each, so that dictionaries compare identities instead of contents.
     """
 
     name: str
     credentials: OriginalCredentials | None = None
+    expires_at_unix_ms: int = 0
 
 
 class LookupPrincipals:
     """Registry of all principals in use: one object for each name and credentials."""
 
     def __init__(self) -> None:
-        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
+        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None, int], LookupPrincipal] = (
             WeakValueDictionary()
         )
 
-    def get_principal(self, name: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
+    def get_principal(
+        self, name: str, credentials: OriginalCredentials | None = None, expires_at_unix_ms: int = 0
+    ) -> LookupPrincipal:
         """Return the one object for this name and these credentials."""
-        principal = self._principals.get((name, credentials))
+        key = name, credentials, expires_at_unix_ms
+        principal = self._principals.get(key)
         if principal is None:
-            principal = self._principals[name, credentials] = LookupPrincipal(name, credentials)
+            principal = self._principals[key] = LookupPrincipal(*key)
         return principal

@@ -195,7 +195,7 @@ class LookupExecutor:
                 return answer
             response = answer.lookup_topic_response
             request.lookup_topic.authoritative = response.authoritative
-            broker = self._parse_redirect(self._broker_url(response))
+            broker = self._parse_redirect(self._broker_url(response, tls=self._tls))
             checked = partial(self._locate_redirect, broker)
             named = self._brokers.broker_named(broker) or broker
             answer = await self._ask_named_broker(named, checked, request, kind, principal, losses)
@@ -297,7 +297,7 @@ class LookupExecutor:
     async def _locate_redirect(self, broker: HostPort) -> Target:
         """Return where a broker is that another broker named, if the rules allow it. Raises LookupFailed."""
         try:
-            return await self._rules.check_target(str(broker))
+            return await self._rules.check_broker(broker)
         except TargetDenied as error:
             raise _invalid_redirect(error) from None
 
@@ -312,9 +312,10 @@ class LookupExecutor:
         self._brokers.names.learn_name(broker.host)
         return broker
 
-    def _broker_url(self, response: CommandLookupTopicResponse) -> str:
-        """Return the one of a broker's two URLs that the proxy dials."""
-        return str(response.broker_service_url_tls if self._tls else response.broker_service_url)
+    @staticmethod
+    def _broker_url(response: CommandLookupTopicResponse, *, tls: bool) -> str:
+        """Return one of a broker's two URLs; the proxy dials that of ``brokers.service_url``'s kind."""
+        return str(response.broker_service_url_tls if tls else response.broker_service_url)
 
     def _rewrite_for_proxy(self, answer: BaseCommand) -> None:
         """Rewrite a final answer so that the client comes through the proxy (PIP-1). Raises LookupFailed.
@@ -325,7 +326,7 @@ class LookupExecutor:
         response = answer.lookup_topic_response
         if answer.type != BaseCommand.LOOKUP_RESPONSE or response.response != CommandLookupTopicResponse.Connect:
             return
-        url = self._broker_url(response)
+        url = self._broker_url(response, tls=self._tls)
         if not url:
             kind = "with" if self._tls else "without"
             raise LookupFailed(
@@ -334,6 +335,7 @@ class LookupExecutor:
                 f"the broker has no address {kind} TLS: see the scheme of brokers.service_url",
             )
         self._brokers.names.learn_url(url)  # its clients ask for it next, as the target of a relay
+        self._brokers.port_pairs.learn_urls(url, self._broker_url(response, tls=not self._tls))
         response.broker_service_url = response.broker_service_url_tls = url
         response.proxy_through_service_url = True
 

@@ -7,6 +7,11 @@ is checked each time (PIP-307): the port, then the host and every address that i
 an address that was checked, so no second answer of a name server can lead elsewhere. A name's addresses are kept for
 their TTL, and may be used for as long again (10 s at most) while they are resolved in the background.
 
+A client may name the other port of a broker, which has TLS where ``brokers.service_url`` has none, or the reverse
+(lookup.brokers.port_pairs). The port that belongs to it on the same host is then checked and dialled instead, by the
+same rules as if the client had named it: no host and no port becomes a target that was none before. So it is safe that
+Pulsar's own pair, 6650 and 6651, needs no setting.
+
 A target that is a broker only by its address is dialled under the name by which the operator knows that broker: behind
 an address that many share, the name (TLS's server_name) decides which machine answers, and a certificate for a client's
 own name proves nothing.
@@ -89,11 +94,7 @@ class TargetRules:
         self._through_proxy = config.through_proxy
 
     async def check_target(self, text: str, owner: str = "") -> Target:
-        """Return where to dial for the target that a client or a redirecting broker names. Raises TargetDenied.
-
-        ``owner``: the owner of the DNS query; empty for a redirect. With ``brokers.through_proxy`` the result is a
-        proxy of the operator's, which checks the target's addresses itself.
-        """
+        """Return where to dial for the target that a client names. Raises TargetDenied. ``owner``: see check_broker."""
         try:
             broker = parse_host_port(text)
         except PortMissing as error:
@@ -102,6 +103,14 @@ class TargetRules:
             raise TargetDenied("malformed", str(error)) from None
         if not self._brokers.configured.hosts:  # SRV records say which ports there are
             await self._brokers.wait_until_all_resolved()
+        return await self.check_broker(self._at_port_to_dial(broker), owner)
+
+    async def check_broker(self, broker: HostPort, owner: str = "") -> Target:
+        """Return where to dial for a broker, whose port is of the kind that the proxy dials. Raises TargetDenied.
+
+        ``owner``: the owner of the DNS query; empty for a redirect. With ``brokers.through_proxy`` the result is a
+        proxy of the operator's, which checks the target's addresses itself.
+        """
         self.check_port(broker)
         if self._through_proxy:
             return await self._next_proxy(broker)
@@ -172,12 +181,26 @@ class TargetRules:
             raise TargetDenied("unknown_host", self._brokers.none_known_reason)
         return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
 
+    def _at_port_to_dial(self, broker: HostPort) -> HostPort:
+        """Return a client's target, at the port to dial where the client named the broker's other one.
+
+        A port of ``brokers.service_url`` is of its kind, so it is dialled as it is; a pair that leads to no broker's
+        port does not count. Another proxy gets the client's own words, and does this itself.
+        """
+        if self._through_proxy or broker.port in self._brokers.configured.ports:
+            return broker
+        port = self._brokers.port_pairs.port_to_dial(broker)
+        return broker if port is None or not self._allows_port(port) else HostPort(broker.host, port)
+
     def check_port(self, broker: HostPort) -> None:
-        """Apply the rule that needs no name server; raise TargetDenied. The ports of another proxy are not brokers'."""
-        may_be_own = not self._through_proxy and self._is_broker_port(broker.port, self._brokers.configured)
-        may_be_further = (self._further or self._through_proxy) and broker.port in self._further_ports
-        if not (may_be_own or may_be_further):
+        """Apply the rule that needs no name server; raise TargetDenied."""
+        if not self._allows_port(broker.port):
             raise TargetDenied("port", _port_denied(broker))
+
+    def _allows_port(self, port: int) -> bool:
+        """Return True if any broker may be dialled at a port. The ports of another proxy are not brokers'."""
+        may_be_own = not self._through_proxy and self._is_broker_port(port, self._brokers.configured)
+        return may_be_own or ((self._further or self._through_proxy) and port in self._further_ports)
 
     def _is_broker_port(self, port: int, own: ConfiguredBrokers) -> bool:
         """Return True if brokers of the URL are at a port; at any other port of their machines anything may listen."""
@@ -270,7 +293,10 @@ def _config_line(key: str, value: str, *, further: bool) -> str:
 
 
 def _port_denied(broker: HostPort) -> str:
-    return f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url"
+    return (
+        f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url, "
+        "nor paired with such a port in brokers.port_pairs (brokers' ports without and with TLS)"
+    )
 
 
 def host_pattern_for(host: str) -> str:

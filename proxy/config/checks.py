@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ def validate_config(config: Config) -> Config:
     for network in config.brokers.allowed_addresses:
         if network != "*":
             _check("brokers.allowed_addresses", ipaddress.ip_network, network)
+    _check_port_pairs(config.brokers)
     if config.brokers.ejection_time_max_ms < config.brokers.ejection_time_ms:
         raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
     _check_tls(config)
@@ -66,6 +68,14 @@ def _check_admin_token(file: str) -> None:
             read_admin_token(file)
     except OSError as error:  # gone since it was opened just now
         raise ConfigError(f"admin.token_file: {file} cannot be read: {error.strerror}") from None
+
+
+def _check_port_pairs(brokers: Brokers) -> None:
+    """Refuse a port in two places: of two brokers' ports, the wrong one might be dialled. Raises ConfigError."""
+    ports = list(chain.from_iterable(brokers.port_pairs))
+    twice = next((port for port in ports if ports.count(port) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"brokers.port_pairs: {twice} is there twice")
 
 
 def _check_tls(config: Config) -> None:

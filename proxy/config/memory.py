@@ -42,7 +42,6 @@ CONNECTIONS = "limits.max_connections"
 UNAUTHENTICATED = "limits.max_unauthenticated_connections"
 LARGE_ANSWERS = "limits.max_topic_lists_bytes"
 LOOKUPS = "limits.max_lookup_bytes"
-FORWARDERS = "cluster.forwarders"
 
 _SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, UNAUTHENTICATED: 0.15}
 """Of what the processes and the operator's own settings leave; connections get the rest."""

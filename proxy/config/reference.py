@@ -116,6 +116,8 @@ def _bounded(text: str, meta: msgspec.Meta) -> str:
         return f"{text}, {meta.ge} to {meta.le}"
     if meta.ge is not None:
         return f"{text}, at least {meta.ge}"
+    if meta.min_length is not None and meta.min_length == meta.max_length:
+        return f"{text} ({meta.max_length} of them)"
     if meta.max_length is not None:
         return f"{text}, at most {meta.max_length} characters"
     return text

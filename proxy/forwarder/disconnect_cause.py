@@ -23,6 +23,7 @@ class DisconnectCause(enum.StrEnum):
     SESSION_EXPIRED = "session_expired"
     REAUTHENTICATION_FAILED = "reauthentication_failed"
     LOOKUP_UNAVAILABLE = "lookup_unavailable"
+    ENVELOPE_UNSUPPORTED = "envelope_unsupported"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     NO_MEMORY = "no_memory"
     GAVE_WAY = "gave_way"

@@ -135,3 +135,12 @@ def test_an_entry_is_no_role(role: str) -> None:
 def test_a_bound_proxy_names_no_proxy(original: str) -> None:
     """Security: a broker knows roles, not methods, and would take it for a proxy."""
     assert denial("proxy-a", ProxyClaim(original), BOUND, "tls").reason == INVALID_ROLES
+
+
+@pytest.mark.parametrize("through_proxy", [True, False])
+def test_a_proxy_names_no_role_that_is_a_proxys_by_another_method(through_proxy: bool) -> None:
+    """Security: with the token of one proxy nobody takes the rights of the one that has a certificate."""
+    for role, method in (("proxy-b", "token"), ("system:proxy-c", "sasl")):
+        denied = denial(role, ProxyClaim("proxy-a", through_proxy), BOUND, method)
+        assert denied.reason == INVALID_ROLES
+        assert "names a proxy" in str(denied)

@@ -56,6 +56,16 @@ async def test_another_method_ends_the_exchange() -> None:
     assert denial(kept) == "unknown_round"
 
 
+async def test_an_exchange_that_its_client_gave_up_is_gone_and_no_other() -> None:
+    kept = new_rounds()
+    for key in (KEY, OTHER_KEY):
+        kept.store_exchange(key, "sasl", "state", number=1)
+    kept.drop_exchange(KEY)
+    kept.drop_exchange(KEY)
+    assert denial(kept) == "unknown_round"
+    assert kept.pop_exchange(OTHER_KEY, "sasl").state == "state"
+
+
 # ---- bounds
 
 

@@ -346,7 +346,7 @@ def test_every_name_of_kip_368_has_a_recording_rule() -> None:
     assert set(rows.values()) <= set(RECORDED)
 
 
-@pytest.mark.conforms("kip-368.29")
+@pytest.mark.conforms("kip-368.29", "kip-368.33")
 def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
     labels = f'{C},role="forwarder",direction="to_broker"'
     series = (
@@ -356,6 +356,8 @@ def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
         | answers("ServiceNotReady", 25, good=75)
         | rate(f"pulsar_proxy_reauthentication_seconds_sum{{{C}}}", 30)
         | rate(f"pulsar_proxy_reauthentication_seconds_count{{{C}}}", 60)
+        | rate(f'pulsar_proxy_broker_reauthentication_seconds_sum{{{C},role="lookup"}}', 15)
+        | rate(f'pulsar_proxy_broker_reauthentication_seconds_count{{{C},role="lookup"}}', 60)
     )
     for worker, (growth, longest_s) in enumerate(((60, 0.25), (30, 4))):
         where = f'{C},role="forwarder",worker="{worker}"'
@@ -369,6 +371,7 @@ def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
         "cluster:pulsar_proxy_lookup_failures:ratio_rate5m": ("", 0.25),
         "cluster:pulsar_proxy_reauthentication_seconds:avg_rate5m": ("", 0.5),
         "cluster:pulsar_proxy_reauthentication_max_seconds:max": ("", 4),
+        "cluster_role:pulsar_proxy_broker_reauthentication_seconds:avg_rate5m": ('role="lookup"', 0.25),
         "cluster_method:pulsar_proxy_reauthentication_success:rate5m": ('method="token"', 1.5),
         "cluster_method:pulsar_proxy_reauthentication_success:sum": ('method="token"', 20 * 90),
         "cluster_method:pulsar_proxy_reauthentication_failure:rate5m": ('method="token"', 1.5),

@@ -286,15 +286,16 @@ def comparable(answer: Any) -> Any:
 
 @pytest.mark.conforms("pip-1.13")
 def test_connected_is_the_brokers_own(edge_proxy: ProxyCluster, broker: Standalone) -> None:
-    """In a relay byte for byte; in lookup mode with its limits and flags, less topic watchers."""
+    """In a relay byte for byte; in lookup mode with its limits, and of its flags those that lookups serve."""
     with WireClient(edge_proxy.port) as lookup, WireClient(edge_proxy.port) as relay:
         with WireClient(broker.broker_port) as direct:
             own = direct.connect().connected
         relayed = relay.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}").connected
         lookup.connect()
+        lookup.lookup(TOPIC)  # for which the lookup worker connects to the broker, whose CONNECTED it keeps
         assert relayed == own
     with WireClient(edge_proxy.port) as lookup:
         answer = lookup.connect().connected
     assert answer.max_message_size == own.max_message_size
-    own.feature_flags.supports_topic_watchers = False
-    assert answer.feature_flags == own.feature_flags
+    served = {"supports_get_partitioned_metadata_without_auto_creation": True}
+    assert {descriptor.name: value for descriptor, value in answer.feature_flags.ListFields()} == served

@@ -198,6 +198,28 @@ def test_clients_of_one_principal_share_a_connection_to_the_broker(
     assert at_broker_now - at_broker <= 2  # one of them may be a look at the broker's health
 
 
+def test_clients_with_tokens_of_their_own_share_a_bounded_number_of_connections(secured_broker: Standalone) -> None:
+    """A forwarded token needs a connection of its own; 40 of one principal take turns on four."""
+    brokers = {"forward_authorization_credentials": True, "pooled_connections_per_principal_max": 4}
+    key = secured_broker.secret_key.read_bytes()
+    topics = [f"persistent://{NAMESPACE}/of-many-tokens-{number}" for number in range(3)]
+
+    async def forty_clients(cluster: ProxyCluster) -> None:
+        async with AsyncExitStack() as stack:
+            tokens = [make_token(key, "alice", jti=str(number)) for number in range(40)]
+            askers = [await stack.enter_async_context(questioner(cluster.port, token=token)) for token in tokens]
+            async with trio.open_nursery() as nursery:
+                for asker in askers:
+                    nursery.start_soon(asker.ask, [lookup(topic) for topic in topics])
+            for asker in askers:
+                await wait_for_answers(asker.asked, BUSY_S)
+                assert [question.error for question in asker.asked] == [None] * len(topics)
+
+    with running(ProxyCluster(merged(authentication(secured_broker), {"brokers": brokers}))) as cluster:
+        trio.run(forty_clients, cluster)
+        assert lookup_status(cluster)[0]["broker_connections"] == 4
+
+
 def test_in_broker_4_0_8_the_connections_original_principal_decides(secured_broker: Standalone) -> None:
     """Why connections are pooled by principal: what a lookup itself says of its original principal changes nothing."""
     topic = f"persistent://{NAMESPACE}/whose"

@@ -113,9 +113,12 @@ def always(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory)
     yield from with_policy(secured_broker, "always", tmp_path_factory.mktemp("always"))
 
 
+@pytest.mark.conforms("kip-368.27")
 def test_never_asks_nobody_in_a_relay(never: Relays) -> None:
-    """Whoever could be asked is not; its relay ends when it is used past its end. In lookup mode it is asked."""
-    with ExitStack() as stack, counting(never.cluster, success=1, killed=6):
+    """Whoever could be asked is not, and is counted; its relay ends when it is used past its end. In lookup mode it is
+    asked.
+    """
+    with ExitStack() as stack, counting(never.cluster, success=1, killed=6, no_reauth=6):
         kinds: list[dict[str, Any]] = [{}, CPP, {"producer": False}]
         relays = [
             stack.enter_context(never.relay(tls=tls)).begin(**fields) for fields in kinds for tls in (False, True)

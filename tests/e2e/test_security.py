@@ -37,7 +37,7 @@ def test_a_granted_user_works(client: Program, secured_broker: Standalone, secur
 REFUSALS = {"python": "AuthorizationError", "java": "not authorized", "go": "AuthorizationError"}
 
 
-@pytest.mark.conforms("pip-1.32")
+@pytest.mark.conforms("pip-1.32", "pip-1.40")
 def test_another_user_is_refused_with_the_brokers_reason(
     client: Program, secured_broker: Standalone, secured_proxy: ProxyCluster
 ) -> None:

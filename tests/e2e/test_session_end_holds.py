@@ -225,7 +225,7 @@ def assert_is_let_go(client: Session) -> None:
 @pytest.mark.conforms("kip-368.23")
 def test_a_consumer_that_only_answers_pings_is_served_no_longer_than_its_grace(stage: Stage) -> None:
     """With permits from before its end; one to whom nothing is sent is left alone."""
-    with ExitStack() as stack, counting(stage.cluster, killed=2):
+    with ExitStack() as stack, counting(stage.cluster, killed=2, no_reauth=3):
         idle = stack.enter_context(stage.session()).begin(producer=False)
         consumers = [stack.enter_context(consumer(stage, tls=tls)) for tls in (False, True)]
         backlog = drained(consumers)

@@ -246,6 +246,28 @@ def test_the_role_behind_the_proxy_is_the_clients(
             assert client.producer(granted).type == answer
 
 
+@pytest.mark.parametrize("to_broker", [False, True], ids=["plain broker", "TLS broker"])
+def test_the_other_port_of_a_broker(
+    clusters: dict[bool, TlsCluster],
+    tls_broker: Standalone,
+    authority: Authority,
+    broker_tls_port: int,
+    granted: str,
+    *,
+    to_broker: bool,
+) -> None:
+    """A client of Pulsar 5 has it from a broker, and chooses by TLS on its own side. A lookup's answer says both."""
+    port, token = clusters[to_broker].tls_port, tls_broker.token("alice")
+    with TlsClient(port, trusting(authority)) as client:
+        assert client.connect(token=token).type == BaseCommand.CONNECTED
+        assert not lookup_answer(client, granted).error
+    for target_port in (tls_broker.broker_port, broker_tls_port):
+        with TlsClient(port, trusting(authority)) as client:
+            answer = client.connect(token=token, proxy_to_broker_url=f"localhost:{target_port}")
+            assert answer.type == BaseCommand.CONNECTED
+            assert client.producer(granted).type == BaseCommand.PRODUCER_SUCCESS
+
+
 def test_an_optional_certificate(
     cluster: TlsCluster, authority: Authority, tls_broker: Standalone, granted: str
 ) -> None:

@@ -18,6 +18,7 @@ FakeCommand = Callable[[str, str], Path]
 _PYTHON = """#!/bin/sh
 echo "$@" >> {log}
 [ ! -e {log}.fail ] || {{ echo no such package; exit 1; }}
+[ ! -e {log}.check ] || case "$*" in *" check") echo a needs b; exit 1; esac
 """
 
 
@@ -31,22 +32,28 @@ def tree(tmp_path: Path, cache: Path, fake_command: FakeCommand, monkeypatch: py
     template = tmp_path / "python"
     template.write_text(_PYTHON.format(log=tmp_path / "log"))
     template.chmod(0o755)
-    script = f'mkdir -p "$4/bin"; cp {template} "$4/bin/python"; echo venv >> {tmp_path}/log'
+    script = f'rm -rf "$4"; mkdir -p "$4/bin"; cp {template} "$4/bin/python"; echo venv >> {tmp_path}/log'
     monkeypatch.setattr(sys, "executable", str(fake_command("python-of-the-system", script)))
     monkeypatch.setattr("local.process._POLL_S", 0.01)
     return Environment(root)
 
 
 def _installs(tree: Environment) -> list[str]:
-    """What pip was asked for since the last call."""
+    """What was done since the last call: `venv`, and the lists that pip was asked for."""
     log = tree.root.parent / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
-    lines = [line for line in lines if not line.startswith("-c ")]
-    packages = [line.partition("--require-hashes -r ")[2] for line in lines[:-1] if "--require-hashes" in line]
-    if packages:  # the tree itself comes last, without its dependencies
-        assert lines[-1].endswith("--no-deps --no-build-isolation -e .")
-    return [line for line in lines if line == "venv"] + packages
+    lines = [line.replace("-m pip --disable-pip-version-check ", "") for line in lines if not line.startswith("-c ")]
+    made = [line for line in lines if line == "venv"]
+    done = lines[len(made) :]
+    if not done:
+        return made
+    exact = "install --no-deps --no-build-isolation"
+    build, packages, *rest = done
+    assert build == f"{exact} --require-hashes -r deploy/requirements/build.txt"
+    assert rest == [f"{exact} -e .", "check"]
+    assert packages.startswith(f"{exact} --require-hashes -r ")
+    return [*made, packages.rpartition(" ")[2]]
 
 
 def _prepare(tree: Environment, what: str) -> list[str]:
@@ -61,12 +68,21 @@ def test_made_once(tree: Environment) -> None:
     assert _prepare(tree, "run") == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "deploy/requirements/test.txt"])
-def test_changed_inputs(tree: Environment, name: str) -> None:
-    _prepare(tree, "run")
-    (tree.root / name).write_text("changed")
+def test_changed_requirements_of_the_tree(tree: Environment) -> None:
+    _prepare(tree, "test")
+    (tree.root / "pyproject.toml").write_text("changed")
     assert not tree.is_ready("run")
     assert _prepare(tree, "run") == ["deploy/requirements/run.txt"]
+    assert tree.is_ready("test")
+
+
+def test_changed_lists_leave_no_package_of_before(tree: Environment) -> None:
+    _prepare(tree, "run")
+    (tree.directory / "lib").mkdir()
+    (tree.root / "deploy/requirements/test.txt").write_text("changed")
+    assert not tree.is_ready("run")
+    assert _prepare(tree, "run") == ["venv", "deploy/requirements/run.txt"]
+    assert not (tree.directory / "lib").exists()
 
 
 def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
@@ -100,7 +116,7 @@ def test_the_measurements_of_the_analytics_have_a_set_of_their_own(tree: Environ
     assert not tree.is_ready("run")
 
 
-def test_changed_inputs_forget_what_else_was_installed(tree: Environment) -> None:
+def test_changed_lists_forget_what_else_was_installed(tree: Environment) -> None:
     _prepare(tree, "test")
     (tree.root / "deploy/requirements/test.txt").write_text("changed")
     _prepare(tree, "run")
@@ -116,8 +132,15 @@ def test_failed_installation_is_done_again(tree: Environment) -> None:
         tree.prepare("run", lambda _: None)
     monkey.unlink()
     (tree.root / "deploy/requirements/test.txt").write_text("two")  # the stamp of the first time must be gone
-    _installs(tree)
-    assert _prepare(tree, "run") == ["deploy/requirements/run.txt"]
+    (tree.root.parent / "log").unlink()
+    assert _prepare(tree, "run") == ["venv", "deploy/requirements/run.txt"]
+
+
+def test_a_package_that_lacks_another(tree: Environment) -> None:
+    (tree.root.parent / "log.check").touch()
+    with pytest.raises(SetupError, match=r"what its packages need failed:\na needs b"):
+        tree.prepare("run", lambda _: None)
+    assert not tree.is_ready("run")
 
 
 def test_python_was_removed_from_the_system(tree: Environment) -> None:
@@ -127,7 +150,7 @@ def test_python_was_removed_from_the_system(tree: Environment) -> None:
     assert not tree.is_ready("run")
 
 
-@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"digest": "x"}'])
+@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"lists": "x"}'])
 def test_torn_stamp(tree: Environment, stamp: str) -> None:
     _prepare(tree, "run")
     next(tree.directory.glob(".pulsar*")).write_text(stamp)

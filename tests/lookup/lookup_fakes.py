@@ -211,6 +211,9 @@ class FakeAuth:
         """Exchange → until when it is kept."""
         self.lifetime_s = 0.0
         """Of the credentials; 0: they do not end."""
+        self.takes_s = 0.0
+        self.has_rounds = False
+        """Whether the broker owes a proof after the first round of an exchange."""
 
     def pick_client(self) -> Any:
         return self
@@ -229,8 +232,15 @@ class FakeAuth:
         if request.HasField("challenge") and until <= trio.current_time():
             raise RpcCallRefused(Status.INVALID_REQUEST, "a round of an exchange that is not under way")
         self._under_way[request.exchange_id] = trio.current_time() + EXCHANGE_LIFETIME_S
+        if self.takes_s:
+            await trio.sleep(self.takes_s)
         ends = int((time.time() + self.lifetime_s) * 1000) if self.lifetime_s else 0
-        return BrokerCredentialsResponse(method="token", data=b"proxy-%d" % len(self.calls), expires_at_unix_ms=ends)
+        return BrokerCredentialsResponse(
+            method="token",
+            data=b"proxy-%d" % len(self.calls),
+            incomplete=self.has_rounds and not request.HasField("challenge"),
+            expires_at_unix_ms=ends,
+        )
 
 
 def host_port(host: str, port: int = 6650) -> HostPort:

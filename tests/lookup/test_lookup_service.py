@@ -14,6 +14,7 @@ import trio.testing
 from google.protobuf.message import DecodeError
 from lookup_fakes import (
     CONNECT,
+    FakeAuth,
     FakeBroker,
     Network,
     connect_to,
@@ -34,6 +35,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import MAY_CALL, Role
 from proto.rpc_frames import Call, Reply, RpcDecoder, encode_call
 from proto.rpc_pb2 import (
+    BrokerCredentialsRequest,
     BrokerProfileRequest,
     BrokerProfileResponse,
     EnvelopeRequest,
@@ -232,6 +234,22 @@ async def test_a_sealed_principal_is_answered_for(serve: Serve, broker: FakeBrok
     assert broker.requests[0][0] == "alice"
 
 
+@pytest.mark.conforms("kip-590.18")
+@pytest.mark.parametrize("credentials", [None, {"method": "token", "file": "x"}], ids=["without", "with"])
+async def test_no_client_is_authenticated_again(
+    serve: Serve, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, credentials: dict[str, str] | None
+) -> None:
+    """An auth worker is asked for nothing but the proxy's own credentials, whatever a client's may be worth by now."""
+    auth = FakeAuth()
+    monkeypatch.setattr(WorkerContext, "new_rpc_pool", lambda *_: auth)
+    served = serve(brokers={} if credentials is None else {"credentials": credentials})
+    for token in ("", "a token that is none"):
+        answer = await served.answer(original_auth_method="token" if token else "", original_auth_data=token)
+        assert answer.lookup_topic_response.response == CONNECT
+    assert [principal for principal, _ in broker.requests] == ["alice", "alice"], "the sealed principal counts"
+    assert {type(call) for call in auth.calls} == (set() if credentials is None else {BrokerCredentialsRequest})
+
+
 async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principal(
     serve: Serve, broker: FakeBroker
 ) -> None:
@@ -246,6 +264,18 @@ async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principa
     ] == [("alice", "token", "first-s3cret"), ("alice", "token", "second-s3cret"), ("alice", "", "")]
     assert [principal for principal, _ in broker.requests] == ["alice"] * 4
     assert "s3cret" not in repr(logs)
+
+
+async def test_the_end_of_forwarded_credentials_is_the_sealed_principals(serve: Serve, broker: FakeBroker) -> None:
+    """A connection for lookups ends with the credentials that it was opened with."""
+    served = serve()
+    end_unix_ms = int(time.time() * 1000) + 60_000
+    principal = Principal(type="User", name="alice", method="token", expires_at_unix_ms=end_unix_ms)
+    await served.answer(
+        original_auth_method="token", original_auth_data="s3cret", sealed_principal=seal(principal, KEY)
+    )
+    assert [asker.expires_at_unix_ms for _, asker in served.service._pool._slots] == [end_unix_ms]
+    assert len(broker.connects) == 1
 
 
 async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
@@ -264,12 +294,15 @@ async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: 
     assert broker.requests[0][0] == "alice"
 
 
-@pytest.mark.conforms("kip-590.22")
+@pytest.mark.conforms("kip-590.22", "kip-590.32")
+@pytest.mark.parametrize("sealed", [seal(ALICE, KEY), b"forged"], ids=["sealed", "forged"])
 @pytest.mark.parametrize("role", sorted(set(Role) - {Role.FORWARDER}))
 async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
-    serve: Serve, broker: FakeBroker, nursery: trio.Nursery, role: Role
+    serve: Serve, broker: FakeBroker, nursery: trio.Nursery, role: Role, sealed: bytes
 ) -> None:
-    """Security: KIP-590's right to ClusterAction is a forwarder's alone, whatever principal another role can show."""
+    """Security: KIP-590's right to ClusterAction is a forwarder's alone, whatever principal another role can show: it
+    is not even looked at.
+    """
     served = serve()
     ours, theirs = trio.testing.memory_stream_pair()
     server = RpcServer(served.service.handlers(), max_frame_bytes=1 << 20)
@@ -279,7 +312,7 @@ async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
         requests=[lookup().SerializeToString()],
         principal_type="User",
         principal_name="alice",
-        sealed_principal=seal(ALICE, KEY),
+        sealed_principal=sealed,
         client_address="192.0.2.7:4000",
     )
     await ours.send_all(encode_call(Call(1, Method.ENVELOPE, 1000, request.SerializeToString())))
@@ -395,6 +428,15 @@ async def test_a_version_newer_than_ours(serve: Serve, broker: FakeBroker) -> No
     """An upgrade in the wrong order must not be read as what it is not."""
     assert serve().refusal(version=ENVELOPE_VERSION + 1) == EnvelopeResponse.UNSUPPORTED_VERSION
     assert broker.connects == []
+
+
+async def test_the_time_of_the_pools_answers_to_challenges_is_measured(serve: Serve, broker: FakeBroker) -> None:
+    """By the pool of a new configuration, too."""
+    served = serve()
+    for took_s in (0.5, 0.25):
+        served.service._pool.observe_reauthentication(took_s)
+        await served.configure(limits={"keep_alive_interval_ms": 7_000})
+    assert served.value("pulsar_proxy_broker_reauthentication_seconds_sum") == 0.75
 
 
 async def test_a_version_older_than_ours(serve: Serve, broker: FakeBroker) -> None:
@@ -834,13 +876,27 @@ async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, b
 
 async def test_resolve_target(serve: Serve, network: Network) -> None:
     network.names["b1"] = [["10.0.0.2", "10.0.0.3"]]
-    response = await serve().resolve("b1:6651")
+    response = await serve().resolve("b1:6650")
     assert (response.host, response.port, list(response.addresses), response.denial) == (
         "b1",
-        6651,
+        6650,
         ["10.0.0.2", "10.0.0.3"],
         "",
     )
+
+
+async def test_what_a_lookups_answer_says_of_a_brokers_ports_counts_for_targets(
+    serve: Serve, network: Network, broker: FakeBroker
+) -> None:
+    network.names["b1"] = [["10.0.0.2"]]
+    broker.script = connect_to("pulsar://b1:6650", broker_service_url_tls="pulsar+ssl://b1:7651")
+    served = serve()
+    assert (await served.resolve("b1:7651")).denial == "port"
+    await served.answer()
+    for _ in range(2):
+        response = await served.resolve("b1:7651")
+        assert (response.host, response.port, response.denial) == ("b1", 6650, "")
+        await served.configure()  # forgets nothing
 
 
 async def test_resolve_target_denied(serve: Serve) -> None:

@@ -12,8 +12,8 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, Serv
 
 NONE = 2**64 - 1
 
-# Type → the field of its message that holds the request id, in Pulsar 4.0.8. All the others have none that the proxy
-# should answer to: they are answers themselves, or begin no request.
+# Type → the field of its message that holds the request id, in Pulsar 5.0.0-M1. All the others but those of
+# TYPED_REFUSALS have none that the proxy should answer to: they are answers themselves, or begin no request.
 REQUEST_ID_FIELDS = {
     4: 5,  # SUBSCRIBE
     5: 3,  # PRODUCER
@@ -35,7 +35,17 @@ REQUEST_ID_FIELDS = {
     64: 1,  # WATCH_TOPIC_LIST
     67: 1,  # WATCH_TOPIC_LIST_CLOSE
 }
-PULSARS_TYPES = [*range(2, 41), *range(50, 69)]
+# Requests whose clients wait for their own id in a response of its own type, as brokers answer them (javap on Pulsar
+# 5.0.0-M1: ClientCnx looks its sessions and watches up by these ids, and brokers' errors come by newScalableTopicError,
+# sendScalableTopicSubscribeError, newWatchScalableTopicsError and newWatchTcAssignmentsError). The id is field 1 of
+# each. Type → the response's type, and the fields of its error and message.
+TYPED_REFUSALS = {
+    70: (71, 3, 4),  # SCALABLE_TOPIC_LOOKUP, SCALABLE_TOPIC_UPDATE
+    73: (74, 2, 3),  # SCALABLE_TOPIC_SUBSCRIBE and its response
+    76: (77, 4, 5),  # WATCH_SCALABLE_TOPICS and their update
+    79: (80, 3, 4),  # WATCH_TC_ASSIGNMENTS and their update
+}
+PULSARS_TYPES = [*range(2, 41), *range(50, 69), *range(70, 82)]
 SEND = 6
 
 NUMBERED = fields(*((number, 9000 + number) for number in range(1, 12)))
@@ -46,13 +56,21 @@ def refusal_of(data: bytes) -> tuple[int, dict[int, int | bytes]]:
     return decoded_frame(commands.refusal(parse_command(data), 22, "not here"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in [*PULSARS_TYPES, 1, 41, 69, 5000] if kind != SEND])
+@pytest.mark.parametrize("kind", sorted({*PULSARS_TYPES, 1, 41, 69, 82, 5000} - {SEND, *TYPED_REFUSALS}))
 def test_the_refusal_of_every_command_answers_its_request(kind: int) -> None:
     request_id = 9000 + REQUEST_ID_FIELDS[kind] if kind in REQUEST_ID_FIELDS else NONE
     assert refusal_of(command(kind, NUMBERED)) == (14, {1: request_id, 2: 22, 3: b"not here"})
 
 
-@pytest.mark.parametrize("kind", REQUEST_ID_FIELDS)
+@pytest.mark.parametrize("kind", TYPED_REFUSALS)
+@pytest.mark.parametrize("own_id", [0, 1, 2**63, 2**64 - 1])
+def test_the_refusal_of_a_stream_of_updates_answers_its_own_id(kind: int, own_id: int) -> None:
+    response, error, message = TYPED_REFUSALS[kind]
+    asked = command(kind, fields((1, own_id), (2, "topic://public/default/t"), (99, "newer")))
+    assert refusal_of(asked) == (response, {1: own_id, error: 22, message: b"not here"})
+
+
+@pytest.mark.parametrize("kind", [*REQUEST_ID_FIELDS, *TYPED_REFUSALS])
 @pytest.mark.parametrize("body", [None, b"", fields((15, 1))], ids=["no message", "empty", "no request id"])
 def test_the_refusal_of_a_request_without_an_id(kind: int, body: bytes | None) -> None:
     assert refusal_of(command(kind, body)) == (14, {1: NONE, 2: 22, 3: b"not here"})

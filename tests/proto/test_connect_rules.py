@@ -261,29 +261,34 @@ def test_a_probe_has_no_principal() -> None:
 
 def test_connected_before_any_broker_has_spoken() -> None:
     connected = lookup_mode_connected(written(), None, "proxy-0.1")
-    assert decoded(connected.SerializeToString()) == [(1, b"proxy-0.1"), (2, 19), (4, fields((5, 1), (6, 1)))]
+    assert decoded(connected.SerializeToString()) == [(1, b"proxy-0.1"), (2, 19), (4, fields((5, 1)))]
 
 
-def test_connected_says_what_a_broker_said_but_for_watchers() -> None:
+EVERY_FLAG = fields(*((number, 1) for number in range(1, 31)))
+"""Those of Pulsar 5.0.0-M1, 1 to 9, and some of releases to come."""
+
+
+def test_connected_has_a_brokers_limits_and_of_its_flags_only_what_lookups_serve() -> None:
+    """A client asks on this connection for whatever it promises: also what is newer than the proxy must not go out."""
     profile = CommandConnected.FromString(
-        fields((1, "Pulsar Server"), (2, 21), (3, 1048576), (4, fields((2, 1), (4, 1), (7, 1))), (9, "new"))
+        fields((1, "Pulsar Server"), (2, 21), (3, 1048576), (4, EVERY_FLAG), (9, "new"))
     )
+    as_it_was = profile.SerializeToString(deterministic=True)
     connected = lookup_mode_connected(written(), profile, "proxy-0.1")
-    found = dict(decoded(connected.SerializeToString()))
-    flags = dict(decoded(bytes(found.pop(4))))
-    assert found == {1: b"proxy-0.1", 2: 19, 3: 1048576, 9: b"new"}
-    assert flags == {2: 1, 4: 0, 7: 1}
-    assert profile.feature_flags.supports_topic_watchers, "the profile is everybody's: it stays as it was"
-    assert profile.server_version == "Pulsar Server"
+    assert decoded(connected.SerializeToString()) == [(1, b"proxy-0.1"), (2, 19), (3, 1048576), (4, fields((5, 1)))]
+    assert profile.SerializeToString(deterministic=True) == as_it_was, "the profile is everybody's"
 
 
-def test_a_broker_without_flags_does_not_make_watchers() -> None:
-    connected = lookup_mode_connected(written(), CommandConnected(protocol_version=12), "v")
-    assert not connected.feature_flags.supports_topic_watchers
-    assert not connected.feature_flags.supports_repl_dedup_by_lid_and_eid
+@pytest.mark.parametrize("flags", [None, b"", EVERY_FLAG.replace(fields((5, 1)), b"")])
+def test_no_flag_is_claimed_that_the_broker_lacks(flags: bytes | None) -> None:
+    profile = CommandConnected.FromString(fields((2, 12)) + (b"" if flags is None else fields((4, flags))))
+    connected = lookup_mode_connected(written(), profile, "v")
+    assert decoded(connected.SerializeToString()) == [(1, b"v"), (2, 12), (4, fields((5, 0)))]
 
 
-@pytest.mark.parametrize(("client", "broker", "told"), [(19, 21, 19), (21, 19, 19), (21, 21, 21), (99, None, 21)])
+@pytest.mark.parametrize(
+    ("client", "broker", "told"), [(19, 21, 19), (21, 19, 19), (21, 21, 21), (22, 23, 22), (23, 22, 22), (99, None, 21)]
+)
 def test_the_lower_protocol_version_counts(client: int, broker: int | None, told: int) -> None:
     profile = None if broker is None else CommandConnected(protocol_version=broker)
     assert lookup_mode_connected(CommandConnect(protocol_version=client), profile, "v").protocol_version == told
@@ -301,6 +306,17 @@ def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
     assert refusal is not None
     assert refusal.code == ServerError.NotAllowedError
     assert field in refusal.message
+
+
+@pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
+@pytest.mark.parametrize("character", ["ä", "角", "🔑"])
+def test_what_is_kept_of_a_connect_is_bounded_in_bytes(field: str, character: str) -> None:
+    """Security: a character takes up to four of them."""
+    whole, rest = divmod(KEPT_FIELD_BYTES_MAX, len(character.encode()))
+    at_most = character * whole + "x" * rest
+    for text, allowed in ((at_most, True), (at_most + "x", False), (character * KEPT_FIELD_BYTES_MAX, False)):
+        refusal = check_connect(connect(**{field: text}), proxies_allowed=True)
+        assert (refusal is None) == allowed
 
 
 def test_what_is_kept_of_a_connect() -> None:

@@ -3,12 +3,18 @@
 import pytest
 
 from proto.client_machine import is_plainly_lookup
-from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
+from proto.envelope import (
+    ENVELOPE_VERSION,
+    EnvelopeRefused,
+    EnvelopeVerifier,
+    encode_embedded_request,
+    parse_embedded_request,
+)
 from proto.lookup_kinds import KINDS
 from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
-from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal
+from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import seal
 
 KEY = b"k" * 32
@@ -122,7 +128,61 @@ def test_an_envelope_without_a_request() -> None:
     assert refusal(envelope(requests=[])) == EnvelopeResponse.INVALID_REQUEST
 
 
+def test_the_version_that_is_written() -> None:
+    """A worker that was not replaced yet refuses any other."""
+    assert ENVELOPE_VERSION == 1
+
+
+def test_a_refusal_says_what_is_wrong() -> None:
+    with pytest.raises(EnvelopeRefused) as caught:
+        verify_envelope(envelope(requests=[]), KEY, NOW_MS)
+    assert str(caught.value) == "an Envelope without a request"
+
+
+# ---- targets of relays
+
+
+def target(**changes: object) -> ResolveTargetRequest:
+    """Alice's."""
+    fields: dict[str, object] = {"principal_name": "alice", "sealed_principal": seal(ALICE, KEY)}
+    return ResolveTargetRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_the_principal_of_a_relay_is_the_one_under_the_seal() -> None:
+    assert EnvelopeVerifier().verify_target(target(), KEY, NOW_MS) == ALICE
+
+
+@pytest.mark.parametrize(
+    ("changes", "now_ms", "text"),
+    [
+        ({"sealed_principal": b""}, NOW_MS, "forged"),
+        ({"sealed_principal": b"\xff"}, NOW_MS, "malformed"),
+        ({"sealed_principal": seal(ALICE, b"x" * 32)}, NOW_MS, "forged"),
+        ({"principal_name": "admin"}, NOW_MS, "not the one under the seal"),
+        ({"principal_name": ""}, NOW_MS, "not the one under the seal"),
+        ({}, NOW_MS + 1, "expired"),
+    ],
+)
+def test_a_relay_for_somebody_else_or_for_nobody(changes: dict[str, object], now_ms: int, text: str) -> None:
+    """Security: a forwarder opens no relay in a name that no auth worker has sealed."""
+    with pytest.raises(EnvelopeRefused, match=text) as caught:
+        EnvelopeVerifier().verify_target(target(**changes), KEY, now_ms)
+    assert caught.value.error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
+def test_without_authentication_a_relay_has_no_principal_whatever_is_claimed() -> None:
+    claimed = target(principal_name="admin", sealed_principal=b"x")
+    assert EnvelopeVerifier().verify_target(claimed, None, NOW_MS) == Principal()
+
+
 # ---- requests
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, 127, 128], [20_000, 0, 16_384]])
+def test_requests_are_appended_to_an_envelope(sizes: list[int]) -> None:
+    requests = [bytes([size % 251]) * size for size in sizes]
+    whole = envelope(requests=[]).SerializeToString() + b"".join(map(encode_embedded_request, requests))
+    assert EnvelopeRequest.FromString(whole) == envelope(requests=requests)
 
 
 @pytest.mark.conforms("kip-590.11")

@@ -76,12 +76,20 @@ def bad_requests() -> dict[str, tuple[bytes, str]]:
             f"{name} and a command of the future": (command(kind, plain) + field(127, b""), "second_message"),
             f"{name} and another request": (command(kind, plain) + field(55 - kind, b""), "second_message"),
             f"{name} with too much": (command(kind, plain + field(90, 1) * (NEWER_FIELDS_MAX + 1)), "too_large"),
+            f"{name} with too much in two places": (
+                command(kind, plain + field(90, 1) * NEWER_FIELDS_MAX) + field(200, 1),
+                "too_large",
+            ),
         }
     broken = [("empty", b""), ("no value", fields((1, "k"))), ("no key", fields((2, "v"))), ("other", fields((3, 1)))]
     for name, key_value in broken:
         found[f"property: {name}"] = request(LOOKUP, (8, fields((1, "k"), (2, "v"))), (8, key_value)), "incomplete"
     group_inside = fields((1, "k"), (2, "v")) + group(3)
     found["property: a group"] = request(LOOKUP, (8, group_inside)), "unknown_field"
+    found["properties: too much in all of them"] = (
+        request(LOOKUP, *[(8, fields((1, "k"), (2, "v"), (3, 1)))] * (NEWER_FIELDS_MAX + 1)),
+        "too_large",
+    )
     found["properties: too many"] = (
         request(LOOKUP, *[(8, fields((1, "k"), (2, "v")))] * (PROPERTIES_MAX + 1)),
         "too_large",
@@ -130,9 +138,11 @@ GOOD = {
     **{f"{KINDS[kind].name} newer field": request(kind, (90, "new"), (91, 5)) for kind in SUBJECT},
     **{f"{KINDS[kind].name} many": request(kind, *[(90, b"x" * 1000)] * NEWER_FIELDS_MAX) for kind in SUBJECT},
     **{f"{KINDS[kind].name} newer field beside": request(kind) + field(200, "new") for kind in SUBJECT},
+    "the first number beside that is no command's": request(LOOKUP) + field(128, "new"),
     "an empty topic": command(LOOKUP, fields((1, ""), (2, 7))),
     "no name": command(LOOKUP, fields((1, "a/b/c/d://"), (2, 7))),
     "properties": request(LOOKUP, *[(8, fields((1, "k"), (2, "v")))] * 20),
+    "as many properties as there may be": request(LOOKUP, *[(8, fields((1, "k"), (2, "v")))] * PROPERTIES_MAX),
     "a property that is empty": request(LOOKUP, (8, fields((1, ""), (2, "")))),
     "a property that is no UTF-8": request(LOOKUP, (8, fields((1, b"\xff"), (2, b"\xfe")))),
     "a property with a newer field": request(LOOKUP, (8, fields((1, "k"), (2, "v"), (3, "new")))),

@@ -189,6 +189,23 @@ def test_unasked_but_not_too_often() -> None:
     assert session.on_answer(52.0) is None
 
 
+def test_a_lost_answer_is_an_attempt() -> None:
+    """Or a client whose answers nobody can verify could send them as fast as it likes, each to the auth workers."""
+    session = clock(100)
+    assert session.on_answer(60) is None
+    session.on_answer_lost(60.5)
+    assert session.on_answer(61.4) is ReauthenticationFailure.TOO_SOON
+    assert session.on_answer(61.5) is None
+
+
+def test_a_lost_answer_brings_no_earlier_challenge() -> None:
+    session = clock(at_most_s=100)
+    asked_at_s = session.challenge_at_s
+    assert session.on_answer(60) is None
+    session.on_answer_lost(60.5)
+    assert session.challenge_at_s == asked_at_s > 61.5
+
+
 def test_one_challenge_outstanding() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
@@ -211,6 +228,12 @@ def test_how_long_it_took() -> None:
     session.on_answer(141)
     session.on_challenge_sent(141.5)
     assert session.seconds_since_challenge(143) == 3
+
+
+def test_how_long_it_took_a_client_that_was_not_asked() -> None:
+    session = clock(100)
+    session.on_answer(141)
+    assert session.seconds_since_challenge(143) == 2
 
 
 # ---- the wall clock

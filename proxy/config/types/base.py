@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
+PortPair = Annotated[tuple[Port, ...], Meta(min_length=2, max_length=2)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Workers = Annotated[int, Meta(ge=1, le=256)]

@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, Port, Positive, Strict, TlsVersion
+from proxy.config.types.base import (
+    CongestionControl,
+    NonEmpty,
+    NonNegative,
+    Port,
+    PortPair,
+    Positive,
+    Strict,
+    TlsVersion,
+)
 
 
 class BrokerTls(Strict, frozen=True):
@@ -73,6 +82,10 @@ class Brokers(Strict, frozen=True):
         `forward_authorization_credentials`): any client could make the proxy send them to a host of its own
     allowed_ports: ports to which clients may be relayed, beside those of brokers of `service_url`; empty: for these
         brokers no others, for additional targets 6650 and 6651
+    port_pairs: the ports of one broker without TLS and with it, for all brokers; several pairs if brokers share
+        machines. A client of Pulsar 5 may ask for the other port than the proxy uses (transaction coordinators): a
+        target at the first port of a pair is then dialled at the second one if `service_url` has TLS, or the reverse.
+        Ports of `service_url` itself are dialled as they are. Not used with `through_proxy`
     through_proxy: whether `service_url` is the URL of another proxy in front of the brokers: relays then go there, too,
         and that proxy resolves and checks their targets (here, `allowed_hosts`, if set, and `allowed_ports` apply); the
         role of this proxy must be among its `authentication.proxy_roles`
@@ -97,8 +110,10 @@ class Brokers(Strict, frozen=True):
         the broker answers a lookup again
     ejection_time_max_ms: longest duration of an ejection
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
-        broker and principal. Beside them there may be a quarter as many for requests that have lost a connection: these
-        are sent again apart from all others
+        broker and principal, or credentials where a client's own are forwarded. Beside them there may be a quarter as
+        many for requests that have lost a connection: these are sent again apart from all others
+    pooled_connections_per_principal_max: how many of these there may be at one broker for clients of one principal with
+        different credentials; above it, lookups wait until one is unused, which is then replaced
     idle_connection_timeout_ms: a connection for lookups that was unused for this time is closed
     """
 
@@ -107,6 +122,7 @@ class Brokers(Strict, frozen=True):
     allowed_hosts: tuple[NonEmpty, ...] = ()
     allowed_addresses: tuple[NonEmpty, ...] = ()
     allowed_ports: tuple[Port, ...] = ()
+    port_pairs: tuple[PortPair, ...] = ((6650, 6651),)
     through_proxy: bool = False
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None
@@ -120,4 +136,5 @@ class Brokers(Strict, frozen=True):
     ejection_time_ms: Positive = 5_000
     ejection_time_max_ms: Positive = 60_000
     pooled_connections_max: Positive = 1_000
+    pooled_connections_per_principal_max: Positive = 64
     idle_connection_timeout_ms: Positive = 60_000

@@ -29,6 +29,7 @@ from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.forwarder.session.failures import (
     ConnectionFailure,
     corrupt_failure,
+    envelope_unsupported_failure,
     handshake_timeout_failure,
     no_memory_failure,
     relay_start_failure,
@@ -75,6 +76,7 @@ class ClientSession(ClientConnection):
         self._handshake = Handshake(client, workers, metrics, self._broker_connector, services.handshakes)
         self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
         self._lookup_mode = LookupMode(client.address, workers, metrics, transport, self._on_corrupt)
+        self._lookup_mode.on_unsupported_envelope = self._on_unsupported_envelope
         partial_frame = ByteReservation(workers.budget, owner_of("", client.address))
         self._inbound = inbound = InboundFlow(transport, self._lookup_mode, partial_frame)
         self._accepted_at = client.accepted_at
@@ -156,6 +158,18 @@ class ClientSession(ClientConnection):
 
     def _on_corrupt(self, error: RemoteProtocolError) -> None:
         self._fail(corrupt_failure(error))
+
+    def _on_unsupported_envelope(self) -> None:
+        """Have the client connect again, as Kafka's forwarding broker does: another lookup worker may know the version.
+
+        No more is taken, and the requests under way are answered before.
+        """
+        self._inbound.hold_frames()
+        self._tasks.start_soon(self._fail_after_answers)
+
+    async def _fail_after_answers(self) -> None:
+        await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
+        self._fail(envelope_unsupported_failure())
 
     def _fail_command(self, command: BaseCommand, state: State) -> None:
         """End the connection for a command that is not allowed; ``state``: the one in which it came."""
@@ -349,9 +363,8 @@ class ClientSession(ClientConnection):
 
     def _relay_start(self, rest: bytes) -> RelayStart:
         """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
-        link, relays = self._broker_connector.link, self._services.relays
-        stored = self._handshake.stored_relay(self.identity)
-        stored.leave_at_ms = self._age.leave_at_ms(relays.now())
+        link, stored = self._broker_connector.link, self._handshake.stored_relay(self.identity)
+        stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
         session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data

@@ -7,6 +7,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameTooLarge
 from proto.pulsar_pb2 import ServerError
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
 
 RELAY_NOT_STARTED = "The proxy cannot relay at the moment"
 """What a client is sent where its relay could not start."""
@@ -42,6 +43,12 @@ def no_memory_failure() -> ConnectionFailure:
     detail = f"{text} (limits.max_lookup_bytes)"
     code = ServerError.ServiceNotReady
     return ConnectionFailure(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, code, text, detail)
+
+
+def envelope_unsupported_failure() -> ConnectionFailure:
+    """Return the failure of a client whose Envelopes have a version that the lookup worker does not know."""
+    cause, code = DisconnectCause.ENVELOPE_UNSUPPORTED, ServerError.ServiceNotReady
+    return ConnectionFailure(Event.ENVELOPE_UNSUPPORTED, cause, code, CONNECT_AGAIN)
 
 
 def handshake_timeout_failure(timeout_ms: int, state: State) -> ConnectionFailure:

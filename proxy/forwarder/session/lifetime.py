@@ -64,12 +64,14 @@ class SessionLifetime:
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
         self._control: LookupSessionControl | None = None
+        self._can_reauthenticate = False
         self.expiring_session: ExpiringSession | None = None
 
     def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
         """Start the clock of a client that was authenticated, or that needs no authentication here."""
         config = self._workers.config
-        if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
+        self._can_reauthenticate = connect.feature_flags.supports_auth_refresh
+        if config.authentication.enabled and not self._can_reauthenticate:
             self._metrics.reauthentication.count_never_asked(principal.method, NoReauthReason.CLIENT_CANNOT)
         lifetime_ms_max = 0  # no client is asked for credentials where there are none
         if config.authentication.enabled:
@@ -148,6 +150,8 @@ class SessionLifetime:
             return None
         if identity.original is not None:
             session = self._with_forwarded_credentials(session, original_data)
+        if session.expires:
+            self._count_if_disabled(session.principal.method)
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
 
     def _with_forwarded_credentials(self, session: RelaySession, original_data: OriginalData) -> RelaySession:
@@ -164,6 +168,11 @@ class SessionLifetime:
             return replace(session, clock=None, challenge=b"")
         answer_bytes_max = min(session.answer_bytes_max, BROKER_ANSWER_BYTES_MAX)
         return replace(session, passes_answers=True, answer_bytes_max=answer_bytes_max)
+
+    def _count_if_disabled(self, method: str) -> None:
+        """Count a client that could be asked, and is not: all others that are never asked are counted elsewhere."""
+        if self._can_reauthenticate and self._workers.config.session.relay_reauthentication == "never":
+            self._metrics.reauthentication.count_never_asked(method, NoReauthReason.DISABLED)
 
     # ---- in lookup mode
 

@@ -13,6 +13,7 @@ UNAVAILABLE = "The proxy's lookup service is not available"
 NO_MEMORY = "The proxy has too many lookups under way"
 TOO_MANY = "Too many lookups under way in this connection"
 NO_ROOM = "The proxy has too many large answers under way"
+CONNECT_AGAIN = "The proxy's lookup service is of another version: connect again"
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 _CODES: Mapping[int | None, int] = {
@@ -30,7 +31,8 @@ def code_of_rpc_error(error: RpcError) -> int:
 def envelope_failure(error: int | None) -> tuple[int, str]:
     """Return code and text for a client whose Envelope was answered with an error of its own; None: with nonsense.
 
-    KIP-590: such an error is no business of the client's, beyond whether to come back with a new credential.
+    KIP-590: such an error is no business of the client's, beyond whether to come back with a new credential. (An
+    Envelope of an unknown version is not handled here: its client connects again.)
     """
     if error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE:
         return ServerError.AuthenticationError, NO_LONGER_VALID

@@ -19,6 +19,7 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.lookup_batch import LookupBatch
 from proxy.forwarder.session.lookup_failures import (
+    CONNECT_AGAIN,
     NO_MEMORY,
     NO_ROOM,
     TOO_MANY,
@@ -61,6 +62,7 @@ TOLERATED_BYTES = 16 * 1024
 
 _OK = int(Status.OK)  # looked up once: access by the name of a protobuf enum costs a search
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
+_ENVELOPE_UNSUPPORTED = int(EnvelopeResponse.UNSUPPORTED_VERSION)
 
 
 class LookupMode:
@@ -70,7 +72,7 @@ class LookupMode:
     a serialized BaseCommand, which is not parsed here unless it fails. Above the number a request is answered with
     TooManyRequests. Above the bytes no more is read from this client until some of its answers have left: only this
     client feels that, and ``transport`` has its waiting frames handled then. ``on_corrupt`` is called for a request
-    that turns out to be none.
+    that turns out to be none, ``on_unsupported_envelope`` if a lookup worker does not know the version of an Envelope.
 
     A request whose answer may be large travels alone, once there is room for the answer (WorkerClients.room), which is
     reserved until the client has taken it.
@@ -91,6 +93,7 @@ class LookupMode:
         self._transport = transport
         self._tasks = transport.tasks
         self._on_corrupt = on_corrupt
+        self.on_unsupported_envelope: Callable[[], None] = lambda: None
         self._in_flight_max = workers.config.limits.max_concurrent_lookups_per_connection
         self._tick = current_tick()
         self._is_closed = False
@@ -311,6 +314,10 @@ class LookupMode:
             response = EnvelopeResponse.FromString(part)
         except DecodeError:
             self._fail_all(batch, *envelope_failure(None), "a reply that cannot be read")
+            return
+        if response.error == _ENVELOPE_UNSUPPORTED:
+            self._fail_all(batch, ServerError.ServiceNotReady, CONNECT_AGAIN, response.error_message)
+            self.on_unsupported_envelope()
             return
         if response.error != _ENVELOPE_OK:
             self._fail_all(batch, *envelope_failure(response.error), response.error_message)

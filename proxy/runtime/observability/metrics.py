@@ -4,7 +4,7 @@ Each process has a registry of its own; the admin worker collects and merges the
 take a value that a client chooses freely.
 """
 
-from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -14,6 +14,17 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 def new_registry() -> CollectorRegistry:
     """Return a new registry for one process; never the library's global one, which tests would share."""
     return CollectorRegistry()
+
+
+def broker_reauthentication_seconds(registry: CollectorRegistry | None) -> Histogram:
+    """Return the histogram of the proxy's answers to brokers' challenges, which two kinds of workers have."""
+    return Histogram(
+        "pulsar_proxy_broker_reauthentication_seconds",
+        "Time from a broker's challenge for fresh credentials of the proxy itself to the proxy's last answer, through "
+        "all rounds: in forwarders within relays, in lookup workers on their own connections.",
+        buckets=LATENCY_BUCKETS_S,
+        registry=registry,
+    )
 
 
 def render_metrics(registry: CollectorRegistry) -> str:

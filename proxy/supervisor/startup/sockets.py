@@ -11,7 +11,7 @@ import socket
 import stat
 from pathlib import Path
 
-from proto.addresses import HostPort, parse_host_port
+from proto.addresses import parse_host_port
 
 BACKLOG = 4096
 CONTROL_SOCKET = "control.sock"
@@ -89,12 +89,6 @@ def _owner_obstacle(path: str, state: os.stat_result) -> str:
     if not stat.S_ISDIR(state.st_mode):  # a link: what it leads to is not ours to change
         raise StartFailed(f"cluster.runtime_dir: {path} is not a folder")
     return "" if state.st_uid == os.geteuid() else f"cluster.runtime_dir: {path} belongs to another user"
-
-
-def bound_address(sock: socket.socket) -> str:
-    """Return the address at which a socket is bound, as ``host:port``."""
-    host, port = sock.getsockname()[:2]
-    return str(HostPort(host, port))
 
 
 class RuntimeDirectory:

@@ -4,7 +4,9 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +365,48 @@ async def shape(provider: ScramProvider, user: str) -> tuple[bytes, int]:
     return peer.salt, peer.iterations
 
 
+async def work_of_a_denial(provider: ScramProvider, client: Any) -> list[list[str]]:
+    """The hash functions that the server computes for each message, whichever module calls them."""
+    state, work = provider.new_auth_state(CLIENT), []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        calls: list[str] = []
+
+        def note(_frame: Any, event: str, called: Any) -> None:
+            home = getattr(called, "__module__", None) or type(getattr(called, "__self__", None)).__module__
+            if event == "c_call" and home == "_hashlib":
+                calls.append(called.__qualname__)
+
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            work.append(calls)
+
+    first = client.get_client_first()
+    with noted():
+        answer = await reply(state, first)
+    client.set_server_first(answer)
+    final = client.get_client_final()
+    with noted(), pytest.raises(AuthenticationDenied):
+        await state.authenticate(final.encode())
+    return work
+
+
+@pytest.mark.conforms("pip-30.57")
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_an_unknown_user_costs_what_a_wrong_password_costs(make: Make, mechanism: str) -> None:
+    """Counted, not timed: as many messages, and for each the same hash functions in the same order."""
+    provider = make(mechanism=mechanism)
+    await work_of_a_denial(provider, client(password="other", mechanism=mechanism))  # which reads the file
+    unknown = await work_of_a_denial(provider, client("nobody", mechanism=mechanism))
+    wrong = await work_of_a_denial(provider, client(password="wrong", mechanism=mechanism))
+    assert unknown == wrong
+    assert [bool(calls) for calls in unknown] == [True, True], "both messages cost something"
+
+
 @pytest.mark.conforms("pip-30.57")
 async def test_an_unknown_user_is_denied_where_a_wrong_password_is(make: Make) -> None:
     provider = make()
@@ -430,7 +474,6 @@ def test_nobodys_key_is_a_secret_of_full_length(make: Make) -> None:
         assert one != two
 
 
-@pytest.mark.conforms("pip-30.57")
 def test_the_same_steps_for_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one thing that costs: the mock salt's HMAC is made for those who exist, too."""
     users, made = make()._users.value[SHA_256], []

@@ -15,7 +15,8 @@ _TABLE = """
 KeyValue string key=1 string value=2
 FeatureFlags bool supports_auth_refresh=1 bool supports_broker_entry_metadata=2 bool supports_partial_producer=3
     bool supports_topic_watchers=4 bool supports_get_partitioned_metadata_without_auto_creation=5
-    bool supports_repl_dedup_by_lid_and_eid=6 bool newer_than_the_proxy=99
+    bool supports_repl_dedup_by_lid_and_eid=6 bool supports_topic_watcher_reconcile=7 bool supports_scalable_topics=8
+    bool supports_tc_metadata_discovery=9 bool newer_than_the_proxy=99
 CommandConnect string client_version=1 int32 auth_method=2 bytes auth_data=3 int32 protocol_version=4
     string auth_method_name=5 string proxy_to_broker_url=6 string original_principal=7 string original_auth_data=8
     string original_auth_method=9 FeatureFlags feature_flags=10 string proxy_version=11

@@ -60,9 +60,19 @@ class Pools:
         self.askers = LookupPrincipals()
         self.anybody = self.askers.get_principal("")
 
-    async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
-        asker = self.askers.get_principal(principal, OriginalCredentials("token", token) if token else None)
+    async def get(
+        self, principal: str = "", host: str = "broker", token: str = "", expires_at_unix_ms: int = 0
+    ) -> BrokerConnection:
+        credentials = OriginalCredentials("token", token) if token else None
+        asker = self.askers.get_principal(principal, credentials, expires_at_unix_ms)
         return await self.pool.get_connection(host_port(host), here, asker)
+
+    async def say_answer(self, number: int) -> None:
+        """Have the broker answer the request that it got as the one with this number."""
+        request_id = self.broker.requests[number][1].lookup_topic.request_id
+        answer = {"request_id": request_id, "response": CONNECT}
+        await self.broker.ends[number].say(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=answer))
+        await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_a_connection_is_shared(network: Network, nursery: trio.Nursery) -> None:
@@ -131,6 +141,49 @@ async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_pr
     assert len(pools.auth.calls) == 1, "for CONNECT, and never again"
     assert "s3cret" not in repr(logs)
     assert await pools.get("alice", token="s3cret") is not connection
+
+
+async def test_a_challenge_for_a_client_costs_no_request_its_answer(network: Network, nursery: trio.Nursery) -> None:
+    """The broker asks when it finds that the credentials have ended, and closes the connection some time later."""
+    pools = Pools(network, nursery, credentials=True)
+    pools.broker.script = lambda _request: None
+    connection = await pools.get("alice", token="ended")
+    answers: list[BaseCommand] = []
+
+    async def ask() -> None:
+        answers.append(await connection.request_answer(asked()))
+
+    nursery.start_soon(ask)
+    await trio.testing.wait_all_tasks_blocked()
+    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert await pools.get("alice", token="ended") is not connection, "it takes no more requests"
+    assert not connection.closed
+    await pools.say_answer(0)
+    assert len(answers) == 1
+    assert connection.closed
+
+
+async def test_a_broker_that_closes_a_challenged_connection_blames_no_request(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    pools.broker.script = lambda _request: None
+    connection = await pools.get("alice", token="ended")
+    lost: list[BrokerConnectionLost] = []
+
+    async def ask() -> None:
+        try:
+            await connection.request_answer(asked())
+        except BrokerConnectionLost as error:
+            lost.append(error)
+
+    nursery.start_soon(ask)
+    await trio.testing.wait_all_tasks_blocked()
+    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await trio.aclose_forcefully(pools.broker.ends[0].stream)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [error.loss for error in lost] == [None]
 
 
 async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
@@ -257,6 +310,27 @@ async def test_a_challenge_later_on_is_answered_with_fresh_credentials(
     assert not (await pools.get("alice")).closed
 
 
+@pytest.mark.conforms("kip-368.33")
+async def test_the_time_of_an_answer_is_from_the_challenge_through_all_rounds(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    took_s: list[float] = []
+    pools.pool.observe_reauthentication = took_s.append
+    end, answers = await listened_to(pools)
+    assert took_s == [], "the handshake is none"
+    pools.auth.takes_s = 1.0
+    for has_rounds in (False, True):
+        pools.auth.has_rounds = has_rounds
+        await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await answers.receive()
+    assert took_s == [pytest.approx(1)], "an exchange that is not over is not counted"
+    await trio.sleep(2)
+    await end.say(commands.auth_challenge("broker", 21, "token", b"a further round"))
+    await answers.receive()
+    assert took_s == [pytest.approx(1), pytest.approx(4)]
+
+
 async def test_a_further_round_in_a_forgotten_exchange_ends_the_connection(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -363,14 +437,7 @@ async def test_the_bound_never_takes_a_connection_from_those_who_wait_on_it(
     assert (caught.value.reason, caught.value.code) == ("pool_full", ServerError.TooManyRequests)
     assert not busy.closed
     assert await pools.get("a") is busy
-    request = pools.broker.requests[0][1]
-    await pools.broker.ends[0].say(
-        BaseCommand(
-            type=BaseCommand.LOOKUP_RESPONSE,
-            lookup_topic_response={"request_id": request.lookup_topic.request_id, "response": CONNECT},
-        )
-    )
-    await trio.testing.wait_all_tasks_blocked()
+    await pools.say_answer(0)
     assert not (await pools.get("b")).closed
 
 
@@ -523,6 +590,89 @@ async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, n
     assert [connection.closed for connection in (*busy, *bobs)] == [False, False, True, False]
 
 
+async def test_a_principal_has_so_many_connections_to_a_broker(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each of its clients may have credentials of its own; other principals and other brokers do not count."""
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=2)
+    bob = await pools.get("bob", token="b")
+    network.add("other", "10.0.0.1", pools.broker)
+    elsewhere = await pools.get("alice", host="other", token="t9")
+    alices = []
+    for number in range(4):
+        await trio.sleep(1)
+        alices.append(await pools.get("alice", token=f"t{number}"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [connection.closed for connection in (bob, elsewhere, *alices)] == [False, False, True, True, False, False]
+
+
+async def test_lookups_wait_while_all_connections_of_their_principal_are_in_use(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """In the order in which they came; those of other principals, and of open connections, do not wait."""
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=1)
+    pools.broker.script = lambda _request: None
+    served: list[str] = []
+
+    async def ask(token: str) -> None:
+        connection = await pools.get("alice", token=token)
+        await connection.request_answer(asked())
+        served.append(token)
+
+    for token in ("t0", "t1", "t2"):
+        nursery.start_soon(ask, token)
+        await trio.sleep(1)
+    assert len(pools.broker.connects) == 1
+    with trio.fail_after(0.005):
+        await pools.get("bob", token="b")
+        await pools.get("alice", token="t0")
+    pools.broker.ends.pop(1)  # bob's, which was asked nothing
+    for number in range(3):
+        await trio.sleep(1)
+        assert [
+            connect.original_auth_data for connect in pools.broker.connects if connect.original_principal == "alice"
+        ][-1] == f"t{number}"
+        await pools.say_answer(number)
+    assert served == ["t0", "t1", "t2"]
+    assert len(pools.pool) == 2
+
+
+async def test_who_gives_up_waiting_leaves_nothing_behind(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=1, idle_connection_timeout_ms=1000)
+    pools.broker.script = lambda _request: None
+    busy = await pools.get("alice", token="t0")
+    nursery.start_soon(busy.request_answer, asked())
+    await trio.testing.wait_all_tasks_blocked()
+    with trio.move_on_after(1) as gave_up:
+        await pools.get("alice", token="t1")
+    assert gave_up.cancelled_caught
+    await pools.say_answer(0)
+    nursery.start_soon(pools.pool.run)
+    await trio.sleep(3)
+    assert (pools.pool._slots, pools.pool._shares) == ({}, {})
+
+
+async def test_a_connection_that_was_just_opened_is_not_taken_from_its_caller(
+    network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its request is on its way, it looks unused."""
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=1)
+    run_attempt = pools.pool._run_attempt
+    taken: list[bool] = []
+
+    async def run_attempt_and_look(*arguments: Any) -> None:
+        await run_attempt(*arguments)
+        taken.append(pools.pool._evict_from_share((BROKER, "alice")))
+
+    monkeypatch.setattr(pools.pool, "_run_attempt", run_attempt_and_look)
+    connection = await pools.get("alice", token="t0")
+    assert taken == [False]
+    assert not connection.closed
+    assert pools.pool._evict_from_share((BROKER, "alice"))
+
+
 # ---- without waiting
 
 
@@ -558,6 +708,24 @@ LIFETIME_S = 100.0
 def unix_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall clock goes with Trio's."""
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0 + trio.current_time())
+
+
+@pytest.mark.usefixtures("unix_time")
+async def test_a_connection_ends_with_the_forwarded_credentials(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, credentials=True, idle_connection_timeout_ms=60_000)
+    nursery.start_soon(pools.pool.run)
+    end_unix_ms = int((time.time() + 100) * 1000)
+    ends, goes_on = await pools.get("alice", "broker", "t0", end_unix_ms), await pools.get("alice", "broker", "t1")
+    for _ in range(9):
+        await trio.sleep(10)
+        await ends.request_answer(asked())
+        await goes_on.request_answer(asked())
+    assert not ends.closed
+    await trio.sleep(30)
+    assert ends.closed
+    assert not goes_on.closed
 
 
 class Renewing(Pools):
@@ -613,7 +781,7 @@ async def test_credentials_without_an_end_are_not_renewed(
     assert pools.open() is first
 
 
-@pytest.mark.conforms("kip-368.11", "kip-368.33")
+@pytest.mark.conforms("kip-368.11")
 @pytest.mark.parametrize("way", ["short", "long"])
 async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fails(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None, way: str

@@ -263,6 +263,15 @@ async def test_a_redirect_to_where_the_rules_do_not_allow(make: Make, url: str, 
     assert {address for address, _ in setup.network.dialled} == {"10.0.0.1"}
 
 
+async def test_the_port_in_a_redirect_is_of_the_scheme_that_is_there(make: Make) -> None:
+    """A client may mean the other port of a broker; a broker says which one it means."""
+    setup = make()
+    setup.broker(0, redirect_to("pulsar://b1:6651"))
+    setup.broker(1, connect_to("pulsar://b1:6651"))
+    await setup.answer()
+    assert setup.network.dialled == [("10.0.0.1", 6650), ("10.0.0.2", 6651)]
+
+
 async def test_with_tls_the_redirect_with_tls_is_followed(make: Make) -> None:
     setup = make(brokers={"service_url": "pulsar+ssl://b0:6650"})
     setup.broker(0, redirect_to("pulsar://b2:6650", broker_service_url_tls="pulsar+ssl://b1:6650"))

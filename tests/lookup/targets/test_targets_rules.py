@@ -16,7 +16,7 @@ from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, effective_address, forbidden_reason
 from proto.addresses import HostPort
-from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.dns.resolver import Addresses, Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 
@@ -60,7 +60,6 @@ async def test_by_default_pulsars_own_ports_are_allowed(network: Network, rules:
     network.names["broker"] = [["10.0.0.1"]]
     checked = rules(allowed_hosts=["broker"])
     assert await checked.check_target("broker:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))
-    assert (await checked.check_target("broker:6651")).broker.port == 6651
     assert await denial("broker:22") == "port"
 
 
@@ -159,7 +158,7 @@ async def test_of_several_addresses_only_the_allowed_ones_may_be_dialled(network
     assert target.addresses == ("10.0.0.1", "10.0.0.2")
 
 
-@pytest.mark.conforms("pip-1.8")
+@pytest.mark.conforms("pip-1.8", "pip-1.40")
 async def test_rebinding_the_addresses_given_are_those_that_were_checked(network: Network, rules: Rules) -> None:
     network.names["broker"] = [["10.0.0.1"], ["127.0.0.1"]]
     target = await rules(allowed_addresses=["10.0.0.0/8"]).check_target("broker:6650")
@@ -535,7 +534,163 @@ async def test_each_target_is_judged_by_what_its_name_leads_to_now(
 
 
 async def test_without_a_port_list_further_targets_have_pulsars_ports(rules: Rules, denial: Denial) -> None:
-    further = {"allowed_ports": [], "allowed_addresses": ["10.0.0.1"]}
+    further = {"allowed_ports": [], "port_pairs": [], "allowed_addresses": ["10.0.0.1"]}
     for port in (6650, 6651):
         assert (await rules(**further).check_target(f"10.0.0.1:{port}")).broker.port == port
     assert await denial("10.0.0.1:6652", **further) == "port"
+
+
+# ---- the other port of a broker: with TLS where service_url has none, or the reverse
+
+PLAIN = {"service_url": "pulsar://b0"}
+TLS = {"service_url": "pulsar+ssl://b0"}
+FURTHER = {"allowed_hosts": ["b1"]}
+PAIRS = {"port_pairs": [[7650, 7651], [8650, 8651]]}
+SAID = ("pulsar://b0:6650", "pulsar+ssl://b0:9651")
+SAID_TLS = ("pulsar+ssl://b0:6651", "pulsar://b0:9650")
+
+
+async def dialled(rules: Rules, network: Network, target: str, said: tuple[str, str] | None, brokers: Any) -> str:
+    """Where a target leads, or the reason of its denial, once a broker has said two URLs."""
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    checked = rules(**brokers)
+    if said is not None:
+        checked._brokers.port_pairs.learn_urls(*said)
+    try:
+        return str((await checked.check_target(target)).broker)
+    except TargetDenied as denied:
+        return denied.reason
+
+
+@pytest.mark.parametrize(
+    ("target", "said", "brokers", "expected"),
+    [
+        # Pulsar's own ports need no setting
+        ("b0:6651", None, PLAIN, "b0:6650"),
+        ("b0:6650", None, TLS, "b0:6651"),
+        ("b0:6650", None, PLAIN, "b0:6650"),
+        ("b0:6651", None, TLS, "b0:6651"),
+        ("b1:6651", None, PLAIN | FURTHER, "b1:6650"),
+        ("b1:6650", None, TLS | FURTHER, "b1:6651"),
+        ("b0:6650", None, TLS | {"allowed_ports": [6650]}, "b0:6651"),
+        ("b0:6651", None, PLAIN | {"port_pairs": []}, "port"),
+        ("b0:6650", None, {"service_url": "pulsar+ssl://b0:443"}, "port"),
+        ("b1:6650", None, {"service_url": "pulsar+ssl://b0:443", **FURTHER}, "b1:6651"),
+        ("b1:6651", None, {"service_url": "pulsar://b0:7650", "allowed_ports": [6651], **FURTHER}, "b1:6651"),
+        # configured
+        ("b0:7651", None, PAIRS | {"service_url": "pulsar://b0:7650"}, "b0:7650"),
+        ("b0:7650", None, PAIRS | {"service_url": "pulsar+ssl://b0:7651"}, "b0:7651"),
+        ("b0:8651", None, PAIRS | {"service_url": "pulsar://b0:7650,b0:8650"}, "b0:8650"),
+        ("b0:7651", None, PAIRS | {"service_url": "pulsar://b0:7650,b0:8650"}, "b0:7650"),
+        ("b0:8651", None, PAIRS | {"service_url": "pulsar://b0:7650"}, "port"),
+        ("b0:9651", None, PAIRS | {"service_url": "pulsar://b0:7650"}, "port"),
+        # a port of service_url is of its kind, whatever the pairs are
+        ("b0:6651", None, {"service_url": "pulsar://b0:6650,b0:6651"}, "b0:6651"),
+        ("b0:6651", ("pulsar://b0:6650", "pulsar+ssl://b0:6651"), {"service_url": "pulsar://b0:6650,b0:6651"},
+         "b0:6651"),
+        # learned
+        ("b0:9651", SAID, PLAIN, "b0:6650"),
+        ("b0:9650", SAID_TLS, TLS, "b0:6651"),
+        ("B0:9651", SAID, PLAIN, "B0:6650"),
+        ("b0:9651", SAID, PLAIN | {"allowed_ports": [9651]}, "b0:6650"),
+        ("b1:6651", ("pulsar://b1:6651", ""), PLAIN | FURTHER, "b1:6651"),
+        ("b0:6651", ("pulsar://b0:7650", "pulsar+ssl://b0:6651"), {"service_url": "pulsar://b0:6650,b0:7650"},
+         "b0:7650"),
+        # hostile or mistaken: another port, another host, no broker's port, a forbidden host, the wrong kind
+        ("b0:22", SAID, PLAIN, "port"),
+        ("b1:9651", SAID, PLAIN | FURTHER, "port"),
+        ("b0:9651", ("pulsar://b1:6650", "pulsar+ssl://b0:9651"), PLAIN | FURTHER, "port"),
+        ("b0:9651", ("pulsar://b0:22", "pulsar+ssl://b0:9651"), PLAIN | FURTHER, "port"),
+        ("b0:22", ("pulsar://b0:22", ""), PLAIN | FURTHER, "port"),
+        ("b1:9651", ("pulsar://b1:6650", "pulsar+ssl://b1:9651"), PLAIN, "host"),
+        ("b0:9651", ("pulsar+ssl://b0:6650", "pulsar://b0:9651"), PLAIN, "port"),
+        ("b0:9651", ("pulsar://b0:6650", "pulsar://b0:9651"), PLAIN, "port"),
+    ],
+)  # fmt: skip
+async def test_the_other_port_of_a_broker_is_dialled_at_the_one_of_service_urls_kind(  # noqa: PLR0917 -- one case
+    network: Network, rules: Rules, target: str, said: tuple[str, str] | None, brokers: dict[str, Any], expected: str
+) -> None:
+    assert await dialled(rules, network, target, said, brokers) == expected
+
+
+async def test_the_name_of_a_target_is_resolved_for_the_owner_of_its_client(rules: Rules) -> None:
+    owners = []
+
+    class Asked:
+        async def resolve_addresses(self, _host: str, *, owner: str = "") -> Addresses:
+            owners.append(owner)
+            return Addresses(("10.0.0.1",), 0.0)
+
+    checked = rules(service_url="pulsar://b0")
+    checked._resolver = Asked()
+    for port in (6650, 6651):
+        await checked.check_target(f"b0:{port}", "alice")
+    assert owners == ["alice", "alice"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254"])
+async def test_addresses_are_held_against_the_rules_at_the_port_that_is_dialled(
+    network: Network, rules: Rules, address: str
+) -> None:
+    """Security: a known pair allows nothing."""
+    network.names["b1"] = [[address]]
+    for port in (6650, 6651):
+        with pytest.raises(TargetDenied) as caught:
+            await rules(service_url="pulsar://10.0.0.1", **FURTHER).check_target(f"b1:{port}")
+        assert caught.value.reason == ("loopback" if address == "127.0.0.1" else "metadata")
+
+
+async def test_of_two_brokers_at_one_address_the_other_port_leads_to_the_right_one(
+    network: Network, rules: Rules
+) -> None:
+    """By their address, too: each under the operator's own name for it."""
+    network.names["one"] = network.names["two"] = [["10.0.0.1"]]
+    checked = rules(service_url="pulsar+ssl://one:7651,two:8651", **PAIRS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await checked.check_target("10.0.0.1:7650")).broker == HostPort("one", 7651)
+    assert (await checked.check_target("10.0.0.1:8650")).broker == HostPort("two", 8651)
+
+
+async def test_the_other_port_of_brokers_of_srv_records(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Their ports are known once DNS has answered."""
+    names = Names(monkeypatch)
+    names.server.add("_pulsar-ssl._tcp.brokers", "SRV", "0 1 6651 b0.example.")
+    names.server.add("b0.example", "A", "10.0.0.1")
+    names.server.delay_s = lambda *_: 1
+    target = await rules(service_url="pulsar+ssl+srv://brokers").check_target("b0.example:6650")
+    assert target == Target(HostPort("b0.example", 6651), ("10.0.0.1",))
+
+
+async def test_another_proxy_gets_the_clients_own_words(network: Network, rules: Rules, denial: Denial) -> None:
+    """It knows its brokers' ports itself, and this one's `service_url` says nothing of them."""
+    network.names["p0"] = [["10.0.0.1"]]
+    through = {"service_url": "pulsar://p0:7000", "through_proxy": True, "port_pairs": [[6650, 9651]]}
+    assert (await rules(**through).check_target("broker:6651")).broker == HostPort("p0", 7000)
+    assert await denial("broker:9651", **through) == "port"
+
+
+async def test_a_denied_port_names_the_setting(network: Network, rules: Rules) -> None:
+    network.names["b0"] = [["10.0.0.1"]]
+    with pytest.raises(TargetDenied, match=r"^b0:9651: .* nor paired with such a port in brokers\.port_pairs"):
+        await rules(service_url="pulsar://b0").check_target("b0:9651")
+
+
+async def test_a_configured_broker_is_not_reached_at_the_ports_of_further_targets(
+    network: Network, denial: Denial
+) -> None:
+    """Security: at any other port of its machine anything may listen."""
+    network.names["broker"] = [["10.0.0.1"]]
+    brokers = {"service_url": "pulsar://broker:6660", "allowed_hosts": ["*.other.example"]}
+    for target in ("10.0.0.1:6650", "10.0.0.1:6651", "broker:6651"):
+        assert await denial(target, **brokers) == "port"
+
+
+async def test_where_only_addresses_are_allowed_a_configured_broker_keeps_its_name(
+    network: Network, rules: Rules
+) -> None:
+    """Security: it is the name that its certificate is compared with."""
+    network.names["broker"] = [["10.0.0.1"]]
+    checked = rules(service_url="pulsar://broker:6650", allowed_addresses=["10.0.0.0/8"])
+    assert await checked.check_target("10.0.0.1:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))

@@ -73,6 +73,8 @@ GOOD: dict[str, Tables] = {
     "brokers by SRV records": {"brokers": {"service_url": "pulsar+srv://b.example"}},
     "brokers by SRV records, with tls": brokers(service_url="pulsar+ssl+srv://b", tls={"trust": "FILE"}),
     "ejection for always the same time": {"brokers": {"ejection_time_ms": 2000, "ejection_time_max_ms": 2000}},
+    "brokers' ports of any numbers": {"brokers": {"port_pairs": [[6650, 6651], [1, 65535]]}},
+    "brokers of which no pair of ports is known": {"brokers": {"port_pairs": []}},
     "a token in a file": credentials(method="token", file="FILE"),
     "a token in the configuration": credentials(method="token", token="t"),
     "a password": credentials(method="basic", file="FILE"),
@@ -114,6 +116,9 @@ BAD: list[tuple[str, Tables]] = [
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+srv://b:6650"}}),
     ("brokers.ejection_time_max_ms", {"brokers": {"ejection_time_ms": 2000, "ejection_time_max_ms": 1999}}),
     ("brokers.allowed_addresses", {"brokers": {"allowed_addresses": ["*", "broker"]}}),
+    ("brokers.port_pairs", {"brokers": {"port_pairs": [[6650, 6650]]}}),
+    ("brokers.port_pairs", {"brokers": {"port_pairs": [[6650, 6651], [6660, 6651]]}}),
+    ("brokers.port_pairs", {"brokers": {"port_pairs": [[6650, 6651], [6651, 6652]]}}),
     # TLS
     ("listener[0].tls.certificate", listener(certificate="/nowhere")),
     ("listener[0].tls.key", listener(key="/nowhere")),

@@ -37,6 +37,7 @@ def test_rows() -> None:
     assert '| `name` | text | `"pulsar"` |' in text
     assert "| `forwarders` | integer, 0 to 256 | `0` |" in text
     assert "| `allowed_ports` | list of integer, 1 to 65535 | `[]` |" in text
+    assert "| `port_pairs` | list of list of integer, 1 to 65535 (2 of them) | `[[6650, 6651]]` |" in text
     assert "| `enabled` | boolean | `false` |" in text
     assert "| `credentials` | table | absent |" in text
     assert "| `method` | `token` or `basic` or `tls` or `sasl` or `oauth2` | required |" in text

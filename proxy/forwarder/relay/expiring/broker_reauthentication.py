@@ -28,6 +28,7 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
+from proxy.runtime.observability.metrics import broker_reauthentication_seconds
 from proxy.runtime.rpc.errors import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0
@@ -47,7 +48,7 @@ BeginExchange = Callable[[str], Credentials]
 
 
 class BrokerReauthenticationMetrics:
-    """Counters of answered and unanswered challenges of brokers to the proxy itself."""
+    """Counters of answered and unanswered challenges of brokers to the proxy itself, and the time of the answers."""
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.success = Counter(
@@ -63,6 +64,7 @@ class BrokerReauthenticationMetrics:
             registry=registry,
         )
         self.failure = {reason: failure.labels(reason=reason) for reason in REASONS}
+        self.seconds = broker_reauthentication_seconds(registry)
 
 
 class BrokerReauthenticationFactory:
@@ -88,6 +90,7 @@ class BrokerReauthentication:
     """BrokerChallengeHandler of one relay: answers its broker's challenges with the proxy's credentials."""
 
     __slots__ = (
+        "_challenged_at",
         "_complete",
         "_credentials",
         "_exchange",
@@ -108,6 +111,7 @@ class BrokerReauthentication:
         self._credentials: Credentials | None = None
         self._complete = True
         self._started_at = float("-inf")
+        self._challenged_at: float | None = None  # unknown where a predecessor was challenged
 
     # ---- events of the relay
 
@@ -158,6 +162,7 @@ class BrokerReauthentication:
         if not is_known:
             self._abandon_exchange(LOST_ROUNDS, "the exchange was lost with another process")
         elif self.phase is ExchangePhase.ASKED:
+            self._challenged_at = trio.current_time()
             self._shared.nursery.start_soon(self._start_exchange)
         else:
             self._shared.nursery.start_soon(self._answer_further_round, data)
@@ -171,6 +176,8 @@ class BrokerReauthentication:
         if self._complete:
             self._credentials = None
             self._shared.metrics.success.inc()
+            if self._challenged_at is not None:
+                self._shared.metrics.seconds.observe(trio.current_time() - self._challenged_at)
 
     # ---- answers
 

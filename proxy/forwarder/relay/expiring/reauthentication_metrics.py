@@ -15,6 +15,7 @@ class NoReauthReason(enum.Enum):
 
     CLIENT_CANNOT = "client_cannot"
     HAS_PRODUCER = "has_producer"
+    DISABLED = "disabled"
 
 
 class ReauthenticationMetrics:
@@ -53,7 +54,7 @@ class ReauthenticationMetrics:
         self._no_reauth = Counter(
             "pulsar_proxy_authentication_no_reauth",
             "Authenticated clients that are not challenged again on their connection, by method and "
-            "reason: client_cannot, has_producer.",
+            "reason: client_cannot, has_producer, disabled.",
             ["method", "reason"],
             registry=registry,
         )

@@ -224,6 +224,7 @@ async def test_only_the_successor_goes_on_trying(
     second = await place.forwarder()
     assert await read(lane.broker, len(proxys_answer(b"1"))) == proxys_answer(b"%d" % credentials.begun)
     await until(lambda: second.broker_metrics.success._value.get() == 1)
+    assert not any(bucket.get() for bucket in second.broker_metrics.seconds._buckets), "when it was asked is not known"
 
 
 @pytest.mark.parametrize("how", ["answered", "failed", "too large"])

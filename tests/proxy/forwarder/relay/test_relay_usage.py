@@ -118,6 +118,21 @@ def test_a_name_that_is_too_long() -> None:
     assert PrincipalUsage(table, 5).row_number_of("x" * (relay_table.NAME_BYTES_MAX + 1)) == 0
 
 
+@pytest.mark.parametrize("character", ["ä", "角", "🔑"])
+def test_a_name_is_as_long_as_its_bytes(memory: int, character: str) -> None:
+    """A name of more bytes than its row has would be written over the next principal's sums."""
+    whole, rest = divmod(relay_table.NAME_BYTES_MAX, len(character.encode()))
+    fits = character * whole + "x" * rest
+    table = RelayTable(memory)
+    principals = PrincipalUsage(table, 5)
+    use(table, begin(table, principals, fits), 3)
+    for too_long in (fits + "x", character * relay_table.NAME_BYTES_MAX):
+        use(table, begin(table, principals, too_long), 10)
+    use(table, begin(table, principals, "bob"), 1)
+    for known in (principals, PrincipalUsage(RelayTable(memory), 5)):
+        assert found(known) == {OTHER: (20, 0), fits: (3, 0), "bob": (1, 0)}
+
+
 def test_messages() -> None:
     table = RelayTable()
     principals = PrincipalUsage(table, 5)

@@ -20,6 +20,8 @@ from forwarder_fakes import (
     lookup,
     lookup_answer,
 )
+from pulsar_bytes import command as command_bytes
+from pulsar_bytes import decoded, fields, frame
 
 from proto import commands
 from proto.client_machine import State
@@ -31,6 +33,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
     RefusedRequest,
 )
+from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
 
 Start = Callable[..., Play]
 
@@ -55,17 +58,18 @@ async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> No
     assert (await it.client.must_hear(BaseCommand.CONNECTED)).connected.protocol_version == 15
 
 
-async def test_feature_flags_are_the_brokers_but_for_topic_watchers(play: Start) -> None:
+async def test_of_the_brokers_feature_flags_those_that_lookups_serve(play: Start) -> None:
     it = play()
     it.workers.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
-    it.workers.profile.feature_flags.supports_topic_watchers = True
-    it.workers.profile.feature_flags.supports_partial_producer = True
+    flags = it.workers.profile.feature_flags
+    flags.supports_get_partitioned_metadata_without_auto_creation = True
+    flags.supports_topic_watchers = flags.supports_scalable_topics = flags.supports_tc_metadata_discovery = True
     await it.client.say(connect())
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
     assert connected.protocol_version == 20
-    assert connected.feature_flags.supports_partial_producer
-    assert not connected.feature_flags.supports_topic_watchers
+    served = {"supports_get_partitioned_metadata_without_auto_creation": True}
+    assert {descriptor.name: value for descriptor, value in connected.feature_flags.ListFields()} == served
 
 
 async def test_every_way_of_cutting_connect_into_pieces(play: Start) -> None:
@@ -258,6 +262,33 @@ async def test_a_command_that_needs_a_broker_is_answered_and_the_connection_stay
     assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer", "error_field"),
+    [
+        (70, 71, 3),  # SCALABLE_TOPIC_LOOKUP: an update of its session
+        (73, 74, 2),  # SCALABLE_TOPIC_SUBSCRIBE: its response
+        (76, 77, 4),  # WATCH_SCALABLE_TOPICS: an update of the watch
+        (79, 80, 3),  # WATCH_TC_ASSIGNMENTS: an update of the watch
+        # What ends a stream of updates, what only brokers send, and what is newer than Pulsar 5.0.0-M1.
+        *((kind, 14, 2) for kind in (71, 72, 74, 75, 77, 78, 80, 81, 82, 127)),
+    ],
+)
+async def test_pulsar_5s_commands_are_answered_at_once_and_the_connection_stays(
+    play: Start, kind: int, answer: int, error_field: int
+) -> None:
+    """By bytes, under the id that a V5 client waits for; to what begins no request, under that of the connection."""
+    it = await play().in_lookup_mode()
+    await it.client.say(frame(command_bytes(kind, fields((1, 7), (2, "topic://public/default/t")))))
+    heard = dict(decoded((await it.client.must_hear(answer)).SerializeToString()))
+    body = dict(decoded(bytes(heard[answer])))
+    assert body[1] == (NO_REQUEST_ID if answer == BaseCommand.ERROR else 7)
+    assert body[error_field] == ServerError.NotAllowedError
+    assert b"needs a connection to a broker" in bytes(body[error_field + 1])
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
+
+
 async def test_a_message_is_answered_with_a_send_error(play: Start) -> None:
     it = await play().in_lookup_mode()
     await it.client.say(BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 2}))
@@ -374,6 +405,54 @@ async def test_an_authentication_frame_after_completion(play: Start) -> None:
     await it.client.must_hear_error()
     assert await it.end() == "not_allowed"
     assert len(it.workers.authentication.rounds) == 1
+
+
+# ---- a lookup worker of another version
+
+
+UNSUPPORTED = EnvelopeResponse(error=EnvelopeResponse.UNSUPPORTED_VERSION, error_message="for the log")
+
+
+@pytest.mark.conforms("kip-590.31")
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_an_envelope_of_an_unknown_version_makes_the_client_connect_again(play: Start, fast_path: bool) -> None:
+    """An upgrade: of two workers, one is old. What the other one is asked is answered, and no more is taken."""
+    it = await play().in_lookup_mode()
+    it.workers.answer_by, it.workers.fast_path = None, fast_path
+    await it.client.say(lookup("a", 1))
+    await trio.testing.wait_all_tasks_blocked()
+    await it.client.say(lookup("b", 2))
+    await trio.testing.wait_all_tasks_blocked()
+    refusing, serving = it.workers.sent
+    refusing.say(UNSUPPORTED)
+    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (answer.request_id, answer.error) == (1, ServerError.ServiceNotReady)
+    assert "for the log" not in str(answer)
+    await it.client.say(lookup("c", 3))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.workers.sent == [refusing, serving]
+    assert not it.ended.is_set()
+    serving.answer(0)
+    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (answer.request_id, answer.error) == (2, 0)
+    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    assert await it.end() == "envelope_unsupported"
+
+
+async def test_a_worker_that_does_not_answer_delays_the_end_for_the_time_of_a_lookup(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await play().in_lookup_mode()
+    it.workers.answer_by = None
+    for request_id in (1, 2):
+        await it.client.say(lookup("a", request_id))
+        await trio.testing.wait_all_tasks_blocked()
+    began = trio.current_time()
+    it.workers.sent[0].say(UNSUPPORTED)
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    assert await it.end() == "envelope_unsupported"
+    assert trio.current_time() - began <= it.workers.answer_timeout_s + 1
 
 
 # ---- requests that nobody looked into

@@ -15,6 +15,7 @@ from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.session.failures import (
     ConnectionFailure,
     corrupt_failure,
+    envelope_unsupported_failure,
     handshake_timeout_failure,
     no_memory_failure,
     relay_start_failure,
@@ -58,8 +59,14 @@ from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
             DisconnectCause.RELAY_NOT_BEGUN,
             ServerError.ServiceNotReady,
         ),
+        (
+            envelope_unsupported_failure(),
+            Event.ENVELOPE_UNSUPPORTED,
+            DisconnectCause.ENVELOPE_UNSUPPORTED,
+            ServerError.ServiceNotReady,
+        ),
     ],
-    ids=["too large", "corrupt", "no memory", "handshake timeout", "relay start"],
+    ids=["too large", "corrupt", "no memory", "handshake timeout", "relay start", "envelope unsupported"],
 )
 def test_a_failure_ends_the_connection_with_its_error(
     failure: ConnectionFailure, event: Event, cause: DisconnectCause, code: int

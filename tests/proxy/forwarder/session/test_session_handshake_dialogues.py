@@ -262,6 +262,18 @@ async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
     assert it.session.identity.role == ""
 
 
+@pytest.mark.conforms("pip-1.40")
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_only_a_client_that_was_accepted_reaches_a_broker(
+    play: Start, autojump_clock: trio.testing.MockClock, accepted: bool
+) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.workers.authentication.answers = [authenticated() if accepted else denied()]
+    await it.client.say(connect("b0:6650"))
+    await it.client.must_hear(BaseCommand.CONNECTED if accepted else BaseCommand.ERROR)
+    assert len(it.workers.opened) == accepted
+
+
 @pytest.mark.conforms("pip-30.56")
 async def test_a_denial_in_a_later_round_is_the_same(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED)

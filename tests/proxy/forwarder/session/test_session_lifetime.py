@@ -34,7 +34,7 @@ from lifetime_fakes import EXPIRED, FAILED, NEW_SECRET, Begin, Held, answer_agai
 from proto import commands
 from proto.client_machine import State
 from proto.commands import AUTH_REFRESH
-from proto.connect_rules import OriginalCredentials
+from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, OriginalData, Principal, StoredRelay, StoredSession
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
@@ -85,7 +85,7 @@ async def test_a_session_ends(  # noqa: PLR0917 -- the table
     assert len(it.workers.forwarded) == 1
 
 
-@pytest.mark.conforms("kip-368.12", "kip-368.13")
+@pytest.mark.conforms("kip-368.12", "kip-368.13", "kip-368.56")
 @pytest.mark.parametrize(("fraction", "second"), [(0.0, 85), (0.5, 90), (0.999999, 95)])
 async def test_clients_are_asked_at_a_point_drawn_at_random(
     life: Begin, autojump_clock: trio.testing.MockClock, fraction: float, second: float
@@ -957,6 +957,17 @@ async def test_who_is_asked_in_a_relay(
     assert session.exempts_producers is spared
 
 
+@pytest.mark.parametrize(("proxy", "spared"), [("a-proxy", False), ("", True)], ids=["a proxy", "a client"])
+async def test_the_marker_of_a_self_answering_proxy_counts_only_from_an_authenticated_proxy(
+    relay_setup: MakeRelaySetup, proxy: str, spared: bool
+) -> None:
+    """Security: what a client writes into ``proxy_version`` does not change how it is asked."""
+    principal = Principal(type="User", name="alice", method="token", proxy=proxy)
+    marker = f"{SELF_ANSWERING_PROXY_PREFIX}0.1.0"
+    session = relay_setup(principal).expiring().relay_session(**CPP, proxy_version=marker)
+    assert session.exempts_producers is spared
+
+
 async def test_an_empty_target_makes_a_relay_as_any_other(relay_setup: MakeRelaySetup) -> None:
     """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
     anywhere = {"proxy_to_broker_url": ""}
@@ -974,11 +985,73 @@ async def test_in_lookup_mode_all_are_asked_that_can_be(
     assert await it.must_be_asked() == pytest.approx(85)
 
 
+@pytest.mark.conforms("kip-368.58")
+async def test_after_a_restart_nobody_is_counted_until_the_first_such_client_connects(
+    relay_setup: MakeRelaySetup,
+) -> None:
+    name = "pulsar_proxy_authentication_no_reauth_total"
+    before = relay_setup().expiring()
+    before.session(**OLD)
+    assert before.play.value(name, method="token", reason="client_cannot") == 1
+    after = relay_setup().expiring()
+    after.session(**JAVA)
+    assert after.play.value(name, method="token", reason="client_cannot") is None, "not even 0"
+
+
+@pytest.mark.conforms("kip-368.57")
+async def test_a_client_from_before_feature_flags_is_one_that_cannot(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = life(100)
+    await it.client.say(connect(client_version="1.20", protocol_version=12))
+    answer = await it.client.must_hear(BaseCommand.CONNECTED)
+    assert answer.connected.protocol_version == 12
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
+    await it.at(101)
+    await it.client.say(lookup())
+    await it.must_be_over("session_expired", EXPIRED)
+
+
 @pytest.mark.conforms("kip-368.27", "kip-368.40")
-async def test_a_relay_counts_who_cannot_renew(relay_setup: MakeRelaySetup) -> None:
+@pytest.mark.parametrize("client", [OLD, {"feature_flags": None}], ids=["without the flag", "without flags"])
+async def test_a_relay_counts_who_cannot_renew(relay_setup: MakeRelaySetup, client: dict[str, Any]) -> None:
     it = relay_setup().expiring()
-    it.session(**OLD)
+    it.session(**client)
     assert it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
+
+
+@pytest.mark.conforms("kip-368.27", "kip-368.28", "kip-368.40")
+@pytest.mark.parametrize(
+    ("policy", "expiring", "connect", "counted"),
+    [
+        ("never", True, JAVA, {"disabled": 1}),
+        ("never", True, CPP, {"disabled": 1}),
+        ("never", True, OLD, {"client_cannot": 1}),
+        ("never", False, JAVA, {}),
+        ("by_client_kind", True, JAVA, {}),
+        ("always", True, CPP, {}),
+    ],
+    ids=["Java", "C++", "that cannot, counted once", "that never expires", "by kind", "always"],
+)
+async def test_a_relay_counts_who_is_not_asked_by_the_policy(
+    relay_setup: MakeRelaySetup, policy: str, expiring: bool, connect: dict[str, Any], counted: dict[str, int]
+) -> None:
+    it = relay_setup(session={"relay_reauthentication": policy}, metrics={"count_messages": True})
+    if expiring:
+        it.expiring()
+    it.session(**connect)
+    found = {
+        reason: it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason=reason)
+        for reason in ("client_cannot", "has_producer", "disabled")
+    }
+    assert {reason: value for reason, value in found.items() if value} == counted
+
+
+async def test_lookup_mode_counts_nobody_by_the_policy_of_relays(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100, session={"relay_reauthentication": "never"}).enter()
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="disabled") is None
 
 
 async def test_what_the_store_keeps_is_no_secret(relay_setup: MakeRelaySetup) -> None:

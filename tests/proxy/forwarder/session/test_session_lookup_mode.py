@@ -267,7 +267,6 @@ ENVELOPE_ERRORS = [
     (EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE, ServerError.AuthenticationError),
     (EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, ServerError.UnknownError),
     (EnvelopeResponse.INVALID_REQUEST, ServerError.UnknownError),
-    (EnvelopeResponse.UNSUPPORTED_VERSION, ServerError.UnknownError),
     (77, ServerError.UnknownError),
 ]
 
@@ -292,10 +291,32 @@ async def test_an_envelopes_error_is_told_without_its_text(make: Make, fast_path
     await setup.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.31")
 @both_ways
-@pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
+async def test_an_envelope_of_an_unknown_version_is_reported(make: Make, fast_path: bool) -> None:
+    """Kafka's forwarding broker closes the client's connection then; the session does so here."""
+    setup = make(fast_path=fast_path)
+    reports: list[int] = []
+    setup.mode.on_unsupported_envelope = lambda: reports.append(setup.mode.in_flight.count)
+    await setup.forward(lookup(request_id=1), lookup(request_id=2))
+    setup.sent[0].say(EnvelopeResponse(error=EnvelopeResponse.UNSUPPORTED_VERSION, error_message="internal words"))
+    answers = [answer.lookup_topic_response for answer in await setup.hear(2)]
+    assert [(answer.request_id, answer.error) for answer in answers] == [
+        (1, ServerError.ServiceNotReady),
+        (2, ServerError.ServiceNotReady),
+    ]
+    assert "internal words" not in str(answers)
+    assert reports == [0], "once, when the requests are answered"
+    await setup.nothing_left()
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("error", "code"), [*ENVELOPE_ERRORS, (EnvelopeResponse.UNSUPPORTED_VERSION, ServerError.UnknownError)]
+)
 async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error: int, code: int) -> None:
     setup = make(fast_path=fast_path)
+    setup.mode.on_unsupported_envelope = lambda: pytest.fail("only one request was refused")
     await setup.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
     [sent] = setup.sent
     bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import trio.testing
 from forwarder_fakes import (
     AUTHENTICATED,
     Play,
+    auth_response,
     challenge,
     connect,
     lookup,
@@ -74,6 +75,30 @@ async def test_a_client_that_does_not_answer_a_challenge(play: Start, autojump_c
     code, _ = await it.client.must_hear_error()
     assert code == ServerError.ServiceNotReady
     assert trio.current_time() == pytest.approx(3)
+
+
+@pytest.mark.conforms("pip-30.46")
+@pytest.mark.parametrize("rounds", range(4))
+@pytest.mark.parametrize("stalls", ["client", "auth worker"])
+async def test_each_round_has_a_deadline(
+    play: Start, autojump_clock: trio.testing.MockClock, rounds: int, stalls: str
+) -> None:
+    """Whichever round does not come to its end, on either side; ``rounds``: those before it, each with its time."""
+    it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
+    it.workers.authentication.answers = [challenge(b"q")] * rounds
+    it.workers.authentication.answers.append(challenge(b"q") if stalls == "client" else trio.sleep_forever)
+    with trio.fail_after(60):
+        await it.client.say(connect())
+        for _ in range(rounds):
+            await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+            await trio.sleep(0.5)
+            await it.client.say(auth_response(b"a"))
+        if stalls == "client":
+            await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+        code, text = await it.client.must_hear_error()
+        assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
+        assert trio.current_time() == pytest.approx(3), "one deadline for all rounds"
+        assert await it.end() == "handshake_timeout"
 
 
 async def test_a_silent_client_is_pinged_then_closed(play: Start, autojump_clock: trio.testing.MockClock) -> None:

@@ -148,6 +148,38 @@ def test_adopting_nothing_begins_anew(memory: int) -> None:
     assert totals(table) == (0, 0, 0, 0)
 
 
+def messages(table: RelayTable) -> tuple[list[int], list[int]]:
+    """Messages of all relays, and of the principal in row 2."""
+    return [table.messages_total(way) for way in (TO_BROKER, TO_CLIENT)], table.principal_sums(range(3))[2][2:4]
+
+
+def test_messages_of_a_relay_that_goes_on_count_once_in_whichever_forwarder_has_it(memory: int) -> None:
+    """They are billed. The relay stays in the forwarder that was replaced, or its successor has taken it over."""
+    first = RelayTable(memory)
+    moves_on, ended = first.allocate_relay_id(), first.allocate_relay_id()
+    for relay_id in (moves_on, ended):
+        first.record_principal(relay_id, 2)
+        first.record_framed(relay_id)
+        first.add_messages(relay_id, TO_BROKER, 10)
+        first.add_messages(relay_id, TO_CLIENT, 20)
+    assert messages(first) == ([20, 40], [20, 40])
+    second = RelayTable(memory)
+    second.adopt_rows({moves_on})
+    assert messages(second) == ([20, 40], [20, 40]), "neither lost nor counted twice"
+    first.add_messages(moves_on, TO_BROKER, 3)
+    second.add_messages(moves_on, TO_CLIENT, 4)
+    assert messages(second) == ([23, 44], [23, 44])
+    third = RelayTable(memory)
+    third.adopt_rows({moves_on})
+    assert messages(third) == ([23, 44], [23, 44])
+    third.release_relay_id(moves_on)
+    assert messages(third) == ([23, 44], [23, 44])
+    assert third.allocate_relay_id() == moves_on
+    third.record_principal(moves_on, 2)
+    third.record_framed(moves_on)
+    assert messages(third) == ([23, 44], [23, 44]), "the next relay with this id begins at nothing"
+
+
 # ---- killed while summing up
 
 

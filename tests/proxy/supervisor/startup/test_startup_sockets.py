@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.supervisor.startup.sockets import RuntimeDirectory, StartFailed, bind_tcp, bound_address
+from proxy.supervisor.startup.sockets import RuntimeDirectory, StartFailed, bind_tcp
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def port() -> int:
 
 def test_bind(port: int) -> None:
     with bind_tcp("listener[0].bind", f"127.0.0.1:{port}") as sock:
-        assert bound_address(sock) == f"127.0.0.1:{port}"
+        assert sock.getsockname() == ("127.0.0.1", port)
         assert not sock.getblocking()
         assert not os.get_inheritable(sock.fileno())
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0, "bound, but nobody may come yet"
@@ -33,7 +33,7 @@ def test_bind_ipv6(port: int) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
     with bind_tcp("admin.bind", f"[::1]:{port}") as sock:
-        assert bound_address(sock) == f"[::1]:{port}"
+        assert sock.getsockname()[:2] == ("::1", port)
 
 
 def test_a_port_in_use_names_the_key(port: int) -> None:

@@ -28,11 +28,12 @@ from framed_fakes import (
     error_in,
     identity,
     message_frame,
+    producer_frame,
     proxys_answer,
     send_frame,
     session,
 )
-from relay_fakes import Lane, Place, open_lane, open_place, read, read_all, until
+from relay_fakes import Forwarder, Lane, Place, expect, open_lane, open_place, read, read_all, until
 
 from proto import commands
 from proto.command_heads import HEAD_BYTES
@@ -118,6 +119,28 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
         await lane.client.send_all(answer())
     await until(lambda: judges.given == [b"fresh"])
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.conforms("kip-368.58", "kip-368.59")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_successor_counts_no_client_that_is_never_asked(
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str
+) -> None:
+    """It was counted when it connected, or opened its first producer."""
+    first = await place.forwarder()
+    await first.begin(lane, session=session(now, judges, exempts_producers=True))
+    await lane.client.send_all(producer_frame())
+    await expect(lane.broker, producer_frame())
+    assert _no_reauth(first) == 1
+    second = await successor(place, way)
+    await lane.client.send_all(producer_frame())
+    await expect(lane.broker, producer_frame())
+    assert _no_reauth(second) == 0
+
+
+def _no_reauth(forwarder: Forwarder) -> float:
+    (family,) = forwarder.metrics._no_reauth.collect()
+    return sum(sample.value for sample in family.samples)
 
 
 @pytest.mark.parametrize("way", WAYS)

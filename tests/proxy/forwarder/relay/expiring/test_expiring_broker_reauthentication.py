@@ -64,6 +64,10 @@ def succeeded(forwarder: Forwarder) -> float:
     return forwarder.broker_metrics.success._value.get()
 
 
+def timed(forwarder: Forwarder) -> float:
+    return sum(bucket.get() for bucket in forwarder.broker_metrics.seconds._buckets)
+
+
 def failed(forwarder: Forwarder, reason: str) -> float:
     return forwarder.broker_metrics.failure[reason]._value.get()
 
@@ -71,7 +75,7 @@ def failed(forwarder: Forwarder, reason: str) -> float:
 # ---- asked and answered
 
 
-@pytest.mark.conforms("kip-368.11")
+@pytest.mark.conforms("kip-368.11", "kip-368.33")
 async def test_the_proxy_answers_and_the_client_sees_nothing(
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
 ) -> None:
@@ -82,6 +86,7 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
         await expect(lane.client, before + behind)
         await expect(lane.broker, proxys_answer(b"%d" % number))
         await until(lambda number=number: succeeded(forwarder) == number)
+        assert timed(forwarder) == number
     assert credentials.hosts == [BROKER_HOST] * 3
     assert credentials.challenges == [None] * 3, "each time as if it connected"
     assert judges.given == []

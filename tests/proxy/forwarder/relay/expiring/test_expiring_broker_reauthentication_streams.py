@@ -70,6 +70,10 @@ class Stage:
     def failed(self, reason: str) -> float:
         return self.brokers.metrics.failure[reason]._value.get()
 
+    def took_s(self) -> float:
+        """Seconds of all exchanges that were answered in full."""
+        return self.brokers.metrics.seconds._sum.get()
+
 
 @pytest.fixture
 def stage(nursery: trio.Nursery) -> Stage:
@@ -112,6 +116,40 @@ async def test_all_rounds_are_answered_within_one_exchange(
         await expect(stage.broker, proxys_answer(b"%d." % number))
     assert stage.credentials.challenges == [None, b"server first"] * 2
     assert stage.succeeded() == 2
+
+
+@pytest.mark.conforms("kip-368.33")
+async def test_the_time_of_an_answer_is_from_the_challenge_through_all_rounds(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    stage.credentials.rounds = 2
+    await stage.begin()
+    await trio.sleep(100)
+    await stage.broker.send_all(BROKER_ASKS)
+    await expect(stage.broker, proxys_answer(b"1"))
+    await trio.sleep(3)
+    assert stage.took_s() == 0, "an exchange that is not over is not counted"
+    await stage.broker.send_all(SERVER_FIRST)
+    await expect(stage.broker, proxys_answer(b"1."))
+    assert stage.took_s() == pytest.approx(3)
+
+
+@pytest.mark.conforms("kip-368.33")
+async def test_the_time_of_an_answer_includes_what_delays_it(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    """Credentials that are not there at first, and a client in the middle of a frame."""
+    await stage.begin()
+    frame = send_frame(b"x" * 3000)
+    await stage.client.send_all(frame[:1000])
+    await expect(stage.broker, frame[:1000])
+    stage.credentials.failing = 2
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.sleep(10)
+    assert (stage.credentials.begun, stage.took_s()) == (3, 0)
+    await stage.client.send_all(frame[1000:])
+    await expect(stage.broker, frame[1000:] + proxys_answer(b"3"))
+    assert stage.took_s() == pytest.approx(10)
 
 
 async def test_an_answer_is_never_put_into_a_clients_frame(

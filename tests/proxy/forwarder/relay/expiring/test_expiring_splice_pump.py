@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from types import SimpleNamespace
@@ -28,17 +29,20 @@ from framed_fakes import (
     send_frame,
     session,
 )
+from pulsar_bytes import command, fields
 from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, read, read_all, until
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proxy.forwarder.relay import engine
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.relay_session import challenge_permission
 from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
+from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.rpc.errors import RpcError
@@ -504,6 +508,43 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
     await until(lambda: not place.slot.relays)
 
 
+V5_COMMANDS = [encode_frame(command(kind, fields((1, kind)))) for kind in range(70, 83)]
+"""Of Pulsar 5.0.0-M1, SCALABLE_TOPIC_LOOKUP to WATCH_TC_ASSIGNMENTS_CLOSE, and one that is newer."""
+
+
+async def test_pulsar_5s_commands_pass_both_ways(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, counts_messages=True)
+    everything = b"".join(V5_COMMANDS)
+    for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
+        await sender.send_all(everything)
+        assert await read(receiver, len(everything)) == everything
+
+
+@pytest.mark.conforms("kip-368.20")
+@pytest.mark.parametrize("used", V5_COMMANDS)
+async def test_pulsar_5s_commands_are_use_past_the_end(
+    place: Place, lane: Lane, now: Now, judges: Judges, used: bytes
+) -> None:
+    await framed(place, lane, now, judges)
+    now.s += 101
+    await lane.client.send_all(PING + used)
+    await expect_end(lane, SESSION_EXPIRED)
+    assert await read_all(lane.broker) == PING
+
+
+@pytest.mark.conforms("kip-368.17")
+async def test_pulsar_5s_commands_wait_for_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    judges.gate = trio.Event()
+    await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(answer() + b"".join(V5_COMMANDS))
+    await until(lambda: judges.given)
+    with trio.move_on_after(0.02):
+        pytest.fail(f"passed before the verdict: {await lane.broker.receive_some(100)!r}")
+    judges.gate.set()
+    assert await read(lane.broker, len(b"".join(V5_COMMANDS))) == b"".join(V5_COMMANDS)
+
+
 @pytest.mark.conforms("kip-368.21", "kip-368.22")
 async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
@@ -580,7 +621,7 @@ async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now:
 
 @pytest.mark.conforms("kip-368.17")
 async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges, grace_ms=0)
+    forwarder = await framed(place, lane, now, judges, grace_ms=0)
     message = message_frame(b"m")
     judges.gate = trio.Event()
     now.s += 150
@@ -588,6 +629,8 @@ async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: 
     await until(lambda: judges.given == [b"fresh"])
     await lane.broker.send_all(message)
     assert await read(lane.client, len(message)) == message
+    (expiring,) = forwarder.relays.expiring_sessions()
+    assert not expiring.close_reason
     judges.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     await lane.broker.send_all(message)
@@ -796,6 +839,40 @@ async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: 
     await until(lambda: forwarder.messages("alice", "to_client") == 6 * 6)
     await lane.client.send_all(answer())
     assert await read(lane.broker, len(answer())) == answer(), "nothing expires, so nothing is taken out"
+
+
+async def test_messages_that_waited_for_a_pipe_are_counted_once(
+    place: Place, lane: Lane, now: Now, judges: Judges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are billed. Whether the beginning of their frame is held or not, the scan sees it at each attempt."""
+    monkeypatch.setattr(engine, "RECHECK_INTERVAL_S", 0.002)
+    forwarder = await framed(place, lane, now, judges, clock=None, counts_messages=True)
+    (relay,) = forwarder.relays._engine.relays
+    cursor = relay.to_broker.cursor
+    assert cursor is not None
+    attempts: list[PipePool] = []
+
+    def none_left(pool: PipePool) -> Pipe:
+        attempts.append(pool)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    frame = send_frame(b"x" * 100, messages=5)
+    for number, cut in enumerate((0, 9, 20)):
+        await lane.client.send_all(frame[:cut])
+        await until(lambda cut=cut: len(cursor.held_head) == cut)
+        with monkeypatch.context() as patch:
+            patch.setattr(PipePool, "acquire_pipe", none_left)
+            patch.setattr(PipePool, "has_free_pipe", property(lambda _pool: False))
+            pump = forwarder.relays._engine.pump
+            if (ready := pump._ready) is not None:
+                pump._pool.release_pipe(ready)
+                pump._ready = None
+            attempts.clear()
+            await lane.client.send_all(frame[cut:])
+            await until(lambda: len(attempts) >= 3)
+        assert await read(lane.broker, len(frame)) == frame
+        await until(lambda number=number: forwarder.messages("alice", "to_broker") >= 5 * (number + 1))
+        assert forwarder.messages("alice", "to_broker") == 5 * (number + 1)
 
 
 async def test_a_stuck_client_ends_with_the_half_close_timeout(
