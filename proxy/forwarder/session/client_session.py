@@ -363,9 +363,8 @@ class ClientSession(ClientConnection):
 
     def _relay_start(self, rest: bytes) -> RelayStart:
         """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
-        link, relays = self._broker_connector.link, self._services.relays
-        stored = self._handshake.stored_relay(self.identity)
-        stored.leave_at_ms = self._age.leave_at_ms(relays.now())
+        link, stored = self._broker_connector.link, self._handshake.stored_relay(self.identity)
+        stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
         session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data
