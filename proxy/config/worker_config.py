@@ -2,6 +2,7 @@
 
 import msgspec
 
+from proxy.config.methods import forwards_credentials
 from proxy.config.types import Authentication, BrokerCredentials, Config
 
 
@@ -12,7 +13,8 @@ def without_secrets(config: Config) -> Config:
         failure_delay_ms=config.authentication.failure_delay_ms,
         proxy_roles=config.authentication.proxy_roles,
     )
-    brokers = config.brokers
+    forwards = forwards_credentials(config)  # as the methods are known here alone
+    brokers = msgspec.structs.replace(config.brokers, forward_authorization_credentials=forwards)
     if brokers.credentials is not None:
         credentials = BrokerCredentials(method=brokers.credentials.method)
         brokers = msgspec.structs.replace(brokers, credentials=credentials)

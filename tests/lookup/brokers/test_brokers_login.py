@@ -25,14 +25,15 @@ from lookup.brokers.credential_checks import (
 )
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint
-from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginResult, log_in
+from lookup.brokers.login import CHECK_CREDENTIALS, CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginFactory, LoginResult
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import Target
 from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
-from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
+from proto.rpc_pb2 import OriginalData
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
@@ -55,15 +56,25 @@ NO_PROXY = refusal(ServerError.AuthorizationError, "Must not set proxyVersion wi
 
 
 async def logged_in(
-    network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any
+    network: Network,
+    greeting: Any,
+    auth: FakeAuth | None = None,
+    *,
+    finds_original_data: bool = True,
+    broker: FakeBroker | None = None,
+    **tables: Any,
 ) -> tuple[LoginResult, Any]:
     """The outcome of one login, and the CONNECT that the broker saw."""
-    broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
+    broker = network.brokers["10.0.0.1", 6650] = broker or FakeBroker()
     broker.greeting = greeting
     config = make_config(**{"authentication": ENABLED, **tables})
     link_factory = BrokerLinkFactory(Dialer(config.brokers), 1 << 20, "proxy")
-    credentials = credentials_for(auth or FakeAuth(), "10.0.0.1", configured=True)  # type: ignore[arg-type]
-    login = await log_in(link_factory, Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), credentials, config)
+    endpoint, told = Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), auth or FakeAuth()
+    login = await LoginFactory(link_factory, config).log_in(
+        endpoint,
+        lambda: credentials_for(told, "10.0.0.1", configured=True),  # type: ignore[arg-type]
+        finds_original_data=finds_original_data,
+    )
     await trio.testing.wait_all_tasks_blocked()
     assert not broker.open, "the connection is closed, whatever came of it"
     assert not broker.requests, "nothing is asked"
@@ -78,31 +89,24 @@ async def test_a_login_is_what_clients_connections_are(network: Network) -> None
     assert connect.HasField("proxy_version")
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        {"authentication": {}},  # clients' connections name none, either
-        {"brokers": {"forward_authorization_credentials": True}},  # its credentials would be asked for
-    ],
-)
-async def test_where_no_principal_is_named(network: Network, tables: dict[str, Any]) -> None:
-    _login, connect = await logged_in(network, FakeBroker().greeting, **tables)
-    assert not connect.HasField("original_principal")
+async def test_where_no_principal_is_named(network: Network) -> None:
+    _login, connect = await logged_in(network, FakeBroker().greeting, authentication={})
+    assert not connect.HasField("original_principal"), "clients' connections name none, either"
     assert not connect.HasField("original_auth_data")
 
 
-FORWARDED = {"brokers": {"forward_authorization_credentials": True}}
+NOT_FORWARDED = {"brokers": {"forward_authorization_credentials": False}}
+NO_PRINCIPAL: dict[str, Any] = {"finds_original_data": False}
 
 
 @pytest.mark.parametrize(
     ("greeting", "tables", "verdict"),
     [
         (AUTHENTICATION, {}, CredentialVerdict.REFUSED),
-        (AUTHENTICATION, FORWARDED, CredentialVerdict.REFUSED),
         (ROLES, {}, CredentialVerdict.REFUSED),
         (ROLES, {"authentication": {}}, CredentialVerdict.REFUSED),
-        (ROLES, FORWARDED, CredentialVerdict.ACCEPTED),  # a proxy's role must name a principal, and did not
-        (NO_PROXY, FORWARDED, CredentialVerdict.REFUSED),
+        (ROLES, NO_PRINCIPAL, CredentialVerdict.ACCEPTED),  # a proxy's role must name a principal, and did not
+        (NO_PROXY, NO_PRINCIPAL, CredentialVerdict.REFUSED),
         (NO_PROXY, {"authentication": {}}, CredentialVerdict.REFUSED),
         (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, CredentialVerdict.REFUSED),
         (
@@ -123,6 +127,79 @@ async def test_what_counts_as_a_refusal(
     login, _connect = await logged_in(network, greeting, **tables)
     assert login.verdict is verdict
     assert not login.connected
+
+
+class CheckingBroker(FakeBroker):
+    """A broker with authorization and, at first, ``authenticateOriginalAuthData``, as 4.0.8 answers."""
+
+    def __init__(self, *, anonymous: bool = False) -> None:
+        super().__init__()
+        self.checks = True
+        self.anonymous = anonymous
+        self.takes_proxy = True
+
+    @property
+    def failed(self) -> int:
+        """How many logins have left a failed authentication in its log."""
+        return sum(one.HasField("original_principal") for one in self.connects)
+
+    def greeting_for(self, connect: CommandConnect) -> Any:
+        if self.checks and connect.HasField("original_principal"):
+            return self.greeting if self.anonymous and not connect.original_auth_method else FAILED
+        if not self.takes_proxy:
+            return FAILED
+        return self.greeting if connect.HasField("original_principal") else ROLES
+
+
+FAILED = refusal(ServerError.AuthenticationError, "Failed to authenticate")
+
+
+@pytest.mark.parametrize(
+    ("checks", "takes_proxy", "verdict", "original_data", "logins"),
+    [
+        (True, True, CredentialVerdict.ACCEPTED, OriginalData.ORIGINAL_DATA_CHECKED, 2),
+        (False, True, CredentialVerdict.ACCEPTED, OriginalData.ORIGINAL_DATA_IGNORED, 1),
+        (True, False, CredentialVerdict.REFUSED, OriginalData.ORIGINAL_DATA_UNKNOWN, 2),
+        (False, False, CredentialVerdict.REFUSED, OriginalData.ORIGINAL_DATA_UNKNOWN, 2),
+    ],
+)
+@pytest.mark.parametrize("tables", [{}, NOT_FORWARDED], ids=["forwarded", "not forwarded"])
+async def test_a_broker_that_wants_clients_credentials_is_told_from_one_that_refuses_the_proxys(  # noqa: PLR0917
+    network: Network,
+    checks: bool,
+    takes_proxy: bool,
+    verdict: CredentialVerdict,
+    original_data: OriginalData,
+    logins: int,
+    tables: dict[str, Any],
+) -> None:
+    broker = CheckingBroker()
+    broker.checks, broker.takes_proxy = checks, takes_proxy
+    login, connect = await logged_in(network, broker.greeting, broker=broker, **tables)
+    assert (login.verdict, login.original_data) == (verdict, original_data)
+    assert len(broker.connects) == logins
+    sent = (connect.original_auth_method, connect.original_auth_data)
+    assert sent == ((CHECK_CREDENTIALS.method, CHECK_CREDENTIALS.data) if not tables else ("", ""))
+
+
+async def test_a_broker_with_an_anonymous_role_checks_what_it_is_given(network: Network) -> None:
+    """It lets a principal without credentials in as its anonymousUserRole, whose credentials it then never asks for."""
+    broker = CheckingBroker(anonymous=True)
+    login, _connect = await logged_in(network, broker.greeting, broker=broker)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_CHECKED
+    login, _connect = await logged_in(network, broker.greeting, broker=broker, **NOT_FORWARDED)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_IGNORED, "clients get in"
+
+
+async def test_another_proxy_says_nothing_of_brokers(network: Network) -> None:
+    """It takes a principal with or without credentials, whatever the brokers behind it do."""
+    tables = {"brokers": {"through_proxy": True, "credentials": CREDENTIALS}}
+    login, connect = await logged_in(network, FakeBroker().greeting, **tables)
+    assert (login.verdict, connect.original_principal) == (CredentialVerdict.ACCEPTED, CHECK_PRINCIPAL)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_UNKNOWN
+    login, _connect = await logged_in(network, AUTHENTICATION, **tables)
+    assert login.verdict is CredentialVerdict.REFUSED
+    assert len(network.brokers["10.0.0.1", 6650].connects) == 1
 
 
 async def test_no_credentials_to_be_had_is_no_refusal(network: Network) -> None:
@@ -165,9 +242,12 @@ class Ring:
         log_in_at = self.log_in if asks else None
         return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, DirectoryOptions(before, log_in_at))
 
-    async def log_in(self, broker: Endpoint) -> LoginResult:
-        credentials = credentials_for(self.auth, broker.host, configured=True)
-        return await log_in(self.link_factory, broker, credentials, self.config)
+    async def log_in(self, broker: Endpoint, finds_original_data: bool) -> LoginResult:
+        return await LoginFactory(self.link_factory, self.config).log_in(
+            broker,
+            lambda: credentials_for(self.auth, broker.host, configured=True),
+            finds_original_data=finds_original_data,
+        )
 
     def run(self) -> None:
         self.nursery.start_soon(self.brokers.run)
