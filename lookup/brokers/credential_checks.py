@@ -141,7 +141,10 @@ class CredentialChecks:
             state = self.status_of(endpoint)
             state.seen_at = now
             if endpoint.health.reachable is False:
+                before = self.original_data_of(endpoint)
                 state.original_data.down_at = now
+                if before != UNKNOWN:
+                    self._on_change()
             due_at = min(state.due_at, _original_data_due_at(state))
             if endpoint.health.reachable and due_at <= now and _key_of(endpoint) not in self._under_way:
                 due.append((due_at, endpoint))

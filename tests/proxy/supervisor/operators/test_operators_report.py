@@ -100,6 +100,58 @@ async def test_not_ready_where_all_brokers_refuse_the_proxys_credentials() -> No
         assert (await setup.report.status())["not_ready_because"] == [CREDENTIALS_REFUSED]
 
 
+TLS = "clients by tls: the broker wants the client's own credentials (authenticateOriginalAuthData), and a certificate"
+ALL = "clients by token: the broker wants the client's own credentials (authenticateOriginalAuthData): set "
+
+
+@pytest.mark.parametrize(
+    ("methods", "forwards", "checking", "reasons", "notes"),
+    [
+        ({"token": {}}, True, "all", [], []),
+        ({"token": {}, "tls": {}}, True, "all", [], [TLS]),
+        ({"token": {}, "tls": {}}, True, "some", [], [TLS]),
+        ({"token": {}, "tls": {}}, True, "none", [], []),
+        ({"tls": {}}, True, "all", [TLS], []),
+        ({"tls": {}}, True, "some", [], [TLS]),
+        ({"tls": {}, "proxy_roles": ["proxy-a"]}, True, "all", [], [TLS]),  # whose clients have credentials
+        ({"tls": {}, "plugins": {"own": {}}}, True, "all", [], [TLS]),
+        ({"token": {}}, False, "all", [ALL], []),
+        ({"token": {}, "tls": {}}, False, "all", [TLS, ALL], []),
+        ({"token": {}, "tls": {}}, False, "some", [], [TLS, ALL]),
+        ({"token": {}, "tls": {}}, False, "none", [], []),
+        ({"enabled": False, "tls": {}}, True, "all", [], []),
+    ],
+)
+async def test_which_clients_brokers_refuse(
+    methods: dict[str, Any], forwards: bool, checking: str, reasons: list[str], notes: list[str]
+) -> None:
+    """Not ready only where no client of any method would be served; and never for the proxy's own credentials."""
+    setup = Setup()
+    brokers = {"forward_authorization_credentials": forwards}
+    setup.cluster.config = make_config(authentication={"enabled": True, **methods}, brokers=brokers)
+    answer = json.dumps({"ready": True, "brokers": [], "original_data_checked": checking})
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: answer
+    with structlog.testing.capture_logs() as logs:
+        readiness = await setup.report.readiness()
+        status = await setup.report.status()
+    for told, expected in ((readiness.reasons, reasons), (readiness.notes, notes)):
+        assert [text[: len(start)] for text, start in zip(told, expected, strict=True)] == expected
+    assert (status["not_ready_because"], status["notes"]) == (readiness.reasons, readiness.notes)
+    warned = [entry["reason"] for entry in logs if entry["event"] == "brokers refuse clients"]
+    assert warned == [*readiness.reasons, *readiness.notes], "once, though it was asked for twice"
+    assert all(f"  note            {note}" in status_text(status) for note in readiness.notes)
+
+
+async def test_one_lookup_worker_whose_brokers_take_clients_is_enough() -> None:
+    setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
+    setup.cluster.config = make_config(authentication={"enabled": True, "tls": {}})
+    for index, checking in enumerate(("all", "none")):
+        answer = json.dumps({"ready": True, "brokers": [], "original_data_checked": checking})
+        setup.worker(Role.LOOKUP, index).answers[Method.GET_STATUS] = lambda _request, answer=answer: answer
+    readiness = await setup.report.readiness()
+    assert (readiness.reasons, len(readiness.notes)) == ([], 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "reasons"),
     [
