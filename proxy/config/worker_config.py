@@ -13,8 +13,10 @@ def without_secrets(config: Config) -> Config:
         failure_delay_ms=config.authentication.failure_delay_ms,
         proxy_roles=config.authentication.proxy_roles,
     )
-    forwards = forwards_credentials(config)  # as the methods are known here alone
-    brokers = msgspec.structs.replace(config.brokers, forward_authorization_credentials=forwards)
+    brokers = config.brokers
+    if config.authentication.enabled:  # whose methods are known here alone
+        forwards = forwards_credentials(config)
+        brokers = msgspec.structs.replace(brokers, forward_authorization_credentials=forwards)
     if brokers.credentials is not None:
         credentials = BrokerCredentials(method=brokers.credentials.method)
         brokers = msgspec.structs.replace(brokers, credentials=credentials)
