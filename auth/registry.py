@@ -16,6 +16,7 @@ from auth.state import (
 )
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
+from proxy.config.proxy_roles import ALL_METHODS
 from proxy.config.types import Authentication, OidcAuthentication
 
 PLUGINS = "pulsar_trio_proxy.authentication"
@@ -105,6 +106,12 @@ class ProviderRegistry:
         """The methods that clients may use."""
         return tuple(sorted(self._providers))
 
+    @property
+    def several_round_methods(self) -> tuple[str, ...]:
+        """The methods of plugins of which a client's first data alone prove nothing, as far as they can tell."""
+        plugins = [method for method in self.methods if method not in ALL_METHODS]
+        return tuple(method for method in plugins if not _has_one_round(self._providers[method]))
+
     def provider_name(self, method: str) -> str:
         """Return the name of a method's provider, for a metric's label; "none" where there is none."""
         provider = self._providers.get(method)
@@ -132,9 +139,13 @@ class _Anonymous(AuthenticationProvider):
         return Identity(self._role)
 
 
+def _has_one_round(provider: Provider) -> bool:
+    return isinstance(new_auth_state(provider, ClientContext("")), OneStageAuthState)
+
+
 def _combine_providers(first: Provider, second: Provider) -> Provider:
     for provider in (first, second):
-        if not isinstance(new_auth_state(provider, ClientContext("")), OneStageAuthState):
+        if not _has_one_round(provider):
             text = "two providers judge it, which only works for methods of one round"
             raise ConfigError(f"authentication: method {first.method}: {text}")
     return _EitherProvider(first, second)

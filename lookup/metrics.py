@@ -145,6 +145,12 @@ class BrokerMetrics:
             ["broker"],
             registry=registry,
         )
+        self._checks_original_credentials = Gauge(
+            "pulsar_proxy_broker_checks_original_credentials",
+            "Whether a broker of brokers.service_url checks clients' own credentials (1) or not (0).",
+            ["broker"],
+            registry=registry,
+        )
         self._ejections = Counter(
             "pulsar_proxy_broker_ejections", "Brokers that were ejected, by reason.", ["reason"], registry=registry
         )
@@ -162,17 +168,23 @@ class BrokerMetrics:
         )
         self.reauthentication_seconds = broker_reauthentication_seconds(registry)
 
-    def show_brokers(self, up: Mapping[str, bool], ejected: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
+    def show_brokers(
+        self,
+        up: Mapping[str, bool],
+        ejected: Mapping[str, bool],
+        accepted: Mapping[str, bool],
+        checks_clients: Mapping[str, bool],
+    ) -> None:
         """Show these brokers and no others."""
-        shown = ((self._up, up), (self._ejected, ejected), (self._credentials_accepted, accepted))
-        for gauge, values in shown:
+        gauges = (self._up, self._ejected, self._credentials_accepted, self._checks_original_credentials)
+        for gauge, values in zip(gauges, (up, ejected, accepted, checks_clients), strict=True):
             gauge.clear()
             for broker, value in values.items():
                 gauge.labels(broker=broker).set(int(value))
 
     def forget_brokers(self) -> None:
         """Show none."""
-        self.show_brokers({}, {}, {})
+        self.show_brokers({}, {}, {}, {})
 
     def count_ejection(self, reason: str) -> None:
         """Count an ejected broker."""

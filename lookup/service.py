@@ -6,7 +6,7 @@ from functools import partial
 from lookup.brokers.credential_checks import LogIn
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import Endpoint
-from lookup.brokers.login import LoginResult, log_in
+from lookup.brokers.login import LoginFactory, LoginResult
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
@@ -95,10 +95,11 @@ class LookupService:
         link_factory = BrokerLinkFactory(
             dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
+        logins = LoginFactory(link_factory, config)
 
-        async def log_in_at(broker: Endpoint) -> LoginResult:
-            credentials = credentials_for(self._auth, broker.host, configured=True)
-            return await log_in(link_factory, broker, credentials, config)
+        async def log_in_at(broker: Endpoint, finds_original_data: bool) -> LoginResult:  # noqa: FBT001 -- a LogIn
+            new_credentials = partial(credentials_for, self._auth, broker.host, configured=True)
+            return await logins.log_in(broker, new_credentials, finds_original_data=finds_original_data)
 
         return log_in_at
 
@@ -152,6 +153,7 @@ class LookupService:
         return {
             "ready": self._brokers.any_reachable and not self._brokers.credentials_refused,
             "credentials_refused": self._brokers.credentials_refused,
+            "original_data_checked": self._brokers.original_data_checked,
             "brokers": self._brokers.status(),
             "broker_connections": len(self._pool),
             "lookups_under_way": self._scheduler.under_way.count,
@@ -258,8 +260,14 @@ class LookupService:
         else:
             response.host, response.port = target.broker.host, target.broker.port
             response.addresses.extend(target.addresses)
+            response.original_data = self._brokers.original_data_of(target.broker, target.addresses)
             for other in others:
-                response.others.add(host=other.broker.host, port=other.broker.port, addresses=other.addresses)
+                response.others.add(
+                    host=other.broker.host,
+                    port=other.broker.port,
+                    addresses=other.addresses,
+                    original_data=self._brokers.original_data_of(other.broker, other.addresses),
+                )
         return response.SerializeToString()
 
     async def _broker_profile(self, _data: bytes, _caller: Caller) -> bytes:

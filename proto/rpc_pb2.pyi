@@ -347,10 +347,12 @@ class Places(_message.Message):
     def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
 
 class Reasons(_message.Message):
-    __slots__ = ("reasons",)
+    __slots__ = ("reasons", "notes")
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reasons: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreMessage(_message.Message):
     __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners", "address_tables", "left_behind", "predecessor_pid", "ended_predecessor_pids")

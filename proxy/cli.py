@@ -104,11 +104,11 @@ async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: F
     from proxy.commands.connect import check_brokers
 
     with suppress_logs():
-        credentials = await check_objects(plan.config)
-        for warning in await find_warnings(plan.config, credentials):
+        credentials, methods = await check_objects(plan.config)
+        for warning in await find_warnings(plan.config, credentials, methods):
             click.echo(f"pulsar-trio-proxy: warning: {warning}", err=True)
         plan.require()
-        return await check_brokers(plan.config, credentials) if connect else []
+        return await check_brokers(plan.config, credentials, methods) if connect else []
 
 
 def _print_findings(findings: list["Finding"]) -> bool:

@@ -10,6 +10,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"  listeners       {', '.join(status['listeners'])}",
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
+        *(f"  note            {note}" for note in status.get("notes", ())),
         *_near_expiry(status.get("sessions_near_expiry")),
     ]
     for worker in status["workers"]:

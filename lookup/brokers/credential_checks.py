@@ -4,18 +4,24 @@ Readiness depends on the result, so no client may influence it: a client's hands
 principal, or its forwarded credentials) proves nothing, and only brings the next login forward. One that a broker
 accepts, with no credentials but the proxy's, shows that these are accepted, and saves a login.
 
+The logins also show whether a broker checks clients' own credentials (lookup.brokers.login), on which the forwarders
+rely: no client's connection has a say in that at all. At a broker that checks them it takes an authentication that
+fails, so that is repeated only after ORIGINAL_DATA_INTERVAL_S, or when the broker was down in between.
+
 No request waits for a login, since a broker may answer a PING and hang at CONNECT.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint, EndpointKey
 from lookup.brokers.login import LoginResult
+from lookup.brokers.original_data import CHECKED, RETRY_INTERVAL_S, UNKNOWN, OriginalDataStatus
 from proto.addresses import HostPort
+from proto.rpc_pb2 import OriginalData
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import run_every
 
@@ -27,9 +33,6 @@ LOGINS_PER_CHECK = 8
 """Logins begun at a time, so 32 a second, however many brokers there are or DNS names."""
 
 INTERVAL_MIN_S = 1.0
-RETRY_INTERVAL_S = 15.0
-"""After a login that was refused, or came to nothing."""
-
 RECHECK_INTERVAL_S = 5.0
 """Shortest time between two logins at a broker, whatever clients do; and until a first refusal is confirmed."""
 
@@ -41,7 +44,7 @@ them: behind one address there may be several brokers, of which one is broken.
 FAILURES_MAX = 5
 """Logins in succession without a result, after which the last one's counts no more."""
 
-FIRST_LOGIN_TIMEOUT_S = 2.0
+FIRST_LOGIN_TIMEOUT_S = 4.0
 """For how long a broker does not yet count as one that makes the worker ready, as its first login is under way."""
 
 REMEMBERED_S = 600.0
@@ -49,7 +52,8 @@ REMEMBERED_S = 600.0
 
 REMEMBERED_MAX = 2 * ENDPOINTS_MAX
 
-LogIn = Callable[[Endpoint], Awaitable[LoginResult]]
+LogIn = Callable[[Endpoint, bool], Awaitable[LoginResult]]
+"""Logs in; True: also finds out whether the broker checks clients' own credentials."""
 
 
 @dataclass(slots=True)
@@ -69,10 +73,11 @@ class CredentialStatus:
     """Why the last of these came to nothing."""
     due_at: float = -math.inf
     logged_in_at: float = -math.inf
+    original_data: OriginalDataStatus = field(default_factory=OriginalDataStatus)
 
     @property
     def detail(self) -> str:
-        """What is wrong, in words for an operator; empty where nothing is."""
+        """What is wrong, or worth knowing, in words for an operator."""
         told = []
         if self.verdict is CredentialVerdict.REFUSED:
             told.append(f"it REFUSES the proxy's own credentials: {self.refusal}")
@@ -80,6 +85,8 @@ class CredentialStatus:
             told.append(f"it refused a login with the proxy's own credentials: {self.refusal}")
         if self.failure:
             told.append(f"the proxy could not log in: {self.failure}")
+        if self.original_data.verdict == CHECKED:
+            told.append("it checks clients' own credentials (authenticateOriginalAuthData)")
         return "; ".join(told)
 
 
@@ -108,7 +115,8 @@ class CredentialChecks:
         self._statuses: dict[EndpointKey, CredentialStatus] = {}
         if before is not None:
             for where, state in before._statuses.items():  # noqa: SLF001 -- of another one of these
-                self._statuses[where] = replace(state, due_at=-math.inf)
+                copied = replace(state.original_data)
+                self._statuses[where] = replace(state, due_at=-math.inf, original_data=copied)
 
     async def run(self) -> None:
         """Log in where it is due, until cancelled; later reports about brokers are ignored."""
@@ -132,8 +140,14 @@ class CredentialChecks:
         for endpoint in self._endpoints():
             state = self.status_of(endpoint)
             state.seen_at = now
-            if endpoint.health.reachable and state.due_at <= now and _key_of(endpoint) not in self._under_way:
-                due.append((state.due_at, endpoint))
+            if endpoint.health.reachable is False:
+                before = self.original_data_of(endpoint)
+                state.original_data.down_at = now
+                if before != UNKNOWN:
+                    self._on_change()
+            due_at = min(state.due_at, _original_data_due_at(state))
+            if endpoint.health.reachable and due_at <= now and _key_of(endpoint) not in self._under_way:
+                due.append((due_at, endpoint))
         self._forget_lost_brokers(now)
         due.sort(key=lambda entry: entry[0])
         return [endpoint for _, endpoint in due[: min(LOGINS_PER_CHECK, LOGINS_MAX - len(self._under_way))]]
@@ -147,19 +161,40 @@ class CredentialChecks:
             del self._statuses[where]
 
     async def _check_credentials(self, endpoint: Endpoint) -> None:
+        state = self.status_of(endpoint)
+        finds_original_data = (
+            state.original_data.verdict != CHECKED or _original_data_due_at(state) <= trio.current_time()
+        )
         try:
-            login = await self._log_in(endpoint)
+            login = await self._log_in(endpoint, finds_original_data)
         finally:
             self._under_way.discard(_key_of(endpoint))
         state = self.status_of(endpoint)
         state.logged_in_at = trio.current_time()
         state.due_at = state.logged_in_at + RETRY_INTERVAL_S
         if login.verdict is CredentialVerdict.ACCEPTED:
+            if finds_original_data:
+                self._record_original_data(endpoint, state.original_data, login.original_data)
             self.record_acceptance(endpoint)
         elif login.verdict is CredentialVerdict.REFUSED:
             self._record_refusal(endpoint, state, login)
         else:
             self._record_failure(endpoint, state, login)
+
+    def _record_original_data(self, endpoint: Endpoint, known: OriginalDataStatus, found: OriginalData) -> None:
+        before = self.original_data_of(endpoint)
+        known.record(found, self._interval_s)
+        now = known.verdict
+        if now == before:
+            return
+        self._on_change()
+        if now not in {UNKNOWN, known.logged}:
+            if now == CHECKED:
+                event = "a broker checks clients' own credentials (authenticateOriginalAuthData)"
+                get_logger().info(event, broker=_describe(endpoint))
+            elif known.logged == CHECKED:
+                get_logger().info("a broker no longer checks clients' own credentials", broker=_describe(endpoint))
+            known.logged = now
 
     def _record_refusal(self, endpoint: Endpoint, state: CredentialStatus, login: LoginResult) -> None:
         state.refusals += 1
@@ -193,6 +228,7 @@ class CredentialChecks:
             reason=login.detail,
         )
         state.verdict, state.refusals, state.refusal = CredentialVerdict.UNKNOWN, 0, ""
+        state.original_data = OriginalDataStatus(logged=state.original_data.logged)
         self._on_change()
 
     # ---- what is known
@@ -208,6 +244,11 @@ class CredentialChecks:
     def verdict_of(self, endpoint: Endpoint) -> CredentialVerdict:
         """Return whether a broker accepts the proxy's own credentials, as far as is known."""
         return self.status_of(endpoint).verdict
+
+    def original_data_of(self, endpoint: Endpoint) -> OriginalData:
+        """Return whether a broker checks clients' own credentials; unknown where it was down since it was found."""
+        known = self.status_of(endpoint).original_data
+        return known.verdict if known.is_current else UNKNOWN
 
     def is_first_login_pending(self, endpoint: Endpoint) -> bool:
         """Return True while the first login at a reachable broker is to be waited for, which is a bounded time."""
@@ -239,6 +280,17 @@ class CredentialChecks:
         if not state.failures:  # else the next is due soon; and clients might bring about that none has a result
             soon = max(trio.current_time(), state.logged_in_at + RECHECK_INTERVAL_S)
             state.due_at = min(state.due_at, soon)
+
+
+def _original_data_due_at(state: CredentialStatus) -> float:
+    """Return when to find out whether a broker checks clients' own credentials; never before it takes the proxy's.
+
+    A broker that has come back since may have another configuration.
+    """
+    if state.verdict is not CredentialVerdict.ACCEPTED or state.failures or state.refusals:
+        return math.inf  # the next login shows more
+    known = state.original_data
+    return known.due_at if known.is_current else state.logged_in_at + RECHECK_INTERVAL_S
 
 
 def _key_of(endpoint: Endpoint) -> EndpointKey:

@@ -11,7 +11,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakSet
@@ -22,10 +22,12 @@ from lookup.brokers.configured import ConfiguredBrokers
 from lookup.brokers.credential_checks import CredentialChecks, LogIn
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
+from lookup.brokers.original_data import CHECKED, UNKNOWN, agreed, verdict_name
 from lookup.brokers.port_pairs import PortPairs
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort, parse_broker_url
+from proto.rpc_pb2 import OriginalData
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
@@ -290,6 +292,38 @@ class BrokerDirectory:
             CredentialVerdict.REFUSED
         }
 
+    @property
+    def original_data_checked(self) -> str:
+        """Which of the brokers that count for readiness check clients' own credentials, or take no client at all:
+        ``all``, ``some`` or ``none``. Those that refuse the proxy's own do not count as checking by themselves.
+        """
+        logins = self.credential_checks
+        if logins is None:
+            return "none"
+        ready = list(self._ready_endpoints())
+        checking = sum(logins.original_data_of(one) == CHECKED for one in ready)
+        refusing = sum(logins.verdict_of(one) is CredentialVerdict.REFUSED for one in ready)
+        if not checking:
+            return "none"
+        return "all" if checking + refusing == len(ready) else "some"
+
+    def original_data_of(self, broker: HostPort, addresses: Iterable[str]) -> OriginalData:
+        """Return whether a relay's target checks clients' own credentials.
+
+        The target's own logins decide where it is a broker of the URL. Any other is taken for a broker of the same
+        cluster (the URL may name a service of Kubernetes, and targets its pods): all brokers that are known must agree.
+        """
+        logins = self.credential_checks
+        if logins is None:
+            return UNKNOWN
+        by_key = self.discovery.by_key
+        whole = by_key.get((broker, tuple(addresses)))
+        own = [whole] if whole else [by_key.get((broker, (address,))) for address in addresses]
+        if own and None not in own:
+            return agreed(logins.original_data_of(one) for one in own if one is not None)
+        verdicts = map(logins.original_data_of, self.discovery.endpoints)
+        return agreed(verdict for verdict in verdicts if verdict != UNKNOWN)
+
     def _ready_endpoints(self) -> Iterator[Endpoint]:
         """Yield the reachable brokers that count for readiness.
 
@@ -329,7 +363,8 @@ class BrokerDirectory:
         state = self.credential_checks.status_of(endpoint)
         if endpoint.health.reachable and state.detail:  # of one that is down, why it is says enough
             detail = f"{detail}; {state.detail}"
-        return {"credentials": state.verdict.value, "detail": detail}
+        original_data = verdict_name(self.credential_checks.original_data_of(endpoint))
+        return {"credentials": state.verdict.value, "original_data": original_data, "detail": detail}
 
     def _unresolved(self) -> list[tuple[str, str]]:
         """Return the names without a broker, not even one from before, and why."""
@@ -344,11 +379,15 @@ class BrokerDirectory:
         up = {name: health.reachable for name, health in healths.items() if health.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
         accepted: dict[str, bool] = {}
+        checks_clients: dict[str, bool] = {}
         if self.credential_checks is not None:
             verdicts = {name: self.credential_checks.verdict_of(endpoint) for name, endpoint in endpoints.items()}
             known = {name: verdict for name, verdict in verdicts.items() if verdict is not CredentialVerdict.UNKNOWN}
             accepted = {name: verdict is CredentialVerdict.ACCEPTED for name, verdict in known.items()}
-        self._metrics.show_brokers(up, {name: health.ejected for name, health in healths.items()}, accepted)
+            found = {name: self.credential_checks.original_data_of(endpoint) for name, endpoint in endpoints.items()}
+            checks_clients = {name: one == CHECKED for name, one in found.items() if one != UNKNOWN}
+        ejected = {name: health.ejected for name, health in healths.items()}
+        self._metrics.show_brokers(up, ejected, accepted, checks_clients)
 
     def _label(self, endpoint: Endpoint) -> str:
         """Return a broker's name, with its addresses where others have the same name."""

@@ -8,6 +8,7 @@ import prometheus_client
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
+from proto.rpc_pb2 import Reasons
 from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CollectedMetrics
 from proxy.common.logs import get_logger
@@ -30,8 +31,8 @@ class ClusterView(Protocol):
         """Return True if the supervisor has answered lately."""
         ...
 
-    async def not_ready_reasons(self) -> list[str]:
-        """Return why load balancers should send no clients here now; empty where they should."""
+    async def readiness(self) -> Reasons:
+        """Return why load balancers should send no clients here now, and which would fail all the same."""
         ...
 
     async def status(self) -> str:
@@ -98,16 +99,14 @@ class AdminApplication:
         return HttpResponse(200, b"ok\n") if well else HttpResponse(503, b"the supervisor does not answer\n")
 
     async def _readyz(self) -> HttpResponse:
-        reasons = await self._view.not_ready_reasons()
-        return (
-            HttpResponse(503, "".join(f"{reason}\n" for reason in reasons).encode())
-            if reasons
-            else HttpResponse(200, b"ok\n")
-        )
+        readiness = await self._view.readiness()
+        lines = list(readiness.reasons) or ["ok"]
+        text = "".join(f"{line}\n" for line in (*lines, *readiness.notes))
+        return HttpResponse(503 if readiness.reasons else 200, text.encode())
 
     async def _status_html(self) -> HttpResponse:
-        reasons = await self._view.not_ready_reasons()
-        return HttpResponse(503, b"NOT READY\n") if reasons else HttpResponse(200, b"OK\n")
+        readiness = await self._view.readiness()
+        return HttpResponse(503, b"NOT READY\n") if readiness.reasons else HttpResponse(200, b"OK\n")
 
     async def _status(self) -> HttpResponse:
         status = (await self._view.status()).encode()

@@ -41,7 +41,7 @@ class CachedClusterView:
     ) -> None:
         self.metrics = CoalescingCache(nursery, scrape.collect_metrics, METRICS_KEPT_S).current
         self.is_responsive = client.is_responsive
-        self.not_ready_reasons = CoalescingCache(nursery, client.not_ready_reasons, readiness_kept_s).current
+        self.readiness = CoalescingCache(nursery, client.readiness, readiness_kept_s).current
         self.status = CoalescingCache(nursery, client.status, STATUS_KEPT_S).current
 
 

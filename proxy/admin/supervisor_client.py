@@ -70,10 +70,11 @@ class SupervisorClient:
         """Return True if the supervisor has answered within SILENCE_S_MAX."""
         return trio.current_time() - self._last_answer_s < SILENCE_S_MAX
 
-    async def not_ready_reasons(self) -> list[str]:
-        """Return why load balancers should send no clients here now; empty where they should. Raises RpcError."""
-        reply = await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
-        return list(reply.reasons)
+    async def readiness(self) -> Reasons:
+        """Return why load balancers should send no clients here now, and which would fail all the same. Raises
+        RpcError.
+        """
+        return await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
 
     async def status(self) -> str:
         """Return the status of the whole cluster as JSON. Raises RpcError."""

@@ -12,7 +12,9 @@ from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import BrokerAuthentication, CredentialsUnavailable
 from proxy.admin.token_check import TokenCheck
+from proxy.commands.connect import ClientMethods
 from proxy.common.errors import ConfigError
+from proxy.config.methods import ANONYMOUS, forwarding_warnings
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
@@ -20,9 +22,9 @@ from proxy.runtime.network.dialing import Dialer
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
 
-async def check_objects(config: Config) -> BrokerAuthentication | None:
-    """Construct what workers construct from a configuration; return the proxy's credentials at brokers. Raises
-    ConfigError.
+async def check_objects(config: Config) -> tuple[BrokerAuthentication | None, ClientMethods]:
+    """Construct what workers construct from a configuration; return the proxy's credentials at brokers, and the
+    methods of clients. Raises ConfigError.
     """
     await trio.lowlevel.checkpoint()
     listener_transports(config)
@@ -30,14 +32,20 @@ async def check_objects(config: Config) -> BrokerAuthentication | None:
     TokenCheck(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)
     check_proxy_roles(config.authentication, registry.methods)
-    return broker_authentication(config.brokers.credentials)
+    anonymous = (ANONYMOUS,) if config.authentication.anonymous_role else ()
+    methods = ClientMethods((*registry.methods, *anonymous), registry.several_round_methods)
+    return broker_authentication(config.brokers.credentials), methods
 
 
-async def find_warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
-    """Find problems of the moment, which a replaced file or another user may solve. Raises
+async def find_warnings(config: Config, credentials: BrokerAuthentication | None, methods: ClientMethods) -> list[str]:
+    """Find problems of the moment, which a replaced file or another user may solve, and what clients may meet. Raises
     ConfigError.
     """
-    return [*_runtime_dir(config.cluster.runtime_dir), *await _credentials(config, credentials)]
+    return [
+        *_runtime_dir(config.cluster.runtime_dir),
+        *await _credentials(config, credentials),
+        *forwarding_warnings(config, methods.names, methods.several_rounds),
+    ]
 
 
 def _runtime_dir(path: str) -> Iterator[str]:

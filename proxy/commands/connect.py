@@ -3,7 +3,7 @@
 Each broker is asked as workers do it: its name is resolved, it is dialled (TLS included), and a CONNECT is taken
 through all rounds. Nothing is asked on such a connection, so nothing changes at the broker, but its log has a line for
 each. The second and third CONNECT, which show whether the broker looks at roles and credentials at all, are ones that
-it should refuse.
+it should refuse. Of a broker that checks clients' own credentials too, there is a line for each method of clients.
 """
 
 from collections.abc import AsyncIterator
@@ -14,13 +14,15 @@ import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
-from lookup.brokers.login import LoginResult, log_in_as, login_principal
+from lookup.brokers.login import CHECK_PRINCIPAL, LoginFactory, LoginResult
 from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
-from proto.rpc_pb2 import Status
+from proto.rpc_pb2 import OriginalData, Status
 from proxy import __version__
+from proxy.config.methods import refused_methods
 from proxy.config.types import Config
+from proxy.config.worker_config import without_secrets
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import BrokerLinkFactory
@@ -66,18 +68,28 @@ class InProcessCredentials:
             raise RpcCallRefused(Status.INVALID_REQUEST, str(error)) from None
 
 
-async def check_brokers(config: Config, authentication: BrokerAuthentication | None) -> list[Finding]:
+@dataclass(frozen=True, slots=True)
+class ClientMethods:
+    """The methods by which clients come; of these ``several_rounds`` are plugins' that need more than one round."""
+
+    names: tuple[str, ...] = ()
+    several_rounds: tuple[str, ...] = ()
+
+
+async def check_brokers(
+    config: Config, authentication: BrokerAuthentication | None, methods: ClientMethods
+) -> list[Finding]:
     """Try every broker of ``brokers.service_url``."""
     async with _discovered(config) as found:
         findings = [Finding(good=False, text=f"{name}: not resolved: {why}") for name, why in found.failures.items()]
         endpoints = found.endpoints[:BROKERS_MAX]
         told: dict[Endpoint, list[Finding]] = {}
-        trial = _BrokerCheck(config, authentication)
+        trial = _BrokerCheck(config, authentication, methods)
         at_a_time = trio.CapacityLimiter(AT_A_TIME)
 
         async def try_one(endpoint: Endpoint) -> None:
             async with at_a_time:
-                told[endpoint] = [await trial.findings(endpoint)]
+                told[endpoint] = await trial.findings(endpoint)
 
         async with trio.open_nursery() as nursery:
             for endpoint in endpoints:
@@ -115,37 +127,49 @@ async def _discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
 class _BrokerCheck:
     """The logins at one broker, and the findings that follow."""
 
-    def __init__(self, config: Config, authentication: BrokerAuthentication | None) -> None:
+    def __init__(self, config: Config, authentication: BrokerAuthentication | None, methods: ClientMethods) -> None:
         self._config = config
         self._authentication = authentication
+        self._methods = methods
         self._dialer = Dialer(config.brokers)
         max_frame_bytes = config.limits.max_broker_frame_bytes
-        self._link_factory = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        link_factory = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._logins = LoginFactory(link_factory, without_secrets(config))
 
-    async def findings(self, broker: Endpoint) -> Finding:
-        """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""
+    async def findings(self, broker: Endpoint) -> list[Finding]:
+        """Try one broker, in at most five times ``brokers.handshake_timeout_ms``."""
         where = f"{HostPort(broker.host, broker.port)} at {' and '.join(broker.addresses)}"
         reachable, detail = await probe(self._dialer, broker, broker.addresses)
         if not reachable:
-            return Finding(good=False, text=f"{where}: {detail}")
+            return [Finding(good=False, text=f"{where}: {detail}")]
         tls = " by TLS, with a certificate that is accepted" if speaks_tls(self._config.brokers.service_url) else ""
-        shown = await self._login_finding(broker)
-        return Finding(good=shown.good, text=f"{where}: answers{tls}; {shown.text}")
+        login = await self._logins.log_in(broker, lambda: self._own(broker))
+        shown = await self._login_finding(broker, login)
+        of_clients = self._client_findings(login)
+        return [
+            Finding(good=shown.good, text=f"{where}: answers{tls}; {shown.text}"),
+            *(Finding(good=one.good, text=f"{where}: {one.text}") for one in of_clients),
+        ]
 
-    async def _login_finding(self, broker: Endpoint) -> Finding:
-        principal = login_principal(self._config)
-        login = await self._log_in(broker, self._own(broker), principal)
+    def _client_findings(self, login: LoginResult) -> list[Finding]:
+        """Return what clients of each method meet at a broker that checks their own credentials."""
+        if login.original_data != OriginalData.ORIGINAL_DATA_CHECKED:
+            return []
+        methods = self._methods
+        refused = refused_methods(self._config, methods.names, methods.several_rounds)
+        return [
+            Finding(good=method not in refused, text=f"clients by {method}: {refused.get(method, _ARE_FORWARDED)}")
+            for method in methods.names
+        ]
+
+    async def _login_finding(self, broker: Endpoint, login: LoginResult) -> Finding:
         failure = self._failure(login)
-        if failure and principal and login.code == ServerError.AuthenticationError:
-            without = await self._log_in(broker, self._own(broker), "")
-            if without.verdict is CredentialVerdict.ACCEPTED:
-                failure = _WANTS_CLIENTS_CREDENTIALS
         if failure:
             return Finding(good=False, text=failure)
         if self._authentication is None:
             return Finding(good=True, text="it takes the proxy without credentials (brokers.credentials is not set)")
         if self._config.authentication.enabled:
-            return await self._role(broker, login, principal)
+            return await self._role(broker, login)
         if login.connected:
             return await self._credentials_finding(broker, "")
         return Finding(
@@ -171,23 +195,24 @@ class _BrokerCheck:
             advice = "; is this proxy's role among the authentication.proxy_roles of the proxy there?"
         return f"it refuses the proxy ({login.detail}){advice}"
 
-    async def _role(self, broker: Endpoint, login: LoginResult, principal: str) -> Finding:
+    async def _role(self, broker: Endpoint, login: LoginResult) -> Finding:
         """Find whether the role is among proxyRoles: such a role must name a principal, any other must not."""
         if login.verdict is CredentialVerdict.REFUSED:
             return Finding(
                 good=False,
                 text=f"it accepts the proxy's credentials, but their role is NOT in its proxyRoles ({login.detail})",
             )
-        without = await self._log_in(broker, self._own(broker), "") if principal else login
+        checked = login.original_data == OriginalData.ORIGINAL_DATA_CHECKED
+        without = login if checked else await self._logins.log_in_as(broker, self._own(broker), "")
         if without.verdict is CredentialVerdict.ACCEPTED and not without.connected:
             return Finding(good=True, text="it accepts the proxy's credentials, and their role is in its proxyRoles")
         if without.connected:
-            return await self._credentials_finding(broker, principal)
+            return await self._credentials_finding(broker, "" if checked else CHECK_PRINCIPAL)
         return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({without.detail})")
 
     async def _credentials_finding(self, broker: Endpoint, principal: str) -> Finding:
         """Find whether a broker that took the credentials also accepts a client without any."""
-        nothing = await self._log_in(broker, NoCredentials(), principal)
+        nothing = await self._logins.log_in_as(broker, NoCredentials(), principal)
         if nothing.code == ServerError.AuthenticationError:
             return Finding(good=True, text="it accepts the proxy's credentials; it does not look at proxyRoles")
         if nothing.connected:
@@ -201,14 +226,8 @@ class _BrokerCheck:
             NoCredentials() if self._authentication is None else InProcessCredentials(self._authentication, broker.host)
         )
 
-    async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> LoginResult:
-        return await log_in_as(self._link_factory, broker, credentials, principal, self._config)
 
-
-_WANTS_CLIENTS_CREDENTIALS = (
-    "it accepts the proxy's credentials, but wants those of clients, too (authenticateOriginalAuthData): set "
-    "brokers.forward_authorization_credentials"
-)
+_ARE_FORWARDED = "the broker wants their own credentials, too (authenticateOriginalAuthData), which are forwarded"
 
 NOT_SHOWN = (
     "not shown by this: whether clients' credentials are accepted, what their principals may do, and whether the "

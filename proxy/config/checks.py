@@ -54,7 +54,7 @@ def validate_config(config: Config) -> Config:
         raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
     _check_tls(config)
     _check_credentials(config.brokers)
-    check_targets(config.brokers)
+    check_targets(config)
     _check_authentication(config)
     _check_session(config)
     check_binds(config)
@@ -152,8 +152,6 @@ def _check_roles_and_providers(config: Config) -> None:
         raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
     if not authentication.enabled and authentication.proxy_roles:
         raise ConfigError("authentication.proxy_roles: needs authentication.enabled")
-    if not authentication.enabled and config.brokers.forward_authorization_credentials:
-        raise ConfigError("brokers.forward_authorization_credentials: needs authentication.enabled")
     if not authentication.enabled and config.brokers.through_proxy:
         raise ConfigError("brokers.through_proxy: needs authentication.enabled; the other proxy wants a principal")
     if role and not role.strip():

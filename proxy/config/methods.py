@@ -1,6 +1,27 @@
-"""Properties of authentication methods that follow from the configuration."""
+"""Properties of authentication methods that follow from the configuration.
 
-from proxy.config.types import Authentication
+Brokers with ``authenticateOriginalAuthData`` (the default of Pulsar 5) want the client's own credentials behind the
+proxy's. What a client has said in one round can be forwarded; what only its own connection or a dialogue proves cannot.
+"""
+
+from collections.abc import Collection
+
+from proxy.config.proxy_roles import configured_methods
+from proxy.config.types import Authentication, Config
+
+ANONYMOUS = "none"
+"""The method that clients without credentials are taken for."""
+
+WANTS_CLIENT_CREDENTIALS = "the broker wants the client's own credentials (authenticateOriginalAuthData)"
+
+_NOT_FORWARDED = {
+    "tls": "a certificate cannot be forwarded",
+    "SCRAM-SHA-256": "a SCRAM exchange cannot be forwarded",
+    "SCRAM-SHA-512": "a SCRAM exchange cannot be forwarded",
+    "sasl": "a Kerberos ticket cannot be forwarded",
+    ANONYMOUS: "a client without credentials (authentication.anonymous_role) has none to forward",
+}
+"""The methods with nothing to forward. proto.connect_rules.original_credentials forwards accordingly."""
 
 
 def one_round_methods(config: Authentication) -> frozenset[str]:
@@ -17,5 +38,63 @@ def one_round_methods(config: Authentication) -> frozenset[str]:
     if config.basic is not None:
         methods.add("basic")
     if config.anonymous_role:
-        methods.add("none")  # what clients that name no method are taken for
+        methods.add(ANONYMOUS)
     return frozenset(methods)
+
+
+def client_methods(config: Authentication) -> frozenset[str]:
+    """Return the methods by which clients may come; a plugin stands under its own name, since only it knows more."""
+    anonymous = {ANONYMOUS} if config.anonymous_role else set()
+    return configured_methods(config) | anonymous | config.plugins.keys()
+
+
+def not_forwarded_methods(methods: Collection[str], several_rounds: Collection[str] = ()) -> dict[str, str]:
+    """Return those of the methods with nothing to forward, and why. ``several_rounds``: further ones, of plugins."""
+    dialogue = "an exchange of several rounds cannot be forwarded"
+    known = {method: _NOT_FORWARDED.get(method, dialogue if method in several_rounds else "") for method in methods}
+    return {method: why for method, why in sorted(known.items()) if why}
+
+
+def forwards_credentials(config: Config) -> bool:
+    """Return True if credentials of any client go to brokers: its method has some, or it is a proxy that has them."""
+    authentication = config.authentication
+    if not (authentication.enabled and config.brokers.forward_authorization_credentials):
+        return False
+    methods = client_methods(authentication)
+    return bool(authentication.proxy_roles) or len(not_forwarded_methods(methods)) < len(methods)
+
+
+def refused_methods(
+    config: Config, methods: Collection[str] | None = None, several_rounds: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the methods whose clients are refused by a broker that checks clients' own credentials, and a sentence
+    for each. ``methods``: where plugins were asked for theirs.
+
+    Not before another proxy (``through_proxy``), which checks no credentials but this proxy's.
+    """
+    if not config.authentication.enabled or config.brokers.through_proxy:
+        return {}
+    methods = client_methods(config.authentication) if methods is None else methods
+    sentences = {}
+    if not config.brokers.forward_authorization_credentials:
+        text = f"{WANTS_CLIENT_CREDENTIALS}: set brokers.forward_authorization_credentials = true"
+        sentences = dict.fromkeys(sorted(methods), text)
+    for method, why in not_forwarded_methods(methods, several_rounds).items():
+        sentences[method] = f"{WANTS_CLIENT_CREDENTIALS}, and {why}: set it to false at the brokers"
+    return sentences
+
+
+def forwarding_warnings(
+    config: Config, methods: Collection[str] | None = None, several_rounds: Collection[str] = ()
+) -> list[str]:
+    """Return a warning where clients of some methods need a setting of brokers. Arguments as in refused_methods."""
+    if not config.brokers.forward_authorization_credentials:
+        return []  # the operator's own choice: nobody's are
+    refused = refused_methods(config, methods, several_rounds)
+    if not refused:
+        return []
+    text = (
+        f"credentials of clients by {', '.join(refused)} cannot be forwarded: brokers with authenticateOriginalAuthData"
+        " = true (Pulsar 5's default) refuse these clients; set it to false at the brokers"
+    )
+    return [text]

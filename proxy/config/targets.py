@@ -8,7 +8,8 @@ import ipaddress
 from collections.abc import Iterator
 
 from proxy.common.errors import ConfigError
-from proxy.config.types import Brokers
+from proxy.config.methods import forwards_credentials
+from proxy.config.types import Config
 
 FIXED_LABELS_MIN = 2
 """This many whole labels at the end of a pattern are a registered domain; with fewer, anybody may register a match."""
@@ -18,12 +19,13 @@ IPV6_PREFIX_MIN = 16
 _PRIVATE_IPV6 = ipaddress.IPv6Network("fc00::/7")
 
 
-def check_targets(brokers: Brokers) -> None:
+def check_targets(config: Config) -> None:
     """Refuse all hosts at all addresses, where there are credentials to lose. Raises ConfigError.
 
     Another proxy (``through_proxy``) is the only one that gets them, whatever the target is.
     """
-    secret = _credentials_at_risk(brokers)
+    brokers = config.brokers
+    secret = _credentials_at_risk(config)
     if secret is None or brokers.through_proxy or not (brokers.allowed_hosts or brokers.allowed_addresses):
         return
     hosts = next((pattern for pattern in brokers.allowed_hosts if is_publicly_registrable(pattern)), None)
@@ -40,13 +42,14 @@ def check_targets(brokers: Brokers) -> None:
     )
 
 
-def _credentials_at_risk(brokers: Brokers) -> str | None:
+def _credentials_at_risk(config: Config) -> str | None:
     """Return which credentials a target would receive; None where there are none."""
+    brokers = config.brokers
     if brokers.credentials is not None:
         return "the proxy's own credentials (brokers.credentials)"
     if brokers.tls.certificate:
         return "the proof of the proxy's own certificate (brokers.tls.certificate)"
-    if brokers.forward_authorization_credentials:
+    if forwards_credentials(config):
         return "clients' credentials (brokers.forward_authorization_credentials)"
     return None
 

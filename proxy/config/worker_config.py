@@ -2,6 +2,7 @@
 
 import msgspec
 
+from proxy.config.methods import forwards_credentials
 from proxy.config.types import Authentication, BrokerCredentials, Config
 
 
@@ -13,6 +14,9 @@ def without_secrets(config: Config) -> Config:
         proxy_roles=config.authentication.proxy_roles,
     )
     brokers = config.brokers
+    if config.authentication.enabled:  # whose methods are known here alone
+        forwards = forwards_credentials(config)
+        brokers = msgspec.structs.replace(brokers, forward_authorization_credentials=forwards)
     if brokers.credentials is not None:
         credentials = BrokerCredentials(method=brokers.credentials.method)
         brokers = msgspec.structs.replace(brokers, credentials=credentials)

@@ -17,6 +17,7 @@ from proxy.common.logs import get_logger
 from proxy.config.changes import changes_that_need_new_processes, new_binds
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
+from proxy.config.methods import forwarding_warnings
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
@@ -319,10 +320,12 @@ class Supervisor:
 
 
 def _log_plan(plan: MemoryPlan) -> None:
-    """Log the container's limits and the numbers that follow from them."""
+    """Log the container's limits, the numbers that follow from them, and what clients may meet."""
     get_logger().info("what the container allows", **plan.summary())
     if plan.shortage:
         get_logger().error("the container may be too small", reason=plan.shortage)
+    for warning in forwarding_warnings(plan.config):
+        get_logger().warning("some clients may be refused by brokers", reason=warning)
 
 
 class StoppedBySecondSignal(Exception):

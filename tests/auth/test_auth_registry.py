@@ -272,6 +272,16 @@ def test_a_method_of_several_rounds_cannot_be_shared(others: tuple[int, int]) ->
 
 # ---- providers from elsewhere
 
+
+def test_which_methods_of_plugins_need_several_rounds() -> None:
+    """Their clients' credentials cannot be forwarded to brokers."""
+    single, several = Word(b"a", "alice"), Asking()
+    single.method, several.method = "single", "several"
+    registry = ProviderRegistry(Authentication(), lambda _config: [single, several])
+    assert registry.methods == ("several", "single")
+    assert registry.several_round_methods == ("several",)
+
+
 OPTIONS = {"word": "open sesame", "deep": {"list": [1, 2]}}
 
 

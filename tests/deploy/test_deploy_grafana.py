@@ -24,6 +24,7 @@ NOT_SHOWN = {
     "pulsar_proxy_dropped_metrics_total",
     "pulsar_proxy_invalid_lookup_requests_total",
     "pulsar_proxy_fatal_lookup_requests_total",
+    "pulsar_proxy_broker_checks_original_credentials",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),
 }
 """Documented metrics that no panel shows."""

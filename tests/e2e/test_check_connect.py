@@ -15,10 +15,11 @@ from local.tokens import make_token
 
 from proto.pulsar_pb2 import BaseCommand
 
-from .conftest import authentication, before, running
+from .conftest import NO_PINGS, authentication, before, running
 from .lab.certificates import OTHER_HOST, Authority
 from .lab.cluster import HOST, ProxyCluster, Tables, merged
 from .lab.fakes import Eavesdropper, FakeBroker
+from .lab.security import grant
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 
@@ -128,10 +129,9 @@ def test_where_clients_have_no_names(secured_broker: Standalone, file: Path, rol
 
 
 @pytest.mark.parametrize(("role", "code"), [("proxy", 0), ("alice", 1)])
-def test_with_forwarded_credentials(secured_broker: Standalone, file: Path, role: str, code: int) -> None:
-    """No principal is named then, and a proxy's role shows by the words of the refusal."""
+def test_without_forwarded_credentials(secured_broker: Standalone, file: Path, role: str, code: int) -> None:
     write_token(secured_broker, file, role)
-    found, [line], _errors = checked(with_token(secured_broker, file, forward_authorization_credentials=True))
+    found, [line], _errors = checked(with_token(secured_broker, file, forward_authorization_credentials=False))
     assert found == code
     says = "but their role is NOT in its proxyRoles (" if code else "and their role is in its proxyRoles"
     assert f"it accepts the proxy's credentials, {says}" in line
@@ -233,3 +233,101 @@ def test_clients_that_brokers_refuse_make_no_instance_unready(
             assert answer.lookup_topic_response.error
     assert secured_proxy.get("/readyz").text == "ok\n"
     assert secured_proxy.metrics().total(ACCEPTED) == 1
+
+
+# ---- a broker that wants clients' own credentials, as those of Pulsar 5 do by default
+
+WANTS = "the broker wants the client's own credentials (authenticateOriginalAuthData)"
+CANNOT = f"{WANTS}, and a certificate cannot be forwarded: set it to false at the brokers"
+SHOULD = f"{WANTS}: set brokers.forward_authorization_credentials = true"
+CHECKS = "pulsar_proxy_broker_checks_original_credentials"
+
+
+@pytest.fixture(scope="module")
+def checking_broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    conf = {**NO_PINGS, "authenticateOriginalAuthData": "true"}
+    with Standalone(pulsar_home, tmp_path_factory.mktemp("checking"), secured=True, conf=conf) as standalone:
+        grant(standalone)
+        yield standalone
+
+
+def with_methods(broker: Standalone, directory: Path, *methods: str, forwards: bool) -> Tables:
+    """A cluster that takes clients by these methods."""
+    authority = Authority(directory, "clients")
+    server = authority.server("server")
+    tables = merged(authentication(broker), {"brokers": {"forward_authorization_credentials": forwards}})
+    if "tls" in methods:
+        tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
+        tables = merged(tables, {"listener": {"tls": tls}, "authentication": {"tls": {}}})
+    if "token" not in methods:
+        del tables["authentication.token"]
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("forwards", "token", "warns"),
+    [(True, "their own credentials, too", True), (False, SHOULD, False)],
+    ids=["forwarded", "not forwarded"],
+)
+def test_what_clients_of_each_method_would_meet(
+    checking_broker: Standalone, tmp_path: Path, forwards: bool, token: str, warns: bool
+) -> None:
+    tables = with_methods(checking_broker, tmp_path, "token", "tls", forwards=forwards)
+    code, [of_proxy, of_tls, of_token], errors = sorted_checks(tables)
+    assert of_proxy.endswith("it accepts the proxy's credentials, and their role is in its proxyRoles")
+    assert of_tls.startswith("FAILED")
+    assert of_tls.endswith(f": clients by tls: {CANNOT}")
+    assert of_token.startswith("ok " if forwards else "FAILED")
+    assert token in of_token
+    assert code == 1
+    assert ("warning: credentials of clients by tls cannot be forwarded: " in errors) == warns
+
+
+def sorted_checks(tables: Tables) -> tuple[int, list[str], str]:
+    """As ``checked``, lines by method."""
+    code, lines, errors = checked(tables)
+    return code, sorted(lines, key=lambda line: line.partition("clients by")[2]), errors
+
+
+def test_all_is_well_where_every_method_can_be_forwarded(checking_broker: Standalone, tmp_path: Path) -> None:
+    code, [of_proxy, of_token], errors = sorted_checks(with_methods(checking_broker, tmp_path, "token", forwards=True))
+    assert (code, errors) == (0, "")
+    assert "their role is in its proxyRoles" in of_proxy
+    assert of_token.startswith("ok ")
+
+
+def test_a_wrong_role_is_told_from_wrong_credentials(checking_broker: Standalone, file: Path) -> None:
+    write_token(checking_broker, file, "alice")
+    code, [line], _errors = checked(with_token(checking_broker, file))
+    assert code == 1
+    assert "it accepts the proxy's credentials, but their role is NOT in its proxyRoles (" in line
+    file.write_text(make_token(b"x" * 32, "proxy"))
+    code, [line], _errors = checked(with_token(checking_broker, file))
+    assert code == 1
+    assert "it does NOT accept the proxy's credentials (AuthenticationError: " in line
+
+
+@pytest.mark.parametrize(
+    ("methods", "forwards", "status", "body"),
+    [
+        (["token", "tls"], True, 200, f"ok\nclients by tls: {CANNOT}\n"),
+        (["token"], True, 200, "ok\n"),
+        (["tls"], True, 503, f"clients by tls: {CANNOT}\n"),
+        (["token"], False, 503, f"clients by token: {SHOULD}\n"),
+    ],
+)
+def test_readyz_before_a_broker_that_wants_clients_credentials(  # noqa: PLR0917 -- fixtures and cases
+    checking_broker: Standalone, tmp_path: Path, methods: list[str], forwards: bool, status: int, body: str
+) -> None:
+    tables = with_methods(checking_broker, tmp_path, *methods, forwards=forwards)
+    with running(ProxyCluster(tables), ready=False) as cluster:
+        eventually(lambda: cluster.get("/readyz").text == body, what=f"/readyz says {body}")
+        assert cluster.get("/readyz").status == status
+        metrics = cluster.metrics()
+        assert (metrics.total(CHECKS), metrics.total(ACCEPTED)) == (1, 1)
+        assert "it checks clients' own credentials (authenticateOriginalAuthData)" in cluster.command("status").stdout
+        log = cluster.log_text()
+        assert "refuses the proxy's own credentials" not in log
+        refused = body.removeprefix("ok\n").strip()
+        assert log.count("brokers refuse clients") == bool(refused)
+        assert refused in log

@@ -317,9 +317,9 @@ def test_check_says_what_the_broker_wants(
     """An AuthenticationError that is not about the proxy's credentials."""
     done = keeping.command("check", "--connect")
     assert done.returncode == 1
-    assert "but wants those of clients, too (authenticateOriginalAuthData)" in done.stdout
-    reason = "every broker that can be reached refuses the proxy's own credentials"
-    eventually(lambda: reason in keeping.get("/readyz").text, what="nobody would be served")
+    refusal = "clients by token: the broker wants the client's own credentials (authenticateOriginalAuthData): set "
+    assert refusal in done.stdout
+    eventually(lambda: keeping.get("/readyz").text.startswith(refusal), what="nobody would be served")
     done = forwarding.command("check", "--connect")
     assert done.returncode == 0
     assert "it accepts the proxy's credentials, and their role is in its proxyRoles" in done.stdout

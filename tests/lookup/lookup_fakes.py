@@ -125,6 +125,10 @@ class FakeBroker:
             self.open -= 1
             await trio.aclose_forcefully(stream)
 
+    def greeting_for(self, connect: CommandConnect) -> Answer:
+        """What it answers a CONNECT with."""
+        return self.greeting
+
     def freeze(self) -> None:
         """Say nothing any more, neither to those who are here nor to those who come."""
         self.greeting, self.script, self.answers_pings = None, lambda _request: None, False
@@ -136,7 +140,7 @@ class FakeBroker:
                 principal = command.connect.original_principal
                 self.connects.append(command.connect)
                 self.end_of[principal] = end
-                await end.say(self.greeting)
+                await end.say(self.greeting_for(command.connect))
             elif command.type == BaseCommand.PING:
                 if self.answers_pings:
                     await end.say(commands.pong())

@@ -12,9 +12,10 @@ from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.service import LookupService
-from proto.pulsar_pb2 import BaseCommand
+from proto.connect_rules import INVALID_ROLES_TEXT
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proto.roles import Role
-from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
+from proto.rpc_pb2 import Method, OriginalData, Principal, ResolveTargetRequest, ResolveTargetResponse
 from proto.sealed_principal import seal
 from proxy.common.errors import ConfigError
 from proxy.runtime.dns.resolver import Addresses
@@ -40,14 +41,62 @@ class Worker:
         return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
 
     async def resolve(
-        self, target: str, *, client: str = "192.0.2.7:4000", principal: str = "alice"
+        self, target: str, *, client: str = "192.0.2.7:4000", principal: str = "alice", any_broker: bool = False
     ) -> ResolveTargetResponse:
         sealed = seal(Principal(name=principal), SEAL_KEY)
         request = ResolveTargetRequest(
-            target=target, client_address=client, principal_name=principal, sealed_principal=sealed
+            target=target,
+            client_address=client,
+            principal_name=principal,
+            sealed_principal=sealed,
+            any_broker=any_broker,
         )
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
         return ResolveTargetResponse.FromString(await handler(request.SerializeToString(), Caller(Role.FORWARDER, 1)))
+
+
+class Checking(FakeBroker):
+    """It checks clients' own credentials."""
+
+    def greeting_for(self, connect: CommandConnect) -> BaseCommand:
+        code = ServerError.AuthenticationError if connect.original_principal else ServerError.AuthorizationError
+        return BaseCommand(
+            type=BaseCommand.ERROR, error={"request_id": 0, "error": code, "message": INVALID_ROLES_TEXT}
+        )
+
+
+@pytest.mark.parametrize(("broker", "expected"), [(Checking(), "CHECKED"), (FakeBroker(), "IGNORED")])
+async def test_targets_are_told_with_what_they_do_with_clients_credentials(  # noqa: PLR0917 -- fixtures and cases
+    network: Network,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: FakeBroker,
+    expected: str,
+) -> None:
+    network.names["b0"] = network.names["b1"] = [["10.0.0.1"]]
+    network.names["pod-0.elsewhere.svc.cluster.local"] = [["10.0.9.9"]]
+    network.brokers["10.0.0.1", 6650] = broker
+    auth = FakeAuth()
+    monkeypatch.setattr(WorkerContext, "new_rpc_pool", lambda *_: auth)
+    monkeypatch.setattr(auth, "run", trio.sleep_forever, raising=False)
+    worker = Worker(
+        nursery,
+        authentication={"enabled": True},
+        credentials={"method": "token", "token": "unused"},
+        allowed_hosts=["b?", "*.elsewhere.svc.cluster.local"],
+    )
+    await worker.service.start()
+    await trio.sleep(2)
+    for target in ("b0", "b1", "pod-0.elsewhere.svc.cluster.local"):
+        response = await worker.resolve(f"{target}:6650")
+        assert (response.denial, OriginalData.Name(response.original_data)) == ("", f"ORIGINAL_DATA_{expected}")
+    anywhere = await worker.resolve("", any_broker=True)
+    assert OriginalData.Name(anywhere.original_data) == f"ORIGINAL_DATA_{expected}"
+    status: Any = worker.service.status()
+    assert status["original_data_checked"] == ("all" if expected == "CHECKED" else "none")
+    assert status["ready"]
+    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,10 @@ class Brokers(Strict, frozen=True):
         role of this proxy must be among its `authentication.proxy_roles`
     tls: TLS settings of connections to brokers
     credentials: the proxy's own identity at the brokers; absent: the proxy does not authenticate
-    forward_authorization_credentials: whether a client's own credentials (of methods with one round, as tokens) are
-        forwarded behind the proxy's, for brokers with `authenticateOriginalAuthData`
+    forward_authorization_credentials: whether a client's own credentials are forwarded behind the proxy's, as brokers
+        with `authenticateOriginalAuthData = true` (the default of Pulsar 5) want them; other brokers ignore them. A
+        certificate, a SCRAM exchange and a Kerberos ticket cannot be forwarded: for clients with these the brokers need
+        `authenticateOriginalAuthData = false`. Without `authentication.enabled` nothing is forwarded
     congestion_control: congestion control of connections to brokers (TCP_CONGESTION): `system` (sysctl
         net.ipv4.tcp_congestion_control), the name of an algorithm, or `unpaced`: the system's unless that is BBR, then
         `reno`: BBR's timer for each packet costs most of a relay's CPU time if brokers are near
@@ -103,7 +105,9 @@ class Brokers(Strict, frozen=True):
     login_interval_ms: if there are `credentials`: time between two logins of each lookup worker at each broker of
         `service_url`, which check that the broker accepts them; an accepted connection for lookups replaces a login.
         After a failed login 15 s; at least 1 s. If all brokers refuse them (one that accepted them before: three times
-        in succession), `/readyz` reports it. 0: no logins
+        in succession), `/readyz` reports it. The logins also show which brokers check clients' own credentials
+        (`forward_authorization_credentials`): such a broker logs one failed authentication for each lookup worker every
+        10 minutes, and after its own restart. 0: no logins
     ejection_failures: a broker of `service_url` with this number of failures and no answer in between is ejected:
         lookups use the others first. A broker that does not answer a probe is ejected, too; if all are ejected, none is
     ejection_time_ms: duration of an ejection, unless a probe shows that the broker is back; it doubles each time until
@@ -126,7 +130,7 @@ class Brokers(Strict, frozen=True):
     through_proxy: bool = False
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None
-    forward_authorization_credentials: bool = False
+    forward_authorization_credentials: bool = True
     congestion_control: CongestionControl = "unpaced"
     connect_timeout_ms: Positive = 5_000
     handshake_timeout_ms: Positive = 8_000

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
+from proto.rpc_pb2 import Empty, Method, Place, Places, Status, Text
 from proxy.common.logs import get_logger
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
@@ -44,7 +44,7 @@ class AdminChannel:
         self._listener = listener
         self._interval_s = interval_s
         self._calls = 0
-        self._reasons = RateLimitedAnswer(report.not_ready_reasons, interval_s)
+        self._readiness_answer = RateLimitedAnswer(report.readiness, interval_s)
         self._status_json = RateLimitedAnswer(report.status_json, interval_s)
         self._metrics_of: dict[ProcessIdentity, RateLimitedAnswer[str]] = {}
 
@@ -103,7 +103,7 @@ class AdminChannel:
 
     async def _readiness(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Reasons(reasons=await self._reasons.current()).SerializeToString()
+        return (await self._readiness_answer.current()).SerializeToString()
 
     async def _status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

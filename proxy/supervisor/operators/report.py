@@ -14,9 +14,10 @@ import msgspec
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import Empty, Method, Text
+from proto.rpc_pb2 import Empty, Method, Reasons, Text
 from proxy import __version__
 from proxy.common.logs import get_logger
+from proxy.config.methods import forwards_credentials, refused_methods
 from proxy.config.types import Listener
 from proxy.runtime.fairness.utf8 import utf8_bytes
 from proxy.runtime.observability.metrics import render_metrics
@@ -67,6 +68,8 @@ class _Readiness(msgspec.Struct):
 
     ready: bool = False
     credentials_refused: bool = False
+    original_data_checked: str = "none"
+    """See lookup.brokers.directory."""
 
 
 class _Broker(msgspec.Struct):
@@ -91,6 +94,7 @@ class ClusterReport:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._logged: set[str] = set()
+        self._refused_clients: list[str] = []
 
     def places(self) -> list[ProcessIdentity]:
         """Return the processes whose metrics can be read here; the admin worker, which asks, has its own."""
@@ -128,7 +132,8 @@ class ClusterReport:
         """Return the status of the whole cluster, as /status and `status` show it."""
         processes = self._answering_workers()
         texts = await self._call_all(processes)
-        reasons = self._reasons_from(texts)
+        readiness = self._readiness_from(texts)
+        reasons = list(readiness.reasons)
         statuses = _decode_all(texts, _decode_status)
         self._drop_malformed_parts(statuses)
         self._drop_oversized(statuses)
@@ -147,6 +152,7 @@ class ClusterReport:
             "version": __version__,
             "ready": not reasons,
             "not_ready_because": reasons,
+            "notes": list(readiness.notes),
             "leaving": self._cluster.leaving,
             "draining": self._cluster.draining,
             "generation": self._cluster.generation,
@@ -159,12 +165,12 @@ class ClusterReport:
             "leaving_workers": leaving,
         }
 
-    async def not_ready_reasons(self) -> list[str]:
-        """Return why load balancers should send no clients here now; empty where they should."""
+    async def readiness(self) -> Reasons:
+        """Return why load balancers should send no clients here now, and which clients would fail all the same."""
         processes = [process for process in self._answering_workers() if not process.is_leaving]
-        return self._reasons_from(await self._call_all(processes))
+        return self._readiness_from(await self._call_all(processes))
 
-    def _reasons_from(self, texts: dict["_ReportedWorker", str]) -> list[str]:
+    def _readiness_from(self, texts: dict["_ReportedWorker", str]) -> Reasons:
         readiness_of = {
             process.slot: readiness
             for process, readiness in _decode_all(texts, _decode_readiness).items()
@@ -186,7 +192,28 @@ class ClusterReport:
         if lookups and not any(lookup.ready for lookup in lookups):
             refused = any(lookup.credentials_refused for lookup in lookups)
             reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
-        return reasons
+        notes = self._clients_refused([lookup for lookup in lookups if lookup.ready])
+        self._log_refused_clients(notes)
+        is_for_all = notes and not forwards_credentials(self._cluster.config)
+        if is_for_all and all(lookup.original_data_checked == "all" for lookup in lookups if lookup.ready):
+            reasons, notes = [*reasons, *notes], []
+        return Reasons(reasons=reasons, notes=notes)
+
+    def _clients_refused(self, lookups: list[_Readiness]) -> list[str]:
+        """Return a sentence for each kind of client that brokers refuse, as they check clients' own credentials."""
+        if all(lookup.original_data_checked == "none" for lookup in lookups):
+            return []
+        methods_of: dict[str, list[str]] = {}
+        for method, sentence in refused_methods(self._cluster.config).items():
+            methods_of.setdefault(sentence, []).append(method)
+        return [f"clients by {', '.join(methods)}: {sentence}" for sentence, methods in methods_of.items()]
+
+    def _log_refused_clients(self, sentences: list[str]) -> None:
+        """Log which clients brokers refuse, when it changes."""
+        for sentence in sentences:
+            if sentence not in self._refused_clients:
+                get_logger().warning("brokers refuse clients", reason=sentence)
+        self._refused_clients = sentences
 
     def _drop_malformed_parts(self, statuses: dict["_ReportedWorker", dict[str, Any]]) -> None:
         for process, status in statuses.items():

@@ -21,18 +21,19 @@ from lookup.brokers.credential_checks import (
     LOGINS_PER_CHECK,
     REFUSALS_MIN,
     REMEMBERED_S,
-    RETRY_INTERVAL_S,
 )
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint
-from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginResult, log_in
+from lookup.brokers.login import CHECK_CREDENTIALS, CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginFactory, LoginResult
+from lookup.brokers.original_data import AGREEING_MIN, ORIGINAL_DATA_INTERVAL_S, RETRY_INTERVAL_S
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import Target
 from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
-from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
+from proto.rpc_pb2 import OriginalData
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
@@ -55,15 +56,25 @@ NO_PROXY = refusal(ServerError.AuthorizationError, "Must not set proxyVersion wi
 
 
 async def logged_in(
-    network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any
+    network: Network,
+    greeting: Any,
+    auth: FakeAuth | None = None,
+    *,
+    finds_original_data: bool = True,
+    broker: FakeBroker | None = None,
+    **tables: Any,
 ) -> tuple[LoginResult, Any]:
     """The outcome of one login, and the CONNECT that the broker saw."""
-    broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
+    broker = network.brokers["10.0.0.1", 6650] = broker or FakeBroker()
     broker.greeting = greeting
     config = make_config(**{"authentication": ENABLED, **tables})
     link_factory = BrokerLinkFactory(Dialer(config.brokers), 1 << 20, "proxy")
-    credentials = credentials_for(auth or FakeAuth(), "10.0.0.1", configured=True)  # type: ignore[arg-type]
-    login = await log_in(link_factory, Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), credentials, config)
+    endpoint, told = Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), auth or FakeAuth()
+    login = await LoginFactory(link_factory, config).log_in(
+        endpoint,
+        lambda: credentials_for(told, "10.0.0.1", configured=True),  # type: ignore[arg-type]
+        finds_original_data=finds_original_data,
+    )
     await trio.testing.wait_all_tasks_blocked()
     assert not broker.open, "the connection is closed, whatever came of it"
     assert not broker.requests, "nothing is asked"
@@ -78,31 +89,24 @@ async def test_a_login_is_what_clients_connections_are(network: Network) -> None
     assert connect.HasField("proxy_version")
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        {"authentication": {}},  # clients' connections name none, either
-        {"brokers": {"forward_authorization_credentials": True}},  # its credentials would be asked for
-    ],
-)
-async def test_where_no_principal_is_named(network: Network, tables: dict[str, Any]) -> None:
-    _login, connect = await logged_in(network, FakeBroker().greeting, **tables)
-    assert not connect.HasField("original_principal")
+async def test_where_no_principal_is_named(network: Network) -> None:
+    _login, connect = await logged_in(network, FakeBroker().greeting, authentication={})
+    assert not connect.HasField("original_principal"), "clients' connections name none, either"
     assert not connect.HasField("original_auth_data")
 
 
-FORWARDED = {"brokers": {"forward_authorization_credentials": True}}
+NOT_FORWARDED = {"brokers": {"forward_authorization_credentials": False}}
+NO_PRINCIPAL: dict[str, Any] = {"finds_original_data": False}
 
 
 @pytest.mark.parametrize(
     ("greeting", "tables", "verdict"),
     [
         (AUTHENTICATION, {}, CredentialVerdict.REFUSED),
-        (AUTHENTICATION, FORWARDED, CredentialVerdict.REFUSED),
         (ROLES, {}, CredentialVerdict.REFUSED),
         (ROLES, {"authentication": {}}, CredentialVerdict.REFUSED),
-        (ROLES, FORWARDED, CredentialVerdict.ACCEPTED),  # a proxy's role must name a principal, and did not
-        (NO_PROXY, FORWARDED, CredentialVerdict.REFUSED),
+        (ROLES, NO_PRINCIPAL, CredentialVerdict.ACCEPTED),  # a proxy's role must name a principal, and did not
+        (NO_PROXY, NO_PRINCIPAL, CredentialVerdict.REFUSED),
         (NO_PROXY, {"authentication": {}}, CredentialVerdict.REFUSED),
         (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, CredentialVerdict.REFUSED),
         (
@@ -125,6 +129,79 @@ async def test_what_counts_as_a_refusal(
     assert not login.connected
 
 
+class CheckingBroker(FakeBroker):
+    """A broker with authorization and, at first, ``authenticateOriginalAuthData``, as 4.0.8 answers."""
+
+    def __init__(self, *, anonymous: bool = False) -> None:
+        super().__init__()
+        self.checks = True
+        self.anonymous = anonymous
+        self.takes_proxy = True
+
+    @property
+    def failed(self) -> int:
+        """How many logins have left a failed authentication in its log."""
+        return sum(one.HasField("original_principal") for one in self.connects)
+
+    def greeting_for(self, connect: CommandConnect) -> Any:
+        if self.checks and connect.HasField("original_principal"):
+            return self.greeting if self.anonymous and not connect.original_auth_method else FAILED
+        if not self.takes_proxy:
+            return FAILED
+        return self.greeting if connect.HasField("original_principal") else ROLES
+
+
+FAILED = refusal(ServerError.AuthenticationError, "Failed to authenticate")
+
+
+@pytest.mark.parametrize(
+    ("checks", "takes_proxy", "verdict", "original_data", "logins"),
+    [
+        (True, True, CredentialVerdict.ACCEPTED, OriginalData.ORIGINAL_DATA_CHECKED, 2),
+        (False, True, CredentialVerdict.ACCEPTED, OriginalData.ORIGINAL_DATA_IGNORED, 1),
+        (True, False, CredentialVerdict.REFUSED, OriginalData.ORIGINAL_DATA_UNKNOWN, 2),
+        (False, False, CredentialVerdict.REFUSED, OriginalData.ORIGINAL_DATA_UNKNOWN, 2),
+    ],
+)
+@pytest.mark.parametrize("tables", [{}, NOT_FORWARDED], ids=["forwarded", "not forwarded"])
+async def test_a_broker_that_wants_clients_credentials_is_told_from_one_that_refuses_the_proxys(  # noqa: PLR0917
+    network: Network,
+    checks: bool,
+    takes_proxy: bool,
+    verdict: CredentialVerdict,
+    original_data: OriginalData,
+    logins: int,
+    tables: dict[str, Any],
+) -> None:
+    broker = CheckingBroker()
+    broker.checks, broker.takes_proxy = checks, takes_proxy
+    login, connect = await logged_in(network, broker.greeting, broker=broker, **tables)
+    assert (login.verdict, login.original_data) == (verdict, original_data)
+    assert len(broker.connects) == logins
+    sent = (connect.original_auth_method, connect.original_auth_data)
+    assert sent == ((CHECK_CREDENTIALS.method, CHECK_CREDENTIALS.data) if not tables else ("", ""))
+
+
+async def test_a_broker_with_an_anonymous_role_checks_what_it_is_given(network: Network) -> None:
+    """It lets a principal without credentials in as its anonymousUserRole, whose credentials it then never asks for."""
+    broker = CheckingBroker(anonymous=True)
+    login, _connect = await logged_in(network, broker.greeting, broker=broker)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_CHECKED
+    login, _connect = await logged_in(network, broker.greeting, broker=broker, **NOT_FORWARDED)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_IGNORED, "clients get in"
+
+
+async def test_another_proxy_says_nothing_of_brokers(network: Network) -> None:
+    """It takes a principal with or without credentials, whatever the brokers behind it do."""
+    tables = {"brokers": {"through_proxy": True, "credentials": CREDENTIALS}}
+    login, connect = await logged_in(network, FakeBroker().greeting, **tables)
+    assert (login.verdict, connect.original_principal) == (CredentialVerdict.ACCEPTED, CHECK_PRINCIPAL)
+    assert login.original_data == OriginalData.ORIGINAL_DATA_UNKNOWN
+    login, _connect = await logged_in(network, AUTHENTICATION, **tables)
+    assert login.verdict is CredentialVerdict.REFUSED
+    assert len(network.brokers["10.0.0.1", 6650].connects) == 1
+
+
 async def test_no_credentials_to_be_had_is_no_refusal(network: Network) -> None:
     login, _connect = await logged_in(network, AUTHENTICATION, FakeAuth(broken=True))
     assert login.verdict is CredentialVerdict.UNKNOWN
@@ -144,8 +221,15 @@ async def test_what_is_kept_of_a_brokers_text(network: Network) -> None:
 class Ring:
     """BrokerDirectory that are looked at and logged in at."""
 
-    def __init__(self, network: Network, nursery: trio.Nursery, count: int = 2, **brokers: Any) -> None:
-        self.fakes = [FakeBroker() for _ in range(count)]
+    def __init__(
+        self,
+        network: Network,
+        nursery: trio.Nursery,
+        count: int = 2,
+        make_broker: type[FakeBroker] = FakeBroker,
+        **brokers: Any,
+    ) -> None:
+        self.fakes = [make_broker() for _ in range(count)]
         for number, fake in enumerate(self.fakes):
             network.brokers[f"10.0.0.{number + 1}", 6650] = fake
         url = "pulsar://" + ",".join(f"10.0.0.{number + 1}" for number in range(count))
@@ -165,9 +249,12 @@ class Ring:
         log_in_at = self.log_in if asks else None
         return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, DirectoryOptions(before, log_in_at))
 
-    async def log_in(self, broker: Endpoint) -> LoginResult:
-        credentials = credentials_for(self.auth, broker.host, configured=True)
-        return await log_in(self.link_factory, broker, credentials, self.config)
+    async def log_in(self, broker: Endpoint, finds_original_data: bool) -> LoginResult:
+        return await LoginFactory(self.link_factory, self.config).log_in(
+            broker,
+            lambda: credentials_for(self.auth, broker.host, configured=True),
+            finds_original_data=finds_original_data,
+        )
 
     def run(self) -> None:
         self.nursery.start_soon(self.brokers.run)
@@ -616,3 +703,200 @@ async def test_brokers_that_others_named_are_none_of_ours(network: Network, nurs
     ring.brokers.credential_checks.record_acceptance(HostPort("10.0.0.1", 6650))
     ring.brokers.credential_checks.request_recheck(HostPort("10.0.0.1", 6650))
     assert ring.told()["credentials"] == "unknown"
+
+
+# ---- whether brokers check clients' own credentials
+
+UNKNOWN, IGNORED, CHECKED = (
+    OriginalData.ORIGINAL_DATA_UNKNOWN,
+    OriginalData.ORIGINAL_DATA_IGNORED,
+    OriginalData.ORIGINAL_DATA_CHECKED,
+)
+CHECKS = "pulsar_proxy_broker_checks_original_credentials"
+
+
+class CheckingRing(Ring):
+    """Brokers that check clients' credentials unless a test says otherwise."""
+
+    fakes: list[CheckingBroker]  # type: ignore[assignment]
+
+    def __init__(self, network: Network, nursery: trio.Nursery, count: int = 2, **brokers: Any) -> None:
+        super().__init__(network, nursery, count, CheckingBroker, **brokers)
+
+    def set_checks(self, *checks: bool) -> None:
+        for fake, one in zip(self.fakes, checks, strict=True):
+            fake.checks = one
+
+    def shown(self) -> list[Any]:
+        return [one["original_data"] for one in self.brokers.status()]
+
+    def checks(self, number: int = 0) -> float | None:
+        return self.registry.get_sample_value(CHECKS, {"broker": f"10.0.0.{number + 1}:6650"})
+
+    def of(self, host: str, *addresses: str) -> OriginalData:
+        return self.brokers.original_data_of(HostPort(host, 6650), addresses or (host,))
+
+
+async def test_each_broker_shows_whether_it_checks(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = CheckingRing(network, nursery)
+    ring.set_checks(True, False)
+    assert ring.of("10.0.0.1") == UNKNOWN
+    with structlog.testing.capture_logs() as logs:
+        ring.run()
+        await trio.sleep(2)
+    assert ring.shown() == ["checked", "ignored"]
+    assert [ring.checks(0), ring.checks(1)] == [1, 0]
+    assert [ring.value(0), ring.value(1)] == [1, 1], "both accept the proxy's own credentials"
+    assert (ring.of("10.0.0.1"), ring.of("10.0.0.2")) == (CHECKED, IGNORED)
+    assert ring.brokers.original_data_checked == "some"
+    assert "checks clients' own credentials" in ring.told(0)["detail"]
+    assert "checks" not in ring.told(1)["detail"]
+    events = [entry["event"] for entry in logs]
+    assert events.count("a broker checks clients' own credentials (authenticateOriginalAuthData)") == 1
+    assert not any("refuses" in event for event in events)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [((True, True), CHECKED), ((False, False), IGNORED), ((True, False), UNKNOWN)],
+)
+async def test_another_target_of_the_cluster_is_known_where_all_brokers_agree(
+    network: Network,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    checks: tuple[bool, bool],
+    expected: OriginalData,
+) -> None:
+    """As pods by name are, behind the address of a service. What is unknown is never taken for either."""
+    ring = CheckingRing(network, nursery)
+    ring.set_checks(*checks)
+    assert ring.of("broker-0.svc", "10.0.9.9") == UNKNOWN
+    ring.run()
+    await trio.sleep(2)
+    assert ring.of("broker-0.svc", "10.0.9.9") == expected
+    assert ring.of("10.0.0.1", "10.0.0.1", "10.0.9.9") == expected, "an address more than the broker has"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_that_gives_no_verdict_has_no_say(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = CheckingRing(network, nursery)
+    ring.fakes[1].takes_proxy = False
+    ring.run()
+    await trio.sleep(2)
+    assert ring.shown() == ["checked", "unknown"]
+    assert ring.of("broker-0.svc") == CHECKED
+    assert ring.brokers.original_data_checked == "all", "no broker takes a client that has nothing to forward"
+    nursery.cancel_scope.cancel()
+
+
+async def test_authentications_that_fail_are_rare(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each is a line in the broker's log. Clients that are refused bring about no more of them, nor fewer."""
+    ring = CheckingRing(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    assert ring.fakes[0].failed == 1
+    before = len(ring.fakes[0].connects)
+    for _ in range(int(ORIGINAL_DATA_INTERVAL_S) // 10 - 1):
+        ring.brokers.credential_checks.request_recheck(ring.brokers.discovery.endpoints[0])  # type: ignore[union-attr]
+        await trio.sleep(10)
+    assert len(ring.fakes[0].connects) > before + 10, "the proxy's own credentials are still looked at"
+    assert ring.fakes[0].failed == 1
+    await trio.sleep(20)
+    assert ring.fakes[0].failed == 2
+    assert ring.shown() == ["checked"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_lookups_that_are_taken_do_not_keep_a_verdict_alive(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: a client that names itself as brokers' own services do is not checked; nothing follows from it."""
+    ring = CheckingRing(network, nursery, count=1)
+    ring.set_checks(False)
+    ring.run()
+    await trio.sleep(1)
+    ring.set_checks(True)
+    endpoint = ring.brokers.discovery.endpoints[0]
+    for _ in range(int(ORIGINAL_DATA_INTERVAL_S) // 30 + 4):
+        ring.brokers.credential_checks.record_acceptance(endpoint)  # type: ignore[union-attr]
+        await trio.sleep(30)
+    assert ring.shown() == ["checked"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_a_restart_changes_is_unknown_at_once_and_known_soon(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = CheckingRing(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    assert ring.of("10.0.0.1") == CHECKED
+    fake = network.brokers.pop(("10.0.0.1", 6650))
+    await trio.sleep(15)
+    assert (ring.of("10.0.0.1"), ring.checks()) == (UNKNOWN, None)
+    ring.set_checks(False)
+    network.brokers["10.0.0.1", 6650] = fake
+    await trio.sleep(15 + RETRY_INTERVAL_S * AGREEING_MIN)
+    assert (ring.of("10.0.0.1"), ring.checks()) == (IGNORED, 0)
+    nursery.cancel_scope.cancel()
+
+
+async def test_several_brokers_at_an_address_that_differ(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """As behind a service during a rolling restart: only what several logins in succession say counts."""
+    ring = CheckingRing(network, nursery, count=1, login_interval_ms=10_000)
+    ring.set_checks(False)
+    ring.run()
+    await trio.sleep(1)
+    assert ring.of("10.0.0.1") == IGNORED
+    for checks in (True, False) * 5:
+        ring.set_checks(checks)
+        await trio.sleep(RETRY_INTERVAL_S)
+        assert ring.of("10.0.0.1") == UNKNOWN
+        assert ring.brokers.original_data_checked == "none"
+    ring.set_checks(True)
+    await trio.sleep(RETRY_INTERVAL_S * AGREEING_MIN)
+    assert ring.of("10.0.0.1") == CHECKED
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reload_keeps_what_is_known_of_checking_brokers(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = CheckingRing(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    before, ring.brokers = ring.brokers, ring.make(ring.brokers)
+    before.stop()
+    assert ring.of("10.0.0.1") == CHECKED
+    ring.run()
+    await trio.sleep(5)
+    assert ring.fakes[0].failed == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_verdict_ends_with_that_on_the_proxys_own_credentials(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = CheckingRing(network, nursery, count=1)
+    ring.set_checks(False)
+    ring.run()
+    await trio.sleep(1)
+    ring.refuse(refusal(ServerError.ServiceNotReady))
+    await trio.sleep(60 + (FAILURES_MAX + 1) * RETRY_INTERVAL_S)
+    assert (ring.told()["credentials"], ring.shown(), ring.checks()) == ("unknown", ["unknown"], None)
+    nursery.cancel_scope.cancel()
+
+
+async def test_without_logins_nothing_is_known(network: Network, nursery: trio.Nursery) -> None:
+    ring = CheckingRing(network, nursery, login_interval_ms=0)
+    assert ring.of("10.0.0.1") == UNKNOWN
+    assert ring.brokers.original_data_checked == "none"

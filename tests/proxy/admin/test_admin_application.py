@@ -10,7 +10,7 @@ import structlog.testing
 import trio
 from prometheus_client import CollectorRegistry
 
-from proto.rpc_pb2 import Status
+from proto.rpc_pb2 import Reasons, Status
 from proxy.admin.application import AdminApplication
 from proxy.admin.exposition import PROCESS_BYTES_MAX
 from proxy.admin.http import HttpRequest, HttpResponse
@@ -29,6 +29,7 @@ class Setup:
     def __init__(self) -> None:
         self.well = True
         self.reasons: list[str] = []
+        self.notes: list[str] = []
         self.allowed = True
         self.error: RpcError | None = None
         self.authorizations: list[list[bytes]] = []
@@ -52,8 +53,8 @@ class Setup:
     def is_responsive(self) -> bool:
         return self.well
 
-    async def not_ready_reasons(self) -> list[str]:
-        return await self._said(self.reasons)  # type: ignore[no-any-return]
+    async def readiness(self) -> Reasons:
+        return await self._said(Reasons(reasons=self.reasons, notes=self.notes))  # type: ignore[no-any-return]
 
     async def status(self) -> str:
         return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
@@ -89,6 +90,12 @@ async def test_not_ready(setup: Setup) -> None:
     setup.reasons = ["starting", "no broker is reachable"]
     assert await setup.get("/readyz") == HttpResponse(503, b"starting\nno broker is reachable\n")
     assert (await setup.get("/healthz")).status == 200
+
+
+async def test_ready_for_some_clients(setup: Setup) -> None:
+    setup.notes = ["clients by tls: the broker wants the client's own credentials"]
+    assert await setup.get("/readyz") == HttpResponse(200, f"ok\n{setup.notes[0]}\n".encode())
+    assert await setup.get("/status.html") == HttpResponse(200, b"OK\n")
 
 
 async def test_a_supervisor_that_hangs_is_not_well(setup: Setup) -> None:

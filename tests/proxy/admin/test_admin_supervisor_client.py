@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_pb2 import Empty, Method, Place, Text
+from proto.rpc_pb2 import Empty, Method, Place, Reasons, Text
 from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused
@@ -37,10 +37,10 @@ class FakeReport:
         self.gate.set()
         self.asked: list[Any] = []
 
-    async def not_ready_reasons(self) -> list[str]:
+    async def readiness(self) -> Reasons:
         self.asked.append("readiness")
         await self.gate.wait()
-        return ["draining"]
+        return Reasons(reasons=["draining"], notes=["clients by tls: no"])
 
     async def status_json(self) -> bytes:
         self.asked.append("status")
@@ -103,7 +103,7 @@ async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
 
 async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) -> None:
     assert questions.is_responsive()
-    assert await questions.not_ready_reasons() == ["draining"]
+    assert await questions.readiness() == Reasons(reasons=["draining"], notes=["clients by tls: no"])
     assert await questions.status() == '{"cluster":"prod"}'
     assert await questions.places() == [
         ProcessIdentity("supervisor", 0),

@@ -95,7 +95,8 @@ GOOD: dict[str, Tables] = {
     "a plugin alone": authentication(plugins={"own": {}}),
     "guests": authentication(token=TOKEN, anonymous_role="guest", proxy_roles=["proxy-a"]),
     "prepared, but not enabled": {"authentication": {"enabled": False, "token": TOKEN}},
-    "forwarded credentials": authentication(token=TOKEN) | brokers(forward_authorization_credentials=True),
+    "no forwarded credentials": authentication(token=TOKEN) | brokers(forward_authorization_credentials=False),
+    "nothing to forward": brokers(forward_authorization_credentials=True),
 }
 
 
@@ -150,7 +151,6 @@ BAD: list[tuple[str, Tables]] = [
     ("authentication.enabled", authentication()),
     ("authentication.enabled", authentication(anonymous_role="guest")),
     ("authentication.proxy_roles", {"authentication": {"proxy_roles": ["proxy-a"]}}),
-    ("brokers.forward_authorization_credentials", brokers(forward_authorization_credentials=True)),
     ("authentication.anonymous_role", authentication(token=TOKEN, anonymous_role=" ")),
     ("authentication.anonymous_role", authentication(token=TOKEN, anonymous_role="p", proxy_roles=["o", "p"])),
     # providers

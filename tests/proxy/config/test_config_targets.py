@@ -73,7 +73,7 @@ def secrets(file: str) -> dict[str, dict[str, Any]]:
         "a token, over TLS": {**tls, "credentials": {"method": "token", "file": file}},
         "a certificate": {**tls, "tls": own, "credentials": {"method": "tls"}},
         "a certificate alone": {**tls, "tls": own},
-        "clients' own": {**plain, "forward_authorization_credentials": True},
+        "clients' own": plain,
     }
 
 
@@ -133,9 +133,21 @@ def test_somebodys_hosts(secret: str, hosts: str) -> None:
 
 
 def test_without_credentials_there_is_nothing_to_lose(secret: str) -> None:
-    everything = {"allowed_hosts": ["*"], "allowed_addresses": ["*"]}
+    everything: dict[str, Any] = {"allowed_hosts": ["*"], "allowed_addresses": ["*"]}
+    everything["forward_authorization_credentials"] = False
     validate_config(config({"service_url": "pulsar://b", **everything}, secret))
     validate_config(config({"service_url": "pulsar+ssl://b", "tls": {"trust": secret}, **everything}, secret))
+
+
+def test_clients_credentials_are_lost_by_default_only_where_clients_have_any() -> None:
+    """Security: they go to whichever host a client names."""
+    brokers = {"service_url": "pulsar://b", "allowed_hosts": ["*"]}
+    validate_config(msgspec.convert({"brokers": brokers}, Config))
+    scram = {"enabled": True, "scram": {"file": __file__}}
+    validate_config(msgspec.convert({"brokers": brokers, "authentication": scram}, Config))
+    token = {"enabled": True, "token": {"secret_key": __file__}}
+    with pytest.raises(ConfigError, match="be sent clients' credentials"):
+        validate_config(msgspec.convert({"brokers": brokers, "authentication": token}, Config))
 
 
 def test_another_proxy_is_the_only_one_that_is_shown_them(secret: str) -> None:

@@ -1,8 +1,10 @@
 """proxy.config.worker_config: what travels to workers, and which secrets do not."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from config_files import Files
 
 from proxy.config.types import Config
@@ -56,3 +58,23 @@ def test_who_judges_nobody_is_told_no_secret() -> None:
 
 def test_without_secrets_nothing_else_is_missing() -> None:
     assert without_secrets(Config()) == Config()
+
+
+NOTHING_FORWARDED: dict[str, Any] = {"brokers": {"forward_authorization_credentials": False}}
+
+
+@pytest.mark.parametrize(
+    ("authentication", "forwards"),
+    [
+        ({"token": {"secret_key": "hush"}}, True),
+        ({"tls": {}, "scram": {"file": "hush"}, "anonymous_role": "guest"}, False),
+        ({"tls": {}, "proxy_roles": ["proxy-a"]}, True),  # what a proxy's clients have brought
+        ({"tls": {}, "plugins": {"own": {}}}, True),  # what it needs only the plugin knows
+    ],
+)
+def test_workers_are_told_whether_anything_can_be_forwarded(authentication: dict[str, Any], forwards: bool) -> None:
+    config = msgspec.convert({"authentication": {"enabled": True, **authentication}}, Config)
+    assert config.brokers.forward_authorization_credentials, "by default"
+    assert without_secrets(config).brokers.forward_authorization_credentials is forwards
+    off = msgspec.convert({**NOTHING_FORWARDED, "authentication": {"enabled": True, **authentication}}, Config)
+    assert not without_secrets(off).brokers.forward_authorization_credentials

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 import structlog.testing
@@ -761,6 +762,19 @@ def test_what_the_container_allows_is_logged_at_the_start(setup: Setup, failures
     (entry,) = [entry for entry in logs if entry["event"] == "what the container allows"]
     assert entry["memory_limit_mib"] == 1024
     assert entry["max_connections"] == setup.cluster.config.limits.max_connections
+
+
+@pytest.mark.usefixtures("quiet")
+def test_whom_brokers_of_pulsar_5_would_refuse_is_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
+    setup.signal(signal.SIGTERM)
+    plan = setup.plan()
+    tables = {"authentication": {"enabled": True, "token": {}, "scram": {"file": "unused"}}}
+    authentication = msgspec.convert(tables, Config).authentication
+    plan = plan._replace(config=msgspec.structs.replace(plan.config, authentication=authentication))
+    with structlog.testing.capture_logs() as logs:
+        run_supervisor(plan, setup.config_file, None, failures.append)
+    [warned] = [entry["reason"] for entry in logs if entry["event"] == "some clients may be refused by brokers"]
+    assert warned.startswith("credentials of clients by SCRAM-SHA-256, SCRAM-SHA-512 cannot be forwarded")
 
 
 @pytest.mark.usefixtures("quiet")

@@ -80,24 +80,76 @@ class Setup:
 
 async def test_ready() -> None:
     setup = Setup()
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 async def test_not_ready_without_a_reachable_broker() -> None:
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: '{"ready": false, "brokers": []}'
-    assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
+    assert (await setup.report.readiness()).reasons == ["no broker is reachable"]
 
 
 async def test_not_ready_where_all_brokers_refuse_the_proxys_credentials() -> None:
     setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
     refused = json.dumps({"ready": False, "credentials_refused": True, "brokers": []})
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: refused
-    assert await setup.report.not_ready_reasons() == [], "one worker that can serve is enough"
+    assert (await setup.report.readiness()).reasons == [], "one worker that can serve is enough"
     for answer in (refused, '{"ready": false, "brokers": []}'):
         setup.worker(Role.LOOKUP, 1).answers[Method.GET_STATUS] = lambda _request, answer=answer: answer
-        assert await setup.report.not_ready_reasons() == [CREDENTIALS_REFUSED]
+        assert (await setup.report.readiness()).reasons == [CREDENTIALS_REFUSED]
         assert (await setup.report.status())["not_ready_because"] == [CREDENTIALS_REFUSED]
+
+
+TLS = "clients by tls: the broker wants the client's own credentials (authenticateOriginalAuthData), and a certificate"
+ALL = "clients by token: the broker wants the client's own credentials (authenticateOriginalAuthData): set "
+
+
+@pytest.mark.parametrize(
+    ("methods", "forwards", "checking", "reasons", "notes"),
+    [
+        ({"token": {}}, True, "all", [], []),
+        ({"token": {}, "tls": {}}, True, "all", [], [TLS]),
+        ({"token": {}, "tls": {}}, True, "some", [], [TLS]),
+        ({"token": {}, "tls": {}}, True, "none", [], []),
+        ({"tls": {}}, True, "all", [TLS], []),
+        ({"tls": {}}, True, "some", [], [TLS]),
+        ({"tls": {}, "proxy_roles": ["proxy-a"]}, True, "all", [], [TLS]),  # whose clients have credentials
+        ({"tls": {}, "plugins": {"own": {}}}, True, "all", [], [TLS]),
+        ({"token": {}}, False, "all", [ALL], []),
+        ({"token": {}, "tls": {}}, False, "all", [TLS, ALL], []),
+        ({"token": {}, "tls": {}}, False, "some", [], [TLS, ALL]),
+        ({"token": {}, "tls": {}}, False, "none", [], []),
+        ({"enabled": False, "tls": {}}, True, "all", [], []),
+    ],
+)
+async def test_which_clients_brokers_refuse(
+    methods: dict[str, Any], forwards: bool, checking: str, reasons: list[str], notes: list[str]
+) -> None:
+    """Not ready only where no client of any method would be served; and never for the proxy's own credentials."""
+    setup = Setup()
+    brokers = {"forward_authorization_credentials": forwards}
+    setup.cluster.config = make_config(authentication={"enabled": True, **methods}, brokers=brokers)
+    answer = json.dumps({"ready": True, "brokers": [], "original_data_checked": checking})
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: answer
+    with structlog.testing.capture_logs() as logs:
+        readiness = await setup.report.readiness()
+        status = await setup.report.status()
+    for told, expected in ((readiness.reasons, reasons), (readiness.notes, notes)):
+        assert [text[: len(start)] for text, start in zip(told, expected, strict=True)] == expected
+    assert (status["not_ready_because"], status["notes"]) == (readiness.reasons, readiness.notes)
+    warned = [entry["reason"] for entry in logs if entry["event"] == "brokers refuse clients"]
+    assert warned == [*readiness.reasons, *readiness.notes], "once, though it was asked for twice"
+    assert all(f"  note            {note}" in status_text(status) for note in readiness.notes)
+
+
+async def test_one_lookup_worker_whose_brokers_take_clients_is_enough() -> None:
+    setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
+    setup.cluster.config = make_config(authentication={"enabled": True, "tls": {}})
+    for index, checking in enumerate(("all", "none")):
+        answer = json.dumps({"ready": True, "brokers": [], "original_data_checked": checking})
+        setup.worker(Role.LOOKUP, index).answers[Method.GET_STATUS] = lambda _request, answer=answer: answer
+    readiness = await setup.report.readiness()
+    assert (readiness.reasons, len(readiness.notes)) == ([], 1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +172,7 @@ async def test_readyz_and_status_read_the_same_in_what_a_lookup_worker_says(answ
     """Whatever a worker that was taken over says."""
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: answer
-    assert await setup.report.not_ready_reasons() == reasons
+    assert (await setup.report.readiness()).reasons == reasons
     status = await setup.report.status()
     assert (status["ready"], status["not_ready_because"]) == (not reasons, reasons)
 
@@ -128,7 +180,7 @@ async def test_readyz_and_status_read_the_same_in_what_a_lookup_worker_says(answ
 async def test_one_lookup_worker_that_reaches_a_broker_is_enough() -> None:
     setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
     setup.worker(Role.LOOKUP, 1).answers[Method.GET_STATUS] = lambda _request: '{"ready": false, "brokers": []}'
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 @pytest.mark.parametrize("role", [Role.AUTH, Role.LOOKUP, Role.FORWARDER])
@@ -136,20 +188,20 @@ async def test_not_ready_without_a_worker_of_each_role(role: Role) -> None:
     setup = Setup()
     for slot in setup.cluster.slots_of(role):
         slot.worker.answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
-    assert await setup.report.not_ready_reasons() == [f"no {role} worker answers"]
+    assert (await setup.report.readiness()).reasons == [f"no {role} worker answers"]
 
 
 async def test_one_forwarder_is_enough() -> None:
     setup = Setup()
     setup.cluster.slots_of(Role.FORWARDER)[0].state = SlotState.RESTARTING
     setup.cluster.slots_of(Role.FORWARDER)[0].worker = None
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 async def test_not_ready_while_clients_are_still_accepted() -> None:
     setup = Setup()
     setup.cluster.leaving = True
-    assert await setup.report.not_ready_reasons() == ["leaving"]
+    assert (await setup.report.readiness()).reasons == ["leaving"]
     status = await setup.report.status()
     assert (status["leaving"], status["draining"], status["ready"]) == (True, False, False)
 
@@ -157,20 +209,20 @@ async def test_not_ready_while_clients_are_still_accepted() -> None:
 async def test_not_ready_while_draining() -> None:
     setup = Setup()
     setup.cluster.leaving = setup.cluster.draining = True
-    assert await setup.report.not_ready_reasons() == ["draining"]
+    assert (await setup.report.readiness()).reasons == ["draining"]
 
 
 async def test_not_ready_while_starting() -> None:
     setup = Setup()
     setup.cluster.started = False
-    assert await setup.report.not_ready_reasons() == ["starting"]
+    assert (await setup.report.readiness()).reasons == ["starting"]
 
 
 async def test_a_place_without_a_worker_is_not_asked() -> None:
     """Between the death of one and the next."""
     setup = Setup()
     setup.cluster.slots_of(Role.FORWARDER)[0].worker = None
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 # ---- status and metrics
@@ -319,12 +371,12 @@ async def test_replaced_workers_do_not_decide_on_readiness() -> None:
     """A lookup worker that reaches no broker any more; an auth worker whose place is empty."""
     setup = Setup()
     old = leave(setup, Role.LOOKUP)
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
     assert (await setup.report.status())["ready"] is True
     assert [method for method, _request in old.calls] == [Method.GET_STATUS], "for the status alone"
     leave(setup, Role.AUTH)
     setup.cluster.slots_of(Role.AUTH)[0].state = SlotState.RESTARTING
-    assert await setup.report.not_ready_reasons() == ["no auth worker answers"]
+    assert (await setup.report.readiness()).reasons == ["no auth worker answers"]
 
 
 async def test_a_replaced_worker_cannot_say_what_the_supervisor_knows() -> None:
@@ -365,7 +417,7 @@ async def test_a_status_that_makes_no_sense_is_none(text: str) -> None:
     status = await setup.report.status()
     workers: Any = status["workers"]
     assert [worker["state"] for worker in workers] == ["running", "not answering", "not answering", "running"]
-    reasons = await setup.report.not_ready_reasons()
+    reasons = (await setup.report.readiness()).reasons
     assert reasons in (["no lookup worker answers"], ["no broker is reachable"]), (
         "a reader of one word skips some of these"
     )
@@ -415,7 +467,7 @@ async def test_an_honest_status_fits() -> None:
     assert [worker["state"] for worker in status["workers"]] == ["running"] * 4
     assert len(status["workers"][1]["brokers"]) == ENDPOINTS_MAX
     assert status["sessions_near_expiry"] == near
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 async def test_all_together_fit_the_line() -> None:
@@ -473,9 +525,9 @@ async def test_a_lookup_worker_that_does_not_say_whether_it_is_ready() -> None:
     """Security."""
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: "{}"
-    assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
+    assert (await setup.report.readiness()).reasons == ["no broker is reachable"]
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: '{"ready": "yes"}'
-    assert await setup.report.not_ready_reasons() == ["no lookup worker answers"]
+    assert (await setup.report.readiness()).reasons == ["no lookup worker answers"]
     assert (await setup.report.status())["ready"] is False
 
 
@@ -488,7 +540,7 @@ async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(supervisor_report, "_decode_status", nothing)
     say(setup, Role.LOOKUP, json.dumps({"brokers": [{"a": {}}] * 1000, "ready": True}))
-    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.readiness()).reasons == []
 
 
 # ---- for people

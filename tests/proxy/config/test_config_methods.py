@@ -1,0 +1,74 @@
+"""proxy.config.methods: whose credentials can be forwarded, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from proto.connect_rules import original_credentials
+from proto.pulsar_pb2 import CommandConnect
+from proxy.config.methods import client_methods, forwarding_warnings, not_forwarded_methods, refused_methods
+from proxy.config.proxy_roles import ALL_METHODS
+from proxy.config.types import Config
+
+EVERY: dict[str, Any] = {
+    "token": {},
+    "tls": {},
+    "basic": {"file": "f"},
+    "scram": {"file": "f"},
+    "sasl": {"principal": "p", "keytab": "k"},
+    "anonymous_role": "guest",
+}
+WANTS = "the broker wants the client's own credentials (authenticateOriginalAuthData)"
+
+
+def config(authentication: dict[str, Any], **brokers: Any) -> Config:
+    return msgspec.convert({"authentication": {"enabled": True, **authentication}, "brokers": brokers}, Config)
+
+
+def test_all_methods_are_known() -> None:
+    assert client_methods(config(EVERY).authentication) == set(ALL_METHODS)
+    assert client_methods(config({"token": {}, "plugins": {"own": {}}}).authentication) == {"token", "own"}
+    assert not_forwarded_methods(ALL_METHODS).keys() == set(ALL_METHODS) - {"token", "basic"}
+
+
+@pytest.mark.parametrize("method", sorted({"token", "basic", "tls"}))
+def test_what_is_said_is_what_forwarders_do(method: str) -> None:
+    connect = CommandConnect(auth_method_name=method, auth_data=b"something")
+    forwarded = original_credentials(connect, from_proxy=False) is not None
+    assert forwarded == (method not in not_forwarded_methods([method]))
+
+
+def test_a_sentence_for_each_method() -> None:
+    refused = refused_methods(config(EVERY))
+    assert refused["tls"] == f"{WANTS}, and a certificate cannot be forwarded: set it to false at the brokers"
+    assert "a SCRAM exchange cannot be forwarded" in refused["SCRAM-SHA-256"]
+    assert "a Kerberos ticket cannot be forwarded" in refused["sasl"]
+    assert "a client without credentials (authentication.anonymous_role) has none to forward" in refused["none"]
+    assert not refused.keys() & {"token", "basic"}
+    off = refused_methods(config(EVERY, forward_authorization_credentials=False))
+    assert off["token"] == f"{WANTS}: set brokers.forward_authorization_credentials = true"
+    assert off["tls"] == refused["tls"], "what would not help is not advised"
+
+
+def test_plugins_say_how_many_rounds_they_need() -> None:
+    plugin = config({"plugins": {"own": {}}})
+    assert refused_methods(plugin) == {}
+    refused = refused_methods(plugin, ["single", "double"], ["double"])
+    assert list(refused) == ["double"]
+    assert "an exchange of several rounds cannot be forwarded" in refused["double"]
+
+
+def test_nobody_is_refused_where_no_principal_is_named_or_another_proxy_is_next() -> None:
+    assert refused_methods(config({**EVERY, "enabled": False})) == {}
+    assert refused_methods(config(EVERY, through_proxy=True)) == {}
+
+
+def test_one_warning_for_all_methods() -> None:
+    [warning] = forwarding_warnings(config(EVERY))
+    assert warning.startswith("credentials of clients by SCRAM-SHA-256, SCRAM-SHA-512, none, sasl, tls cannot be forw")
+    assert warning.endswith("set it to false at the brokers")
+    assert forwarding_warnings(config({"token": {}})) == []
+    assert forwarding_warnings(config(EVERY, forward_authorization_credentials=False)) == []
