@@ -12,7 +12,7 @@ export PYTHONPATH := deploy
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 for an existing cluster
+run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 or BROKER_VERSION=5.0.0-M1
 	@$(LOCAL).run
 
 test: ## all tests, against a real broker; ARGS="-k name" for pytest

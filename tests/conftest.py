@@ -51,7 +51,14 @@ SECURED_BROKER = (
 )
 """End-to-end tests with the broker that authenticates."""
 BOTH_BROKERS = ("test_chart_smoke", "test_check_connect", "test_lookup_attacks", "test_recovery")
-SHARING = {"open broker": OPEN_BROKER, "secured broker": SECURED_BROKER, "both brokers": BOTH_BROKERS}
+MATRIX = ("test_works_with",)
+"""Brokers of its own, one after the other: minutes."""
+SHARING = {
+    "open broker": OPEN_BROKER,
+    "secured broker": SECURED_BROKER,
+    "matrix": MATRIX,
+    "both brokers": BOTH_BROKERS,
+}
 """By what is shared, the longest first. A file that stands in none has its own: it needs nothing that others share."""
 
 

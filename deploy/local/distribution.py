@@ -17,8 +17,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from local.cache import cache_directory, locked
 from local.console import Progress, print_status
@@ -30,6 +32,21 @@ _CHUNK = 1 << 20
 
 class DistributionError(Exception):
     """The distribution cannot be fetched; the text says why and what to do."""
+
+
+class Source(Protocol):
+    """Where the files of a Pulsar release come from, and the digest that they must have."""
+
+    @property
+    def version(self) -> str:
+        """The release."""
+
+    @property
+    def sha256(self) -> str:
+        """The digest, which the list of a complete directory holds."""
+
+    def install(self, home: Path, repository: Path, progress: Progress) -> None:
+        """Put a complete directory in the place of `home`, with what Maven has or fetches into its repository."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,10 @@ class Archive:
         file = f"{self.name}-{self.version}-{self.classifier}.tar.gz"
         return self.directory(repository) / file
 
+    def install(self, home: Path, repository: Path, progress: Progress) -> None:
+        """Fetch, check and unpack the archive."""
+        _install(home, self, repository, progress)
+
 
 PULSAR = Archive(
     group="org.apache.pulsar",
@@ -73,23 +94,23 @@ PULSAR = Archive(
 )
 
 
-def pulsar_home(progress: Progress = print_status, archive: Archive = PULSAR) -> Path:
-    """Return the unpacked distribution's directory; the first call fetches and unpacks it."""
+def pulsar_home(progress: Progress = print_status, source: Source = PULSAR) -> Path:
+    """Return the release's directory; the first call fetches and unpacks it."""
     cache = cache_directory()
-    home = cache / f"pulsar-{archive.version}"
-    if is_complete(home, archive):
+    home = cache / f"pulsar-{source.version}"
+    if is_complete(home, source):
         return home
     with locked(cache / "lock", progress):
-        if not is_complete(home, archive):  # another run may have unpacked it meanwhile
-            _install(home, archive, cache / "m2", progress)
+        if not is_complete(home, source):  # another run may have unpacked it meanwhile
+            source.install(home, cache / "m2", progress)
     return home
 
 
-def is_complete(home: Path, archive: Archive = PULSAR) -> bool:
-    """Return True if the directory has every unpacked file, at its size."""
+def is_complete(home: Path, source: Source = PULSAR) -> bool:
+    """Return True if the directory has every file, at its size."""
     try:
         manifest = json.loads((home / _MANIFEST).read_text())
-        if manifest["sha256"] != archive.sha256:
+        if manifest["sha256"] != source.sha256:
             return False
         return all((home / name).lstat().st_size == size for name, size in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -131,18 +152,30 @@ def _digest_problem(path: Path, archive: Archive, progress: Progress) -> str | N
 def _unpack(path: Path, home: Path, archive: Archive, progress: Progress) -> str | None:
     """Replace `home` by the archive's content. Return what is wrong with the archive, or None."""
     progress(f"Unpacking {archive.label}")
+
+    def unpack(new: Path) -> str | None:
+        command = ["tar", "-xzf", str(path), "-C", str(new), "--strip-components=1", "--no-same-owner"]
+        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return f"tar: {result.stderr.strip()[-500:]}" if result.returncode else None
+
+    return replace_home(home, archive.sha256, unpack)
+
+
+def replace_home(home: Path, sha256: str, fill: Callable[[Path], str | None]) -> str | None:
+    """Replace `home` by what `fill` puts into a new directory, unless that returns a problem. Return the problem.
+
+    The caller holds the lock.
+    """
     for stale in home.parent.glob(f".{home.name}.*"):  # this process has the lock: no other one uses it
         shutil.rmtree(stale)
     work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
     try:
         new = work / "new"
         new.mkdir()
-        command = ["tar", "-xzf", str(path), "-C", str(new), "--strip-components=1", "--no-same-owner"]
-        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if result.returncode != 0:
-            return f"tar: {result.stderr.strip()[-500:]}"
+        if problem := fill(new):
+            return problem
         files = {str(file.relative_to(new)): file.lstat().st_size for file in _files(new)}
-        (new / _MANIFEST).write_text(json.dumps({"sha256": archive.sha256, "files": files}))
+        (new / _MANIFEST).write_text(json.dumps({"sha256": sha256, "files": files}))
         if home.exists():
             home.rename(work / "old")
         new.rename(home)
@@ -156,8 +189,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _fetch(archive: Archive, repository: Path, progress: Progress) -> None:
-    if shutil.which("mvn") is None:
-        raise DistributionError("Maven (mvn) is missing; `make run` and `make test` say how to install it.")
+    require_maven()
     directory = archive.directory(repository)
     resumed = any(directory.glob("*.part")) if directory.exists() else False
     failure = _run_maven(archive, repository, progress)
@@ -167,6 +199,12 @@ def _fetch(archive: Archive, repository: Path, progress: Progress) -> None:
         failure = _run_maven(archive, repository, progress)
     if failure:
         raise DistributionError(f"Maven could not fetch {archive.coordinates}:\n{failure}")
+
+
+def require_maven() -> None:
+    """Raise DistributionError if there is no Maven."""
+    if shutil.which("mvn") is None:
+        raise DistributionError("Maven (mvn) is missing; `make run` and `make test` say how to install it.")
 
 
 def _run_maven(archive: Archive, repository: Path, progress: Progress) -> str | None:
@@ -181,11 +219,15 @@ def _run_maven(archive: Archive, repository: Path, progress: Progress) -> str | 
         "-Dtransitive=false",
         f"-Dmaven.repo.local={repository}",
     ]
-    environment = {**os.environ, "MAVEN_OPTS": f"{os.environ.get('MAVEN_OPTS', '')} -Djansi.mode=strip"}
     meter = _Meter(archive, repository)
     return run_reporting(
-        command, lambda elapsed_s: f"{archive.label}: {meter.text(elapsed_s)}", progress, env=environment
+        command, lambda elapsed_s: f"{archive.label}: {meter.text(elapsed_s)}", progress, env=maven_environment()
     )
+
+
+def maven_environment() -> dict[str, str]:
+    """Return our environment for Maven, whose messages shall have no colours."""
+    return {**os.environ, "MAVEN_OPTS": f"{os.environ.get('MAVEN_OPTS', '')} -Djansi.mode=strip"}
 
 
 class _Meter:

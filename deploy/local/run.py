@@ -1,6 +1,7 @@
 """`make run`: a broker and a proxy cluster in front of it, on this machine, until Ctrl-C.
 
-With `BROKER=pulsar://host:6650` it uses that cluster instead of a broker of its own, and needs no Java.
+With `BROKER=pulsar://host:6650` it uses that cluster instead of a broker of its own, and needs no Java. With
+`BROKER_VERSION=5.0.0-M1` its own broker is of that release.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 
 from local import machine
+from local.broker_jars import source_of
 from local.cluster import Cluster, ClusterConfig, ClusterError
 from local.console import print_status
-from local.distribution import DistributionError, pulsar_home
+from local.distribution import PULSAR, DistributionError, pulsar_home
 from local.environment import Environment, SetupError
 from local.ports import free_port
 from local.standalone import BrokerOptions, Standalone, StandaloneError
@@ -70,14 +72,17 @@ def main() -> int:
     """Run until a signal; return 0 unless something failed."""
     parser = argparse.ArgumentParser(prog="make run", description=__doc__)
     parser.add_argument("--broker", default=os.environ.get("BROKER"), help="an existing cluster's service URL")
-    broker_url: str | None = parser.parse_args().broker or None
+    version = os.environ.get("BROKER_VERSION") or PULSAR.version
+    parser.add_argument("--broker-version", default=version, help="the release of a broker of its own")
+    arguments = parser.parse_args()
+    broker_url: str | None = arguments.broker or None
     session = _Session()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, session.on_signal)
     try:
         with session.stack:
             try:
-                _run(session, broker_url)
+                _run(session, broker_url, arguments.broker_version)
             except KeyboardInterrupt:
                 print_status.line("Stopping what was started (Ctrl-C once more: at once)")
             except _ERRORS as error:
@@ -88,11 +93,12 @@ def main() -> int:
     return 1 if session.failed else 0
 
 
-def _run(session: _Session, broker_url: str | None) -> None:
+def _run(session: _Session, broker_url: str | None, version: str) -> None:
+    source = source_of(version)
     machine.ensure(machine.PROXY_ONLY if broker_url else machine.RUN)
     environment = Environment()
     environment.prepare("run")
-    home = None if broker_url else pulsar_home()
+    home = None if broker_url else pulsar_home(source=source)
     directory = session.directory()
     broker = _start_broker(session, home, directory) if home else None
     cluster = Cluster(
@@ -155,9 +161,9 @@ def _print_summary(
     line("\nThings to try, in another terminal:\n")
     line("  1. Produce and consume a message:")
     line(f'     {environment.python} -c "{_EXAMPLE.format(url=cluster.service_url)}"')
-    if broker:
+    perf = broker.home / "bin" / "pulsar-perf" if broker else None
+    if perf and perf.exists():  # releases without a distribution have none
         line("  2. 1,000 messages a second for 10 seconds, with latencies:")
-        perf = broker.home / "bin" / "pulsar-perf"
         line(f"     {perf} produce -u {cluster.service_url} -r 1000 -time 10 hello")
     else:
         line("  2. Its metrics:")

@@ -10,7 +10,8 @@ import sys
 from typing import NoReturn
 
 from local import chart_tools, machine
-from local.distribution import DistributionError, pulsar_home
+from local.broker_jars import PULSAR_5
+from local.distribution import PULSAR, DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
@@ -33,13 +34,14 @@ def prepare_quick() -> Environment:
 
 
 def prepare() -> Environment:
-    """Prepare the machine, the environment and the Pulsar distribution for the tests."""
+    """Prepare the machine, the environment and both Pulsar releases for the tests."""
     machine.ensure(machine.TEST)
     machine.ensure_chromium()
     machine.note_go()
     environment = Environment()
     environment.prepare("test-kerberos" if machine.ensure_kerberos() else "test")
-    pulsar_home()
+    for source in (PULSAR, PULSAR_5):
+        pulsar_home(source=source)
     chart_tools.install()
     return environment
 

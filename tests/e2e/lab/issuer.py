@@ -62,12 +62,11 @@ class Issuer:
         written = {"iss": self.url, "sub": role, "aud": audience, **times, **claims}
         return jwt.encode(written, self._client_key, "RS256", headers={"kid": f"clients-{self._rotations}"})
 
-    def account_token(self, role: str, lifetime_s: float | None = None) -> str:
+    def account_token(self, role: str, lifetime_s: float | None = None, **claims: object) -> str:
         """An account's token, as the endpoint gives it; without a lifetime it has no end."""
         end = {} if lifetime_s is None else {"exp": int(time.time() + lifetime_s)}
-        return jwt.encode(
-            {"iss": self.url, "sub": role, **end}, self._account_key, "RS256", headers={"kid": "accounts"}
-        )
+        written = {"iss": self.url, "sub": role, **end, **claims}
+        return jwt.encode(written, self._account_key, "RS256", headers={"kid": "accounts"})
 
     # ---- life
 

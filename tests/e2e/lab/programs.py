@@ -142,13 +142,22 @@ def python_program(directory: Path, _pulsar_home: Path) -> Program:
 
 def java_program(directory: Path, pulsar_home: Path) -> Program:
     """The Java client of the distribution."""
-    sources = sorted((CLIENTS / "java").glob("*.java"))
+    return _java_program("java", "E2eClient", directory, pulsar_home)
+
+
+def java5_program(directory: Path, pulsar_home: Path) -> Program:
+    """Pulsar 5's Java client, both its APIs, of a directory that has its jars."""
+    return _java_program("java5", "FeaturesClient", directory, pulsar_home)
+
+
+def _java_program(name: str, main: str, directory: Path, pulsar_home: Path) -> Program:
+    sources = sorted((CLIENTS / name).glob("*.java"))
     libraries = f"{pulsar_home}/lib/*"
-    classes = _built("java", [*sources, Path(pulsar_home.name)], lambda target: _compile(sources, libraries, target))
+    classes = _built(name, [*sources, Path(pulsar_home.name)], lambda target: _compile(sources, libraries, target))
     settings = f"-Dlog4j2.configurationFile={CLIENTS / 'java' / 'log4j2.xml'}"
     fast = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m")
-    command = (_tool("java"), *fast, settings, "-cp", f"{classes}:{libraries}", "E2eClient")
-    return Program("java", command, directory)
+    command = (_tool("java"), *fast, settings, "-cp", f"{classes}:{libraries}", main)
+    return Program(name, command, directory)
 
 
 def _compile(sources: list[Path], libraries: str, target: Path) -> None:

@@ -40,12 +40,29 @@ CommandProducerSuccess uint64 request_id=1 string producer_name=2
 CommandError uint64 request_id=1 int32 error=2 string message=3
 CommandPing
 CommandPong
+CommandGetSchema uint64 request_id=1 string topic=2 bytes schema_version=3
+CommandGetSchemaResponse uint64 request_id=1 int32 error_code=2 string error_message=3
+CommandNewTxn uint64 request_id=1 uint64 txn_ttl_seconds=2 uint64 tc_id=3
+CommandNewTxnResponse uint64 request_id=1 uint64 txnid_least_bits=2 uint64 txnid_most_bits=3 int32 error=4
+    string message=5
+CommandAddPartitionToTxn uint64 request_id=1 uint64 txnid_least_bits=2 uint64 txnid_most_bits=3 string partitions=4
+Subscription string topic=1 string subscription=2
+CommandAddSubscriptionToTxn uint64 request_id=1 uint64 txnid_least_bits=2 uint64 txnid_most_bits=3
+    Subscription subscription=4
+CommandTcClientConnectRequest uint64 request_id=1 uint64 tc_id=2
+CommandTcClientConnectResponse uint64 request_id=1 int32 error=2 string message=3
 BaseCommand int32 type=1 CommandConnect connect=2 CommandConnected connected=3 CommandSubscribe subscribe=4
     CommandProducer producer=5 CommandSendReceipt send_receipt=7 CommandFlow flow=11 CommandSuccess success=13
     CommandError error=14 CommandProducerSuccess producer_success=17 CommandPing ping=18 CommandPong pong=19
     CommandPartitionedTopicMetadata partition_metadata=21
     CommandPartitionedTopicMetadataResponse partition_metadata_response=22
     CommandLookupTopic lookup_topic=23 CommandLookupTopicResponse lookup_topic_response=24
+    CommandGetSchema get_schema=34 CommandGetSchemaResponse get_schema_response=35
+    CommandNewTxn new_txn=50 CommandNewTxnResponse new_txn_response=51
+    CommandAddPartitionToTxn add_partition_to_txn=52 CommandNewTxnResponse add_partition_to_txn_response=53
+    CommandAddSubscriptionToTxn add_subscription_to_txn=54 CommandNewTxnResponse add_subscription_to_txn_response=55
+    CommandTcClientConnectRequest tc_client_connect_request=62
+    CommandTcClientConnectResponse tc_client_connect_response=63
 """
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {

@@ -61,6 +61,13 @@ func connect(options map[string]string) (pulsar.Client, error) {
 	if token, there := options["token"]; there {
 		chosen.Authentication = pulsar.NewAuthenticationToken(token)
 	}
+	if certificate, there := options["certificate"]; there {
+		chosen.Authentication = pulsar.NewAuthenticationTLS(certificate, options["key"])
+	}
+	if trust, there := options["trust"]; there {
+		chosen.TLSTrustCertsFilePath = trust
+		chosen.TLSValidateHostname = true
+	}
 	return pulsar.NewClient(chosen)
 }
 
