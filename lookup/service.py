@@ -87,6 +87,7 @@ class LookupService:
         nursery, logins = self._context.nursery, self._brokers.credential_checks
         self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
         self._pool.profile = profile
+        self._pool.original_data_of = self._brokers.original_data_of
         self._pool.observe_reauthentication = self._broker_metrics.reauthentication_seconds.observe
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
@@ -199,9 +200,11 @@ class LookupService:
 
     def _principal_of(self, request: EnvelopeRequest, principal: Principal) -> LookupPrincipal:
         if not request.original_auth_data:
-            return self._principals.get_principal(principal.name)
+            return self._principals.get_principal(principal.name, method=principal.method)
         credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
-        return self._principals.get_principal(principal.name, credentials, principal.expires_at_unix_ms)
+        return self._principals.get_principal(
+            principal.name, credentials, principal.expires_at_unix_ms, principal.method
+        )
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
         """Count and log a refused Envelope or request; return the error's name."""

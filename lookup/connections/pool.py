@@ -25,10 +25,12 @@ from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, proxy_connect
 from proto.lookup_answers import AnswerTemplates
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
+from proto.rpc_pb2 import OriginalData
 from proxy import __version__
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLinkFactory, BrokerLinkFailed
+from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.pool import RpcPool
@@ -126,6 +128,10 @@ class BrokerPool:
         )
         self.profile: CommandConnected | None = None
         """What a broker last said in its CONNECTED."""
+        self.original_data_of: Callable[[HostPort, tuple[str, ...]], OriginalData] = lambda _broker, _addresses: (
+            OriginalData.ORIGINAL_DATA_UNKNOWN
+        )
+        """Whether a broker checks clients' own credentials, for the text of its refusal."""
         self.observe_reauthentication: Callable[[float], None] = lambda _took_s: None
         """Called when a broker's challenge is answered, with the seconds since it came, through all rounds."""
 
@@ -290,7 +296,13 @@ class BrokerPool:
         except BrokerLinkFailed as failed:
             if self._credential_checks is not None and failed.refusal is not None:
                 self._credential_checks.request_recheck(broker)
-            raise
+            shown = ShownCredentials(
+                principal.name,
+                principal.method,
+                has_original=principal.credentials is not None,
+                forwards=self._config.brokers.forward_authorization_credentials,
+            )
+            raise explain_refusal(failed, self.original_data_of(target.broker, target.addresses), shown) from None
         if (
             self._credential_checks is not None and principal.credentials is None
         ):  # else they may be what it was taken in for

@@ -10,7 +10,8 @@ from proto.connect_rules import OriginalCredentials
 class LookupPrincipal:
     """Principal of a connection to a broker, as its handshake names it, with forwarded credentials if there are any.
 
-    ``expires_at_unix_ms``: when these credentials end; 0: never, or there are none.
+    ``expires_at_unix_ms``: when these credentials end; 0: never, or there are none. ``method``: by which it was
+    authenticated; empty: unknown.
 
     LookupPrincipals keeps one object for each, so that dictionaries compare identities instead of contents.
     """
@@ -18,21 +19,26 @@ class LookupPrincipal:
     name: str
     credentials: OriginalCredentials | None = None
     expires_at_unix_ms: int = 0
+    method: str = ""
 
 
 class LookupPrincipals:
     """Registry of all principals in use: one object for each name and credentials."""
 
     def __init__(self) -> None:
-        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None, int], LookupPrincipal] = (
+        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None, int, str], LookupPrincipal] = (
             WeakValueDictionary()
         )
 
     def get_principal(
-        self, name: str, credentials: OriginalCredentials | None = None, expires_at_unix_ms: int = 0
+        self,
+        name: str,
+        credentials: OriginalCredentials | None = None,
+        expires_at_unix_ms: int = 0,
+        method: str = "",
     ) -> LookupPrincipal:
-        """Return the one object for this name and these credentials."""
-        key = name, credentials, expires_at_unix_ms
+        """Return the one object for this name, these credentials and this method."""
+        key = name, credentials, expires_at_unix_ms, method
         principal = self._principals.get(key)
         if principal is None:
             principal = self._principals[key] = LookupPrincipal(*key)

@@ -23,6 +23,9 @@ _NOT_FORWARDED = {
 }
 """The methods with nothing to forward. proto.connect_rules.original_credentials forwards accordingly."""
 
+_DIALOGUE = "an exchange of several rounds cannot be forwarded"
+_SETTING = f"{WANTS_CLIENT_CREDENTIALS}: set brokers.forward_authorization_credentials = true"
+
 
 def one_round_methods(config: Authentication) -> frozenset[str]:
     """Return the methods whose first round is also the last one, as far as the configuration alone can tell.
@@ -50,9 +53,21 @@ def client_methods(config: Authentication) -> frozenset[str]:
 
 def not_forwarded_methods(methods: Collection[str], several_rounds: Collection[str] = ()) -> dict[str, str]:
     """Return those of the methods with nothing to forward, and why. ``several_rounds``: further ones, of plugins."""
-    dialogue = "an exchange of several rounds cannot be forwarded"
-    known = {method: _NOT_FORWARDED.get(method, dialogue if method in several_rounds else "") for method in methods}
+    known = {method: _NOT_FORWARDED.get(method, _DIALOGUE if method in several_rounds else "") for method in methods}
     return {method: why for method, why in sorted(known.items()) if why}
+
+
+def missing_credentials_text(method: str, *, forwards: bool) -> str:
+    """Return why a broker that checks clients' own credentials did not get those of a client, and what helps.
+
+    ``forwards``: credentials are forwarded where they can be.
+    """
+    why = _NOT_FORWARDED.get(method, _DIALOGUE if forwards else "")
+    return _not_forwarded_text(why) if why else _SETTING
+
+
+def _not_forwarded_text(why: str) -> str:
+    return f"{WANTS_CLIENT_CREDENTIALS}, and {why}: set it to false at the brokers"
 
 
 def forwards_credentials(config: Config) -> bool:
@@ -77,10 +92,9 @@ def refused_methods(
     methods = client_methods(config.authentication) if methods is None else methods
     sentences = {}
     if not config.brokers.forward_authorization_credentials:
-        text = f"{WANTS_CLIENT_CREDENTIALS}: set brokers.forward_authorization_credentials = true"
-        sentences = dict.fromkeys(sorted(methods), text)
+        sentences = dict.fromkeys(sorted(methods), _SETTING)
     for method, why in not_forwarded_methods(methods, several_rounds).items():
-        sentences[method] = f"{WANTS_CLIENT_CREDENTIALS}, and {why}: set it to false at the brokers"
+        sentences[method] = _not_forwarded_text(why)
     return sentences
 
 

@@ -24,8 +24,8 @@ class Session(Strict, frozen=True):
         clients built on the C++ library (Python's and Node's, too) only as long as they have no producer on the
         connection, since these write the answer into the middle of a large message: their session ends when it is used
         past its end, after which they reconnect with fresh credentials. `always`: all that declare support. `never`:
-        none; their sessions end in that way. With `brokers.forward_authorization_credentials` the brokers ask and end
-        relays, and none of this applies to them
+        none; their sessions end in that way. Brokers that check forwarded credentials of clients ask and end relays
+        instead, unless a maximum applies
     grace_ms: a relay over which the broker still sends anything but PING and PONG this long after the session's end is
         closed, though its client does not use it: otherwise a consumer that took many permits before would be served
         for ever. 0: at once. An idle connection stays open

@@ -33,7 +33,6 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
-from proxy.forwarder.workers.broker_refusals import explain_refusal
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
@@ -44,6 +43,7 @@ from proxy.runtime.network.broker_link import (
     BrokerLinkFactory,
     BrokerLinkFailed,
 )
+from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import Credentials, credentials_for
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.errors import RpcError
@@ -201,9 +201,15 @@ class WorkerClients:
                 connect, broker_identity, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
             )
 
+        shown = ShownCredentials(
+            identity.role,
+            identity.principal.method,
+            has_original=identity.original is not None,
+            forwards=brokers.forward_authorization_credentials,
+        )
+
         def explain(target: _Target, failed: BrokerLinkFailed) -> BrokerLinkFailed:
-            forwards = brokers.forward_authorization_credentials
-            return explain_refusal(failed, target.original_data, identity, forwards=forwards)
+            return explain_refusal(failed, target.original_data, shown)
 
         link, opened, credentials = await self._open_first([target, *target.others], make_connect, explain)
         answers = bool(answers_challenges(opened, credentials))

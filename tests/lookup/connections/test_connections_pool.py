@@ -31,7 +31,9 @@ from lookup.targets.rules import Target
 from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.rpc_pb2 import OriginalData
 from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.dialing import Dialer
 
 BROKER = host_port("broker")
@@ -909,3 +911,26 @@ async def test_the_patience_follows_from_a_lookups_time(
         await connection.request_answer(asked())
     assert 5.0 <= trio.current_time() - started <= 5.5, "half of limits.lookup_timeout_ms"
     assert not (await pools.get("alice")).closed
+
+
+# ---- refusals
+
+
+async def test_a_broker_that_wants_the_clients_own_credentials_is_explained(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    """A client that cannot forward any is told so, and not that the proxy's were refused."""
+    pools = Pools(network, nursery, credentials=True)
+    pools.pool.original_data_of = lambda _broker, _addresses: OriginalData.ORIGINAL_DATA_CHECKED
+    pools.broker.greeting = BaseCommand(
+        type=BaseCommand.ERROR,
+        error={"request_id": commands.NO_REQUEST_ID, "error": ServerError.AuthenticationError, "message": "no"},
+    )
+    asker = pools.askers.get_principal("alice", method="tls")
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await pools.pool.get_connection(BROKER, here, asker)
+    assert caught.value.code == ServerError.AuthenticationError
+    assert "a certificate cannot be forwarded" in caught.value.message
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await pools.get("alice", token="s3cret")
+    assert (caught.value.code, caught.value.message) == (ServerError.ServiceNotReady, CREDENTIALS_REFUSED)

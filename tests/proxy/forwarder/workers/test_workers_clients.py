@@ -538,7 +538,7 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
 
 
 async def test_a_broker_that_refuses_credentials_is_explained(dialled: Dialled) -> None:
-    setup = Setup()
+    setup = Setup(brokers={"forward_authorization_credentials": False})
     allowed(setup, original_data=OriginalData.ORIGINAL_DATA_CHECKED)
 
     async def serve() -> None:
