@@ -7,6 +7,7 @@ proxy's. What a client has said in one round can be forwarded; what only its own
 from collections.abc import Collection
 
 from proxy.config.proxy_roles import configured_methods
+from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Authentication, Config
 
 ANONYMOUS = "none"
@@ -101,14 +102,26 @@ def refused_methods(
 def forwarding_warnings(
     config: Config, methods: Collection[str] | None = None, several_rounds: Collection[str] = ()
 ) -> list[str]:
-    """Return a warning where clients of some methods need a setting of brokers. Arguments as in refused_methods."""
+    """Return what an operator should know of forwarded credentials: clients of some methods need a setting of brokers,
+    and a maximum lifetime does not hold for all relays. Arguments as in refused_methods.
+    """
     if not config.brokers.forward_authorization_credentials:
         return []  # the operator's own choice: nobody's are
+    warnings = []
     refused = refused_methods(config, methods, several_rounds)
-    if not refused:
-        return []
-    text = (
-        f"credentials of clients by {', '.join(refused)} cannot be forwarded: brokers with authenticateOriginalAuthData"
-        " = true (Pulsar 5's default) refuse these clients; set it to false at the brokers"
-    )
-    return [text]
+    if refused:
+        warnings.append(
+            f"credentials of clients by {', '.join(refused)} cannot be forwarded: brokers with authenticateOriginalAuthData"
+            " = true (Pulsar 5's default) refuse these clients; set it to false at the brokers"
+        )
+    if config.authentication.enabled and config.authentication.proxy_roles and _has_maximum(config):
+        warnings.append(
+            "no maximum lifetime of a session (connections_max_reauth_ms) holds in relays of other proxies "
+            "(authentication.proxy_roles) that forward their clients' credentials: set it at these proxies"
+        )
+    return warnings
+
+
+def _has_maximum(config: Config) -> bool:
+    methods, listeners = client_methods(config.authentication), range(len(config.listener))
+    return any(max_reauth_ms(config, listener, method) for listener in listeners for method in methods)

@@ -72,3 +72,19 @@ def test_one_warning_for_all_methods() -> None:
     assert warning.endswith("set it to false at the brokers")
     assert forwarding_warnings(config({"token": {}})) == []
     assert forwarding_warnings(config(EVERY, forward_authorization_credentials=False)) == []
+
+
+def test_where_a_maximum_does_not_hold_is_said() -> None:
+    """A proxy in front asks its own client; behind it no maximum can be applied."""
+    behind = {"token": {}, "proxy_roles": ["front"]}
+
+    def warnings(authentication: dict[str, object], **session: object) -> list[str]:
+        return forwarding_warnings(
+            msgspec.convert({"authentication": {"enabled": True, **authentication}, "session": session}, Config)
+        )
+
+    [warning] = warnings(behind, connections_max_reauth_ms=1)
+    assert "set it at these proxies" in warning
+    assert warnings(behind, methods_max_reauth_ms={"token": 1}) == [warning]
+    assert warnings(behind) == warnings(behind, methods_max_reauth_ms={"tls": 1}) == []
+    assert warnings({"token": {}}, connections_max_reauth_ms=1) == []
