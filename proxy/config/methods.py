@@ -111,8 +111,9 @@ def forwarding_warnings(
     refused = refused_methods(config, methods, several_rounds)
     if refused:
         warnings.append(
-            f"credentials of clients by {', '.join(refused)} cannot be forwarded: brokers with authenticateOriginalAuthData"
-            " = true (Pulsar 5's default) refuse these clients; set it to false at the brokers"
+            f"credentials of clients by {', '.join(refused)} cannot be forwarded: brokers with "
+            "authenticateOriginalAuthData = true (Pulsar 5's default) refuse these clients; "
+            "set it to false at the brokers"
         )
     if config.authentication.enabled and config.authentication.proxy_roles and _has_maximum(config):
         warnings.append(
