@@ -22,7 +22,7 @@ from lookup.brokers.configured import ConfiguredBrokers
 from lookup.brokers.credential_checks import CredentialChecks, LogIn
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
-from lookup.brokers.original_data import CHECKED, UNKNOWN, agreed, verdict_name
+from lookup.brokers.original_data import CHECKED, IGNORED, UNKNOWN, agreed, verdict_name
 from lookup.brokers.port_pairs import PortPairs
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
@@ -308,14 +308,14 @@ class BrokerDirectory:
         return "all" if checking + refusing == len(ready) else "some"
 
     def original_data_of(self, broker: HostPort, addresses: Iterable[str]) -> OriginalData:
-        """Return whether a relay's target checks clients' own credentials.
+        """Return whether a relay's target checks clients' own credentials. Another proxy never does.
 
         The target's own logins decide where it is a broker of the URL. Any other is taken for a broker of the same
         cluster (the URL may name a service of Kubernetes, and targets its pods): all brokers that are known must agree.
         """
         logins = self.credential_checks
-        if logins is None:
-            return UNKNOWN
+        if logins is None or self._config.through_proxy:
+            return IGNORED if self._config.through_proxy else UNKNOWN
         by_key = self.discovery.by_key
         whole = by_key.get((broker, tuple(addresses)))
         own = [whole] if whole else [by_key.get((broker, (address,))) for address in addresses]

@@ -12,7 +12,9 @@ import trio
 
 from proto.rpc_pb2 import OriginalData
 
-UNKNOWN, CHECKED = OriginalData.ORIGINAL_DATA_UNKNOWN, OriginalData.ORIGINAL_DATA_CHECKED
+UNKNOWN = OriginalData.ORIGINAL_DATA_UNKNOWN
+IGNORED = OriginalData.ORIGINAL_DATA_IGNORED
+CHECKED = OriginalData.ORIGINAL_DATA_CHECKED
 
 RETRY_INTERVAL_S = 15.0
 """After a login that was refused, or came to nothing."""

@@ -304,11 +304,13 @@ def test_the_brokers_word_on_a_clients_token_counts(strict_broker: Standalone, f
 
 
 def test_without_their_credentials_nobody_is_taken(strict_broker: Standalone, keeping: ProxyCluster) -> None:
-    """The control: this broker does look."""
+    """The control: this broker does look, and after the proxy's own login everybody is told so."""
     token = strict_broker.token("alice")
+    eventually(lambda: keeping.get("/readyz").text.startswith("clients by token"), what="it is known")
     answer = relayed(keeping, strict_broker, token)
-    assert (answer.type, answer.error.error) == (BaseCommand.ERROR, ServerError.ServiceNotReady)
-    assert looked_up(keeping, token).error == ServerError.ServiceNotReady
+    assert (answer.type, answer.error.error) == (BaseCommand.ERROR, ServerError.AuthenticationError)
+    assert "set brokers.forward_authorization_credentials = true" in answer.error.message
+    assert looked_up(keeping, token).error == ServerError.AuthenticationError
 
 
 def test_check_says_what_the_broker_wants(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import OriginalData
-from proxy.config.methods import missing_credentials_text
+from proxy.config.methods import WANTS_CLIENT_CREDENTIALS, missing_credentials_text
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 
 CREDENTIALS_REFUSED = "The broker does not accept the credentials: the proxy's own, or the client's"
@@ -37,6 +37,10 @@ def explain_refusal(failed: BrokerLinkFailed, original_data: OriginalData, shown
     refusal = failed.refusal
     if refusal is None or refusal.error != ServerError.AuthenticationError:
         return failed
+    if refusal.message.startswith(WANTS_CLIENT_CREDENTIALS):  # by a proxy behind this one, which knows better
+        return BrokerLinkFailed(
+            failed.reason, str(failed), code=refusal.error, message=refusal.message, refusal=refusal
+        )
     if not shown.role or original_data == OriginalData.ORIGINAL_DATA_IGNORED:
         return failed  # the only credentials that count are the proxy's own
     code, message = failed.code, CREDENTIALS_REFUSED

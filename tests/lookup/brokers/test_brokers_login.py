@@ -781,6 +781,12 @@ async def test_another_target_of_the_cluster_is_known_where_all_brokers_agree(
     nursery.cancel_scope.cancel()
 
 
+async def test_another_proxy_checks_no_clients_credentials(network: Network, nursery: trio.Nursery) -> None:
+    """It challenges the proxy before it for that one's own; its answers must not be clients'."""
+    ring = CheckingRing(network, nursery, through_proxy=True)
+    assert (ring.of("10.0.0.1"), ring.of("broker-0.svc")) == (IGNORED, IGNORED)
+
+
 async def test_a_broker_that_gives_no_verdict_has_no_say(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -70,6 +70,12 @@ def test_whose_credentials_are_refused_is_not_known(original_data: OriginalData,
     assert str(failed) == f"b0:6650 refused: Unable to authenticate ({CREDENTIALS_REFUSED})"
 
 
+def test_what_the_next_proxy_says_of_its_brokers_passes() -> None:
+    text = f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
+    failed = explain_refusal(refused(text=text), IGNORED, alice("tls"))
+    assert (failed.code, failed.message) == (ServerError.AuthenticationError, text)
+
+
 @pytest.mark.parametrize(
     ("original_data", "shown"), [(IGNORED, alice(forwarded=True)), (IGNORED, alice()), (CHECKED, ANONYMOUS)]
 )
