@@ -451,15 +451,21 @@ async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:
 
 
 async def age(place: Place, now: Now) -> None:
-    """Time passes fast, but never so fast that a session expires; while no forwarder has the relay, it stands still."""
+    """Time passes fast, but never so fast that a session expires; while no forwarder has the relay, it stands still.
+
+    Near the end it goes on from challenge to challenge alone: an answer that was lost is asked for a second later.
+    """
     while True:
         await trio.sleep(0.002)
         forwarder = place.forwarders[-1]
         if not hasattr(forwarder, "relays") or forwarder.gone.is_set():
             continue
-        clocks = [one.clock for one in forwarder.relays.expiring_sessions()]
-        if clocks and all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
-            now.s += 4
+        for clock in (one.clock for one in forwarder.relays.expiring_sessions()):
+            assert clock is not None
+            if clock.expires_at_s > now.s + 30:  # more seconds than answers are lost
+                now.s += 12
+            elif now.s < clock.challenge_at_s < clock.expires_at_s:
+                now.s = clock.challenge_at_s
         forwarder.relays.reauthentication.send_due_challenges()
 
 
@@ -478,7 +484,7 @@ async def talk_and_die(
         place.broker_credentials = FakeCredentials(padding=bytes(seed % 2 * 9_000)).begin
         forwarder = await place.forwarder()
         fields = {TalkWithBothAsked: {"broker_host": BROKER_HOST}, TalkWithForwardedAnswers: {"passes_answers": True}}
-        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000, **fields.get(kind, {})))
+        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=200_000, **fields.get(kind, {})))
         talk = kind(lane, seed)
         fuse.arm(place, next(left))
         async with trio.open_nursery() as nursery:

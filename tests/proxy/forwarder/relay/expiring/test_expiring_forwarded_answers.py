@@ -357,7 +357,7 @@ async def test_an_answer_does_not_wait_for_the_command_behind_it(begin: Any) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("moment", ["asked", "answered", "verified"])
+@pytest.mark.parametrize("moment", ["asked", "answering", "answered", "verified"])
 async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, judges: Judges, way: str, moment: str
 ) -> None:
@@ -369,7 +369,10 @@ async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixt
     await trio.testing.wait_all_tasks_blocked(0.01)
     forwarder.relays.reauthentication.send_due_challenges()
     await expect(lane.client, CHALLENGE)
-    if moment != "asked":
+    if moment == "answering":  # most of the answer is lost with its process
+        await lane.client.send_all(answer(b"lost")[:-1])
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    elif moment != "asked":
         judges.gate = trio.Event()
         await lane.client.send_all(answer(b"lost") + SEND[:20])
         await expect(lane.broker, SEND[:20])
@@ -379,6 +382,9 @@ async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixt
         await until(forwarder.metrics.success.labels(method="token")._value.get)
     following = await successor(place, way)
     judges.gate = None
+    if moment == "answering":
+        await lane.client.send_all(answer(b"lost")[-1:] + SEND[:20])
+        await expect(lane.broker, SEND[:20])
     now.s += 2
     following.relays.reauthentication.send_due_challenges()
     if moment != "asked":
