@@ -84,7 +84,7 @@ class BrokerJars:
 def digest_of_jars(directory: Path) -> str:
     """Return the digest of the list of all jars."""
     listing = hashlib.sha256()
-    for path in sorted(directory.glob("*.jar"), key=lambda path: path.name):
+    for path in sorted(directory.iterdir(), key=lambda path: path.name):  # java takes .JAR, too
         with path.open("rb") as file:
             listing.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode())
     return listing.hexdigest()

@@ -11,7 +11,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakSet
@@ -307,22 +307,22 @@ class BrokerDirectory:
             return "none"
         return "all" if checking + refusing == len(ready) else "some"
 
-    def original_data_of(self, broker: HostPort, addresses: Iterable[str]) -> OriginalData:
-        """Return whether a relay's target checks clients' own credentials. Another proxy never does.
+    def original_data_of(
+        self, broker: HostPort, addresses: tuple[str, ...], *, confirmed: bool = False
+    ) -> OriginalData:
+        """Return whether a target checks clients' own credentials; ``confirmed``: so that sessions may rely on it.
 
-        The target's own logins decide where it is a broker of the URL. Any other is taken for a broker of the same
-        cluster (the URL may name a service of Kubernetes, and targets its pods): all brokers that are known must agree.
+        The logins at the target's addresses decide, however a client writes its name. At others it is taken for one of
+        the same cluster (the URL may name a service of Kubernetes, and targets its pods): all reachable brokers must
+        agree. Another proxy never checks any.
         """
         logins = self.credential_checks
         if logins is None or self._config.through_proxy:
             return IGNORED if self._config.through_proxy else UNKNOWN
-        by_key = self.discovery.by_key
-        whole = by_key.get((broker, tuple(addresses)))
-        own = [whole] if whole else [by_key.get((broker, (address,))) for address in addresses]
-        if own and None not in own:
-            return agreed(logins.original_data_of(one) for one in own if one is not None)
-        verdicts = map(logins.original_data_of, self.discovery.endpoints)
-        return agreed(verdict for verdict in verdicts if verdict != UNKNOWN)
+        whole = self.discovery.by_key.get((broker, addresses))
+        own = [whole] if whole else self.discovery.endpoints_at(addresses, broker.port)
+        brokers = own or [one for one in self.discovery.endpoints if one.health.reachable]
+        return agreed(map(logins.confirmed_original_data_of if confirmed else logins.original_data_of, brokers))
 
     def _ready_endpoints(self) -> Iterator[Endpoint]:
         """Yield the reachable brokers that count for readiness.

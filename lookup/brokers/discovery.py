@@ -214,6 +214,12 @@ class BrokerDiscovery:
 
     # ---- endpoints
 
+    def endpoints_at(self, addresses: tuple[str, ...], port: int) -> list[Endpoint]:
+        """Return the brokers at these addresses, under any name; none where not all of the addresses are theirs."""
+        wanted = set(addresses)
+        found = [one for one in self.endpoints if one.port == port and not wanted.isdisjoint(one.addresses)]
+        return found if wanted <= {address for one in found for address in one.addresses} else []
+
     def _rebuild_endpoints(self) -> None:
         places: dict[EndpointKey, _FoundBroker] = {}
         for name in self._sources:

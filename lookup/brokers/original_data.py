@@ -24,7 +24,8 @@ ORIGINAL_DATA_INTERVAL_S = 600.0
 
 AGREEING_MIN = 3
 """Logins in succession with the same result, after results that differed, until it counts whether a broker checks
-clients' own credentials: behind one address there may be several brokers, as during a rolling restart.
+clients' own credentials: behind one address there may be several brokers, as during a rolling restart. So many, too,
+until sessions rely on it that the broker checks.
 """
 
 
@@ -36,6 +37,8 @@ class OriginalDataStatus:
     """The last result."""
     agreeing: int = 0
     """Results in succession that are the same; the very first counts as enough."""
+    repeated: int = 0
+    """The same, but the very first counts once."""
     found_at: float = -math.inf
     due_at: float = -math.inf
     down_at: float = -math.inf
@@ -49,18 +52,26 @@ class OriginalDataStatus:
 
     @property
     def verdict(self) -> OriginalData:
-        """The result that counts; unknown where the last ones differ."""
+        """The result that counts for what is told; unknown where the last ones differ."""
         return self.last if self.agreeing >= AGREEING_MIN else UNKNOWN
+
+    @property
+    def confirmed(self) -> OriginalData:
+        """The result on which sessions may rely: one failed authentication may have another reason (no keys, say)."""
+        return self.verdict if self.last != CHECKED or self.repeated >= AGREEING_MIN else UNKNOWN
 
     def record(self, found: OriginalData, interval_s: float) -> None:
         """Record the result of a login that the broker accepted."""
         if found == self.last:
             self.agreeing += 1
+            self.repeated += 1
         else:
             self.agreeing = AGREEING_MIN if self.last == UNKNOWN else 1
+            self.repeated = 1
         self.last = found
         self.found_at = trio.current_time()
-        is_settled = self.agreeing >= AGREEING_MIN or found == UNKNOWN
+        agreeing = self.repeated if found == CHECKED else self.agreeing
+        is_settled = agreeing >= AGREEING_MIN or found == UNKNOWN
         self.due_at = self.found_at + (max(ORIGINAL_DATA_INTERVAL_S, interval_s) if is_settled else RETRY_INTERVAL_S)
 
 

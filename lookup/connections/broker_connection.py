@@ -147,7 +147,7 @@ class BrokerConnection:
     def forget_request(self, receiver: AnswerReceiver) -> None:
         """Drop a request whose answer is no longer wanted; an answer that still comes is ignored."""
         self._pending.pop(receiver.proxy_id, None)
-        if self._retires_after_use and self.retired and not self._pending:
+        if self.retired and not self._pending:
             self.close()
 
     async def request_answer(self, request: LookupRequest) -> BaseCommand:

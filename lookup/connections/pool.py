@@ -10,7 +10,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import trio
 
@@ -19,6 +18,7 @@ from lookup.connections.broker_connection import BrokerConnection, ConnectionSet
 from lookup.connections.isolated import IsolatedConnections
 from lookup.connections.losses import SuspectGroup
 from lookup.connections.principals import LookupPrincipal
+from lookup.connections.slots import ConnectAttempt, PoolKey, PoolShare, PoolSlot
 from lookup.targets.rules import LocateBroker, Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
@@ -50,54 +50,8 @@ ROOM_INTERVAL_S = 0.01
 others queue behind it.
 """
 
-PoolKey = tuple[HostPort, LookupPrincipal]
-
-
-@dataclass(slots=True)
-class _ConnectAttempt:
-    """One attempt to open a connection; all tasks that wait for it share the outcome."""
-
-    done: trio.Event = field(default_factory=trio.Event)
-    connection: BrokerConnection | None = None
-    failure: Exception | None = None
-
-    def connection_or_raise(self) -> BrokerConnection:
-        """Return the connection; raise the attempt's failure where there is none."""
-        if self.connection is None:
-            raise self.failure or RuntimeError("an attempt without an outcome")
-        return self.connection
-
-
-@dataclass(slots=True)
-class _PoolSlot:
-    """Slot of one broker and principal: the connection, and the attempt under way to open one."""
-
-    locate: LocateBroker
-    connection: BrokerConnection | None = None
-    attempt: _ConnectAttempt | None = None
-    waiting: int = 0
-    """Callers that are about to send a request."""
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether it may be closed without a loss to any request."""
-        return not self.waiting and self.attempt is None and (self.connection is None or self.connection.idle)
-
-    @property
-    def last_used_at(self) -> float:
-        """When a request was last sent, in Trio's time."""
-        return float("-inf") if self.connection is None else self.connection.last_used_at
-
-
-class _Share:
-    """The slots of one principal at one broker: one for each of its clients' credentials."""
-
-    __slots__ = ("callers", "lock", "slots")
-
-    def __init__(self) -> None:
-        self.lock = trio.Lock()  # fair: first come, first served
-        self.callers = 0
-        self.slots = 0
+ROOM_WAIT_S = 0.5
+"""Time after which a connection in use makes room: with overlapping lookups of its credentials it is never unused."""
 
 
 class BrokerPool:
@@ -116,8 +70,8 @@ class BrokerPool:
         self._credential_checks = credential_checks
         self._auth = auth
         self._nursery = nursery
-        self._slots: dict[PoolKey, _PoolSlot] = {}
-        self._shares: dict[tuple[HostPort, str], _Share] = {}
+        self._slots: dict[PoolKey, PoolSlot] = {}
+        self._shares: dict[tuple[HostPort, str], PoolShare] = {}
         self._answer_templates = AnswerTemplates()
         suspects_max = max(2, config.brokers.pooled_connections_max // ISOLATED_SHARE)
         self._isolated = IsolatedConnections(nursery, suspects_max)
@@ -177,44 +131,60 @@ class BrokerPool:
             slot.waiting -= 1
         return attempt.connection_or_raise()
 
-    async def _slot_with_room(self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal) -> _PoolSlot:
+    async def _slot_with_room(self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal) -> PoolSlot:
         """Return the slot of a broker and principal, made if need be.
 
         Where the principal has as many at this broker as it may, each for other credentials, wait until one is unused,
-        and close that. Raises BrokerLinkFailed where the pool is full.
+        and close that; after ROOM_WAIT_S let one in use make room. Raises BrokerLinkFailed where the pool is full.
         """
         where, key = (broker, principal.name), (broker, principal)
-        share = self._shares.setdefault(where, _Share())
+        share = self._shares.setdefault(where, PoolShare())
         share.callers += 1
         try:
             async with share.lock:
-                while (
-                    share.slots >= self._config.brokers.pooled_connections_per_principal_max
-                    and key not in self._slots
-                    and not self._evict_from_share(where)
-                ):
+                waits_until = trio.current_time() + ROOM_WAIT_S
+                while key not in self._slots and not self._make_room(share, waits_until):
                     await trio.sleep(ROOM_INTERVAL_S)
                     self._check_not_retired()
                 slot = self._slots.get(key)
                 if slot is None:
                     self._evict_if_full()
-                    slot = self._slots[key] = _PoolSlot(locate)
-                    share.slots += 1
+                    slot = self._slots[key] = PoolSlot(locate)
+                    share.keys.add(key)
                 return slot
         finally:
             share.callers -= 1
             self._drop_share_if_unused(where)
 
-    def _evict_from_share(self, where: tuple[HostPort, str]) -> bool:
-        """Close the least recently used of the unused connections of a principal at a broker; return False if none."""
-        free = [key for key, slot in self._slots.items() if (key[0], key[1].name) == where and slot.is_unused]
-        if free:
-            self._close_slot(min(free, key=lambda key: self._slots[key].last_used_at))
-        return bool(free)
+    def _make_room(self, share: PoolShare, waits_until: float) -> bool:
+        """Return True if a principal may have one more slot at a broker, perhaps in place of its least recently used.
+
+        A connection in use goes only if the time to wait is over, and takes no more requests. There may be as many
+        such connections as slots.
+        """
+        slots_max = self._config.brokers.pooled_connections_per_principal_max
+        if len(share.keys) < slots_max:
+            return True
+        by_last_use = sorted(share.keys, key=lambda key: self._slots[key].last_used_at)
+        unused = next((key for key in by_last_use if self._slots[key].is_unused), None)
+        if unused is not None:
+            self._close_slot(unused)
+            return True
+        share.retiring = [connection for connection in share.retiring if not connection.closed]
+        if trio.current_time() < waits_until or len(share.retiring) >= slots_max:
+            return False
+        for key in by_last_use:
+            slot = self._slots[key]
+            if slot.connection is not None and slot.attempt is None and not slot.waiting:
+                self._forget_slot(key)
+                share.retiring.append(slot.connection)
+                slot.connection.retire_when_idle()
+                return True
+        return False
 
     def _drop_share_if_unused(self, where: tuple[HostPort, str]) -> None:
         share = self._shares[where]
-        if not share.slots and not share.callers:
+        if not share.keys and not share.callers:
             del self._shares[where]
 
     async def get_isolated_connection(
@@ -233,21 +203,21 @@ class BrokerPool:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
     def _start_attempt(
-        self, slot: _PoolSlot, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal
-    ) -> _ConnectAttempt:
+        self, slot: PoolSlot, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal
+    ) -> ConnectAttempt:
         """Start a task that opens a connection.
 
         It is a task of its own: the first caller may give up before the connection is there, and the others must not
         start again then.
         """
-        slot.attempt, slot.locate = _ConnectAttempt(), locate
+        slot.attempt, slot.locate = ConnectAttempt(), locate
         self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, principal)
         return slot.attempt
 
     async def _run_attempt(
         self,
-        slot: _PoolSlot,
-        attempt: _ConnectAttempt,
+        slot: PoolSlot,
+        attempt: ConnectAttempt,
         broker: HostPort,
         locate: LocateBroker,
         principal: LookupPrincipal,
@@ -257,6 +227,9 @@ class BrokerPool:
             self._nursery.start_soon(attempt.connection.run)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
+                if slot.retiring is not None:  # a broker may challenge each connection, and answer nothing
+                    slot.retiring.close()
+                slot.retiring = old
                 old.retire_when_idle()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
@@ -349,12 +322,15 @@ class BrokerPool:
                 self._close_slot(key)
 
     def _close_slot(self, key: PoolKey) -> None:
-        slot = self._slots.pop(key)
+        slot = self._forget_slot(key)
         if slot.connection is not None:
             slot.connection.close()
+
+    def _forget_slot(self, key: PoolKey) -> PoolSlot:
         where = key[0], key[1].name
-        self._shares[where].slots -= 1
+        self._shares[where].keys.remove(key)
         self._drop_share_if_unused(where)
+        return self._slots.pop(key)
 
     async def retire_after(self, grace_s: float) -> None:
         """Let the lookups under way finish within ``grace_s``, then close all connections."""

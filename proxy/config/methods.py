@@ -25,6 +25,8 @@ _NOT_FORWARDED = {
 """The methods with nothing to forward. proto.connect_rules.original_credentials forwards accordingly."""
 
 _DIALOGUE = "an exchange of several rounds cannot be forwarded"
+_ONE_ROUND = frozenset({"token", "basic"})
+_KEPT_BACK = f"{WANTS_CLIENT_CREDENTIALS}, and the proxy in front of this one does not forward them"
 _SETTING = f"{WANTS_CLIENT_CREDENTIALS}: set brokers.forward_authorization_credentials = true"
 
 
@@ -63,6 +65,8 @@ def missing_credentials_text(method: str, *, forwards: bool) -> str:
 
     ``forwards``: credentials are forwarded where they can be.
     """
+    if forwards and method in _ONE_ROUND:
+        return _KEPT_BACK
     why = _NOT_FORWARDED.get(method, _DIALOGUE if forwards else "")
     return _not_forwarded_text(why) if why else _SETTING
 
@@ -117,8 +121,9 @@ def forwarding_warnings(
         )
     if config.authentication.enabled and config.authentication.proxy_roles and _has_maximum(config):
         warnings.append(
-            "no maximum lifetime of a session (connections_max_reauth_ms) holds in relays of other proxies "
-            "(authentication.proxy_roles) that forward their clients' credentials: set it at these proxies"
+            "no maximum lifetime of a session (connections_max_reauth_ms) holds in relays of proxies "
+            "(authentication.proxy_roles) that leave brokers' challenges to their clients, as Pulsar's own does: "
+            "set it at these proxies"
         )
     return warnings
 

@@ -75,9 +75,9 @@ def quiet(_text: str) -> None:
 
 
 def test_digest_is_that_of_a_list_by_sha256sum(tmp_path: Path) -> None:
-    for name in ("b.jar", "a.jar", "A.jar"):
+    for name in ("b.jar", "a.jar", "A.jar", "c.JAR"):  # java takes all of these
         (tmp_path / name).write_text(name)
-    command = "LC_ALL=C; export LC_ALL; sha256sum *.jar | sha256sum"
+    command = "LC_ALL=C; export LC_ALL; sha256sum * | sha256sum"
     listed = subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert digest_of_jars(tmp_path) == listed.split()[0]
 

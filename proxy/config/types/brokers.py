@@ -106,8 +106,8 @@ class Brokers(Strict, frozen=True):
         `service_url`, which check that the broker accepts them; an accepted connection for lookups replaces a login.
         After a failed login 15 s; at least 1 s. If all brokers refuse them (one that accepted them before: three times
         in succession), `/readyz` reports it. The logins also show which brokers check clients' own credentials
-        (`forward_authorization_credentials`): such a broker logs one failed authentication for each lookup worker every
-        10 minutes, and after its own restart. 0: no logins
+        (`forward_authorization_credentials`): such a broker logs a failed authentication for each lookup worker every
+        10 minutes and after its own restart, and three in the first half minute. 0: no logins
     ejection_failures: a broker of `service_url` with this number of failures and no answer in between is ejected:
         lookups use the others first. A broker that does not answer a probe is ejected, too; if all are ejected, none is
     ejection_time_ms: duration of an ejection, unless a probe shows that the broker is back; it doubles each time until
@@ -115,9 +115,10 @@ class Brokers(Strict, frozen=True):
     ejection_time_max_ms: longest duration of an ejection
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
         broker and principal, or credentials where a client's own are forwarded. Beside them there may be a quarter as
-        many for requests that have lost a connection: these are sent again apart from all others
+        many for requests that have lost a connection: these are sent again apart from all others; and for each of them
+        one that takes no more requests, but still answers some
     pooled_connections_per_principal_max: how many of these there may be at one broker for clients of one principal with
-        different credentials; above it, lookups wait until one is unused, which is then replaced
+        different credentials; above it, lookups wait until one is unused, or for half a second, and replace it
     idle_connection_timeout_ms: a connection for lookups that was unused for this time is closed
     """
 

@@ -35,6 +35,9 @@ from proxy.forwarder.session.lookup_session_control import LifetimeEvent, Lookup
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
 
+LEFT_TO_BROKERS = frozenset({"token"})
+"""The methods of which brokers end sessions by themselves, where they have the client's own credentials."""
+
 LISTENER_BIND_MAX = 300
 """Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 
@@ -157,14 +160,16 @@ class SessionLifetime:
     def _with_forwarded_credentials(self, session: RelaySession, original_data: OriginalData) -> RelaySession:
         """Return the terms where the broker has the client's credentials, too: who asks for new ones, and who ends it.
 
-        A broker that checks them does both, so that the proxy need not, unless a maximum holds that the broker does not
-        know. A proxy that passes challenges on to its client holds that client's session itself.
+        A broker that checks tokens does both, so that the proxy need not, unless a maximum holds that the broker does
+        not know; of other methods it is not known. Behind a proxy that passes challenges on to its client, no answer
+        could be told from that client's, so that nothing is applied here.
         """
         is_ignored = original_data == OriginalData.ORIGINAL_DATA_IGNORED
         if not self._passes_challenges_on and (is_ignored or session.principal.proxy or not session.expires):
             return session
         is_checked = original_data == OriginalData.ORIGINAL_DATA_CHECKED
-        if self._passes_challenges_on or (is_checked and not session.lifetime_ms_max):
+        is_brokers = is_checked and session.principal.method in LEFT_TO_BROKERS and not session.lifetime_ms_max
+        if self._passes_challenges_on or is_brokers:
             return replace(session, clock=None, challenge=b"")
         answer_bytes_max = min(session.answer_bytes_max, BROKER_ANSWER_BYTES_MAX)
         return replace(session, passes_answers=True, answer_bytes_max=answer_bytes_max)

@@ -713,6 +713,8 @@ UNKNOWN, IGNORED, CHECKED = (
     OriginalData.ORIGINAL_DATA_CHECKED,
 )
 CHECKS = "pulsar_proxy_broker_checks_original_credentials"
+CONFIRMED_S = RETRY_INTERVAL_S * AGREEING_MIN
+"""Time until sessions may rely on it that a broker checks."""
 
 
 class CheckingRing(Ring):
@@ -734,7 +736,7 @@ class CheckingRing(Ring):
         return self.registry.get_sample_value(CHECKS, {"broker": f"10.0.0.{number + 1}:6650"})
 
     def of(self, host: str, *addresses: str) -> OriginalData:
-        return self.brokers.original_data_of(HostPort(host, 6650), addresses or (host,))
+        return self.brokers.original_data_of(HostPort(host, 6650), addresses or (host,), confirmed=True)
 
 
 async def test_each_broker_shows_whether_it_checks(
@@ -746,16 +748,19 @@ async def test_each_broker_shows_whether_it_checks(
     with structlog.testing.capture_logs() as logs:
         ring.run()
         await trio.sleep(2)
+    assert ring.of("10.0.0.1") == UNKNOWN, "one failed authentication may have another reason"
     assert ring.shown() == ["checked", "ignored"]
     assert [ring.checks(0), ring.checks(1)] == [1, 0]
     assert [ring.value(0), ring.value(1)] == [1, 1], "both accept the proxy's own credentials"
-    assert (ring.of("10.0.0.1"), ring.of("10.0.0.2")) == (CHECKED, IGNORED)
+    assert ring.of("10.0.0.2") == IGNORED
     assert ring.brokers.original_data_checked == "some"
     assert "checks clients' own credentials" in ring.told(0)["detail"]
     assert "checks" not in ring.told(1)["detail"]
     events = [entry["event"] for entry in logs]
     assert events.count("a broker checks clients' own credentials (authenticateOriginalAuthData)") == 1
     assert not any("refuses" in event for event in events)
+    await trio.sleep(CONFIRMED_S)
+    assert (ring.of("10.0.0.1"), ring.of("10.0.0.2")) == (CHECKED, IGNORED)
     nursery.cancel_scope.cancel()
 
 
@@ -775,7 +780,7 @@ async def test_another_target_of_the_cluster_is_known_where_all_brokers_agree(
     ring.set_checks(*checks)
     assert ring.of("broker-0.svc", "10.0.9.9") == UNKNOWN
     ring.run()
-    await trio.sleep(2)
+    await trio.sleep(CONFIRMED_S)
     assert ring.of("broker-0.svc", "10.0.9.9") == expected
     assert ring.of("10.0.0.1", "10.0.0.1", "10.0.9.9") == expected, "an address more than the broker has"
     nursery.cancel_scope.cancel()
@@ -787,16 +792,35 @@ async def test_another_proxy_checks_no_clients_credentials(network: Network, nur
     assert (ring.of("10.0.0.1"), ring.of("broker-0.svc")) == (IGNORED, IGNORED)
 
 
-async def test_a_broker_that_gives_no_verdict_has_no_say(
+async def test_sessions_do_not_rely_on_brokers_of_which_one_gives_no_verdict(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
+    """However a client writes its name, and for targets that are only taken for brokers of the same cluster."""
     ring = CheckingRing(network, nursery)
     ring.fakes[1].takes_proxy = False
     ring.run()
-    await trio.sleep(2)
+    await trio.sleep(CONFIRMED_S)
     assert ring.shown() == ["checked", "unknown"]
-    assert ring.of("broker-0.svc") == CHECKED
+    assert ring.of("Alias-of-broker-1.", "10.0.0.1") == CHECKED
+    assert ring.of("Alias-of-broker-2.", "10.0.0.2") == UNKNOWN
+    assert ring.of("broker-0.svc") == UNKNOWN
     assert ring.brokers.original_data_checked == "all", "no broker takes a client that has nothing to forward"
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_failed_authentication_does_not_make_relays_blind(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: a broker that ignores clients' credentials may fail for a moment, as while it has no keys."""
+    ring = CheckingRing(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    assert ring.fakes[0].failed == 1
+    ring.set_checks(False)
+    for _ in range(int(ORIGINAL_DATA_INTERVAL_S)):
+        assert ring.of("10.0.0.1") != CHECKED
+        await trio.sleep(1)
+    assert ring.of("10.0.0.1") == IGNORED
     nursery.cancel_scope.cancel()
 
 
@@ -806,16 +830,16 @@ async def test_authentications_that_fail_are_rare(
     """Each is a line in the broker's log. Clients that are refused bring about no more of them, nor fewer."""
     ring = CheckingRing(network, nursery, count=1)
     ring.run()
-    await trio.sleep(1)
-    assert ring.fakes[0].failed == 1
+    await trio.sleep(CONFIRMED_S)
+    assert ring.fakes[0].failed == AGREEING_MIN
     before = len(ring.fakes[0].connects)
-    for _ in range(int(ORIGINAL_DATA_INTERVAL_S) // 10 - 1):
+    for _ in range(int(ORIGINAL_DATA_INTERVAL_S - CONFIRMED_S) // 10 - 1):
         ring.brokers.credential_checks.request_recheck(ring.brokers.discovery.endpoints[0])  # type: ignore[union-attr]
         await trio.sleep(10)
     assert len(ring.fakes[0].connects) > before + 10, "the proxy's own credentials are still looked at"
-    assert ring.fakes[0].failed == 1
-    await trio.sleep(20)
-    assert ring.fakes[0].failed == 2
+    assert ring.fakes[0].failed == AGREEING_MIN
+    await trio.sleep(20 + CONFIRMED_S)
+    assert ring.fakes[0].failed == AGREEING_MIN + 1
     assert ring.shown() == ["checked"]
     nursery.cancel_scope.cancel()
 
@@ -842,7 +866,7 @@ async def test_what_a_restart_changes_is_unknown_at_once_and_known_soon(
 ) -> None:
     ring = CheckingRing(network, nursery, count=1)
     ring.run()
-    await trio.sleep(1)
+    await trio.sleep(CONFIRMED_S)
     assert ring.of("10.0.0.1") == CHECKED
     fake = network.brokers.pop(("10.0.0.1", 6650))
     await trio.sleep(15)
@@ -879,13 +903,13 @@ async def test_a_reload_keeps_what_is_known_of_checking_brokers(
 ) -> None:
     ring = CheckingRing(network, nursery, count=1)
     ring.run()
-    await trio.sleep(1)
+    await trio.sleep(CONFIRMED_S)
     before, ring.brokers = ring.brokers, ring.make(ring.brokers)
     before.stop()
     assert ring.of("10.0.0.1") == CHECKED
     ring.run()
     await trio.sleep(5)
-    assert ring.fakes[0].failed == 1
+    assert ring.fakes[0].failed == AGREEING_MIN
     nursery.cancel_scope.cancel()
 
 

@@ -3,6 +3,7 @@
 import gc
 import random
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from lookup_fakes import (
 )
 
 from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.connections.pool import RENEWAL_RETRY_S, BrokerPool
+from lookup.connections.pool import RENEWAL_RETRY_S, ROOM_WAIT_S, BrokerPool
 from lookup.connections.principals import LookupPrincipals
 from lookup.targets.rules import Target
 from proto import commands
@@ -623,14 +624,14 @@ async def test_lookups_wait_while_all_connections_of_their_principal_are_in_use(
 
     for token in ("t0", "t1", "t2"):
         nursery.start_soon(ask, token)
-        await trio.sleep(1)
+        await trio.sleep(0.1)
     assert len(pools.broker.connects) == 1
     with trio.fail_after(0.005):
         await pools.get("bob", token="b")
         await pools.get("alice", token="t0")
     pools.broker.ends.pop(1)  # bob's, which was asked nothing
     for number in range(3):
-        await trio.sleep(1)
+        await trio.sleep(0.1)
         assert [
             connect.original_auth_data for connect in pools.broker.connects if connect.original_principal == "alice"
         ][-1] == f"t{number}"
@@ -647,13 +648,103 @@ async def test_who_gives_up_waiting_leaves_nothing_behind(
     busy = await pools.get("alice", token="t0")
     nursery.start_soon(busy.request_answer, asked())
     await trio.testing.wait_all_tasks_blocked()
-    with trio.move_on_after(1) as gave_up:
+    with trio.move_on_after(0.2) as gave_up:
         await pools.get("alice", token="t1")
     assert gave_up.cancelled_caught
     await pools.say_answer(0)
     nursery.start_soon(pools.pool.run)
     await trio.sleep(3)
     assert (pools.pool._slots, pools.pool._shares) == ({}, {})
+
+
+async def test_busy_credentials_do_not_starve_others_of_their_principal(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """With overlapping lookups a connection is never unused; it makes room, and answers what is under way."""
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=1)
+    pools.broker.script = lambda _request: None
+    served: list[str] = []
+
+    async def ask(token: str) -> None:
+        await (await pools.get("alice", token=token)).request_answer(asked())
+        served.append(token)
+
+    nursery.start_soon(ask, "busy")
+    await trio.sleep(0.1)
+    nursery.start_soon(ask, "new")
+    await trio.sleep(2 * ROOM_WAIT_S)
+    assert [connect.original_auth_data for connect in pools.broker.connects] == ["busy", "new"]
+    await pools.say_answer(0)
+    assert served == ["busy"]
+    assert pools.broker.open == 1
+    await pools.say_answer(1)
+    assert served == ["busy", "new"]
+
+
+async def test_connections_that_made_room_are_bounded_too(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A broker that answers nothing keeps at most twice as many as there may be."""
+    pools = Pools(network, nursery, pooled_connections_per_principal_max=2)
+    pools.broker.script = lambda _request: None
+
+    async def ask(number: int) -> None:
+        await (await pools.get("alice", token=f"t{number}")).request_answer(asked())
+
+    for number in range(10):
+        nursery.start_soon(ask, number)
+        await trio.sleep(2 * ROOM_WAIT_S)
+    assert pools.broker.open == 4
+
+
+async def test_connections_that_a_challenge_retired_are_bounded(network: Network, nursery: trio.Nursery) -> None:
+    """A broker may challenge each connection, and answer nothing."""
+    pools = Pools(network, nursery, credentials=True)
+    pools.broker.script = lambda _request: None
+
+    async def ask() -> None:
+        with suppress(BrokerConnectionLost):
+            await (await pools.get("alice", token="t")).request_answer(asked())
+
+    for number in range(10):
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        await pools.broker.ends[number].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await trio.testing.wait_all_tasks_blocked()
+    assert pools.broker.open == 2
+
+
+async def test_a_retired_connection_ends_when_its_last_request_is_given_up(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    pools.broker.script = lambda _request: None
+    connection = await pools.get("alice", token="t")
+    scope = trio.CancelScope()
+
+    async def ask() -> None:
+        with scope:
+            await connection.request_answer(asked())
+
+    nursery.start_soon(ask)
+    await trio.testing.wait_all_tasks_blocked()
+    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert not connection.closed
+    scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert connection.closed
+
+
+async def test_the_same_credentials_share_a_connection_whatever_end_is_said(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    """A plugin may count the end from each connect."""
+    pools = Pools(network, nursery)
+    ends = [2_000_000_000_000 + number for number in range(3)]
+    connections = [await pools.get("alice", token="same", expires_at_unix_ms=end) for end in ends]
+    assert len(set(connections)) == 1
+    assert [asker.expires_at_unix_ms for _, asker in pools.pool._slots] == [ends[-1]]
 
 
 async def test_a_connection_that_was_just_opened_is_not_taken_from_its_caller(
@@ -666,13 +757,13 @@ async def test_a_connection_that_was_just_opened_is_not_taken_from_its_caller(
 
     async def run_attempt_and_look(*arguments: Any) -> None:
         await run_attempt(*arguments)
-        taken.append(pools.pool._evict_from_share((BROKER, "alice")))
+        taken.append(pools.pool._make_room(pools.pool._shares[BROKER, "alice"], waits_until=0.0))
 
     monkeypatch.setattr(pools.pool, "_run_attempt", run_attempt_and_look)
     connection = await pools.get("alice", token="t0")
     assert taken == [False]
     assert not connection.closed
-    assert pools.pool._evict_from_share((BROKER, "alice"))
+    assert pools.pool._make_room(pools.pool._shares[BROKER, "alice"], waits_until=0.0)
 
 
 # ---- without waiting

@@ -841,6 +841,16 @@ async def test_a_broker_that_checks_forwarded_credentials_asks_and_the_proxy_kee
     assert not blind.inspects_frames
 
 
+async def test_only_tokens_are_left_to_brokers(relay_setup: MakeRelaySetup) -> None:
+    """Security: that a broker ends what a client by another method, as a plugin's, has begun is not known."""
+    principal = Principal(type="User", name="alice", method="of-a-plugin")
+    forwarded = OriginalCredentials("of-a-plugin", SECRET.decode())
+    checked = OriginalData.ORIGINAL_DATA_CHECKED
+    session = relay_setup(principal).expiring().relay_session(forwarded, checked)
+    assert session.expires
+    assert session.passes_answers
+
+
 @pytest.mark.conforms("kip-368.24")
 @pytest.mark.parametrize(
     ("original_data", "tables", "ends_after_s"),

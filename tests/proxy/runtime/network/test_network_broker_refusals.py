@@ -70,6 +70,12 @@ def test_whose_credentials_are_refused_is_not_known(original_data: OriginalData,
     assert str(failed) == f"b0:6650 refused: Unable to authenticate ({CREDENTIALS_REFUSED})"
 
 
+def test_a_proxy_in_front_that_forwards_nothing_is_named() -> None:
+    """Of a client by token only a proxy in front (authentication.proxy_roles) can have kept back what it has."""
+    text = f"{WANTED}, and the proxy in front of this one does not forward them"
+    assert explain_refusal(refused(), CHECKED, alice("token")).message == text
+
+
 def test_what_the_next_proxy_says_of_its_brokers_passes() -> None:
     text = f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
     failed = explain_refusal(refused(text=text), IGNORED, alice("tls"))
