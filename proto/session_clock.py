@@ -200,7 +200,12 @@ class SessionClock:
             raise LocalProtocolError("a second challenge while one is outstanding")
 
     def hasten_challenge(self, now_s: float) -> None:
-        """Schedule the challenge for now, or for the first moment when the client may be asked again."""
+        """Schedule the challenge for now, or for the first moment when the client may be asked again.
+
+        Not of a client that is not asked again in this lifetime, since its answer failed.
+        """
+        if self._challenge_at_s == NEVER and self.end_observed:
+            return
         self._challenge_at_s = min(
             self._challenge_at_s, max(now_s, self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN)
         )

@@ -33,6 +33,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
+from proxy.forwarder.relay.expiring.forwarded_answers import ForwardedAnswers
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, INJECTION_BYTES_MAX
@@ -407,3 +408,58 @@ async def test_a_successor_passes_nothing_on_where_the_broker_has_not_asked(
     await lane.client.send_all(answer() + SEND)
     await expect(lane.broker, SEND)
     await until(lambda: judges.given == [b"fresh"])
+
+
+# ---- a broker that challenges all the time
+
+
+async def test_a_flood_of_challenges_keeps_no_memory(begin: Any) -> None:
+    """Within the second in which the client may not be asked again, all but the first change nothing."""
+    stage = await begin()
+    stage.now.s += 0.5
+    before = len(stage.relays.reauthentication._due)
+    for _ in range(10):
+        await stage.broker.send_all(BROKER_ASKS * 200)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(stage.relays.reauthentication._due) <= before + 1
+
+
+@pytest.mark.parametrize("begin", ["in user space"], indirect=True)
+async def test_a_flood_of_challenges_does_not_hold_up_other_tasks(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel's pump, other relays take their turn after each frame."""
+    handle_challenge = ForwardedAnswers.on_challenge_frame
+    handled = longest = 0
+
+    def count_challenge(self: ForwardedAnswers, frame: bytes) -> None:
+        nonlocal handled
+        handled += 1
+        handle_challenge(self, frame)
+
+    async def look() -> None:
+        nonlocal longest
+        before = 0
+        while True:
+            await trio.lowlevel.checkpoint()
+            longest, before = max(longest, handled - before), handled
+
+    monkeypatch.setattr(ForwardedAnswers, "on_challenge_frame", count_challenge)
+    stage = await begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await stage.broker.send_all(BROKER_ASKS * 1400)
+        await until(lambda: handled == 1400)
+        nursery.cancel_scope.cancel()
+    assert longest < 10
+
+
+async def test_a_broker_does_not_undo_that_a_failed_client_is_asked_no_more(begin: Any) -> None:
+    """Where ends are only observed, a client whose answer failed is not asked again in that lifetime."""
+    stage = await begin("observe")
+    stage.judges.verdict = denied
+    stage.now.s += 90
+    await stage.client_is_asked()
+    await stage.client_answers(b"wrong")
+    stage.now.s += 2
+    await stage.broker_asks()
+    stage.proxy_asks()
+    await stage.client_must_have_nothing()
