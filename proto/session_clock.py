@@ -200,7 +200,12 @@ class SessionClock:
             raise LocalProtocolError("a second challenge while one is outstanding")
 
     def hasten_challenge(self, now_s: float) -> None:
-        """Schedule the challenge for now, or for the first moment when the client may be asked again."""
+        """Schedule the challenge for now, or for the first moment when the client may be asked again.
+
+        A client that is not asked again in this lifetime, after a failure that was only observed, stays so.
+        """
+        if self.end_observed and self._challenge_at_s == NEVER:  # NEVER alone: nothing expires
+            return
         self._challenge_at_s = min(
             self._challenge_at_s, max(now_s, self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN)
         )

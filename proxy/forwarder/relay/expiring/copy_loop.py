@@ -261,7 +261,7 @@ class FramedCopyLoop:
         while True:
             async with self._client_lock:
                 await self._send_client_frame_at_boundary()
-                passing = self._next_passable_to_client()
+                passing = await self._next_passable_to_client()
                 if not passing:
                     return
                 await self._client.send_all(passing)
@@ -269,7 +269,7 @@ class FramedCopyLoop:
             self.bytes_sent_to_client += len(passing)
             self._extend_idle_timeout()
 
-    def _next_passable_to_client(self) -> bytes:
+    async def _next_passable_to_client(self) -> bytes:
         """Return the bytes that may pass next; empty if none of the received ones may."""
         cutter, scanner = self._to_client, self._scanners[TO_CLIENT]
         while True:
@@ -282,6 +282,7 @@ class FramedCopyLoop:
                 if (frame := cutter.remove_frame()) is None:
                     return b""
                 self._session.broker_challenges.on_challenge_frame(frame)
+                await trio.lowlevel.checkpoint()  # as for a client that sends only answers
             else:
                 # After this call only challenges are stopped at.
                 self._reauthentication.on_served_past_grace(self._session)
