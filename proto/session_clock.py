@@ -202,9 +202,9 @@ class SessionClock:
     def hasten_challenge(self, now_s: float) -> None:
         """Schedule the challenge for now, or for the first moment when the client may be asked again.
 
-        Not of a client that is not asked again in this lifetime, since its answer failed.
+        A client that is not asked again in this lifetime, after a failure that was only observed, stays so.
         """
-        if self._challenge_at_s == NEVER and self.end_observed:
+        if self.end_observed and self._challenge_at_s == NEVER:  # NEVER alone: nothing expires
             return
         self._challenge_at_s = min(
             self._challenge_at_s, max(now_s, self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN)

@@ -281,6 +281,23 @@ def test_a_failure_that_is_only_observed_leaves_the_old_end_and_asks_no_more() -
     assert session.challenge_at_s < NEVER
 
 
+@pytest.mark.parametrize("lives_s", [100, None])
+def test_a_challenge_is_not_hastened_after_a_failure_that_is_only_observed(lives_s: float | None) -> None:
+    """Nor by a successor. A new lifetime forgets it, even one without an end."""
+    session = clock(lives_s)
+    session.on_challenge_sent(140)
+    assert session.on_answer(141) is None
+    session.on_observed_failure(142)
+    session.end_observed = True
+    after = SessionClock.from_snapshot(alice(lives_s), lifetime_ms_max=0, snapshot=session.snapshot, now_s=200)
+    for one in (session, after):
+        one.hasten_challenge(200)
+        assert one.challenge_at_s == NEVER
+    assert reauthenticate(after, alice(), 201) is None
+    after.hasten_challenge(205)
+    assert after.challenge_at_s == 205
+
+
 def test_what_was_observed_is_known_to_a_successor_and_forgotten_in_a_new_life() -> None:
     session = clock(100)
     assert not session.snapshot.end_observed

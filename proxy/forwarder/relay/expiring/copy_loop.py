@@ -282,7 +282,7 @@ class FramedCopyLoop:
                 if (frame := cutter.remove_frame()) is None:
                     return b""
                 self._session.broker_challenges.on_challenge_frame(frame)
-                await trio.lowlevel.checkpoint()  # as for a client's answers
+                await trio.lowlevel.checkpoint()  # as for a client that sends only answers
             else:
                 # After this call only challenges are stopped at.
                 self._reauthentication.on_served_past_grace(self._session)

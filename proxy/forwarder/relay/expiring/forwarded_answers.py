@@ -49,8 +49,11 @@ class ForwardedAnswers:
             self._request_challenge(self._session)
 
     def on_challenge_frame(self, frame: bytes) -> None:  # noqa: ARG002 -- every challenge asks for the same
-        """Ask the client for the answer to a challenge that was removed from the broker's stream; once for several."""
-        if self.phase is ExchangePhase.QUIET:
+        """Ask the client for the answer to a challenge that was removed from the broker's stream.
+
+        One answer serves all challenges before it: while the broker waits for one, another challenge changes nothing.
+        """
+        if self.phase is not ExchangePhase.ASKED:
             self.phase = ExchangePhase.ASKED
             self._request_challenge(self._session)
 

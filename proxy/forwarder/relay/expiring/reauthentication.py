@@ -87,8 +87,9 @@ class ReauthenticationCoordinator:
         if session.clock is None or not session.terms.challenge:
             return
         at = session.clock.challenge_at_s
-        if at == NEVER:
+        if at in {NEVER, session.scheduled_at_s}:
             return
+        session.scheduled_at_s = at
         if not self._due or at < self._due[0][0]:
             self._rescheduled.set()
         heapq.heappush(self._due, (at, next(self._numbers), session))
@@ -103,11 +104,13 @@ class ReauthenticationCoordinator:
 
     def _remove_outdated(self) -> None:
         """Remove the entries of ended relays and earlier lifetimes, which would otherwise stay for hours until due."""
-        self._due = [
-            entry
-            for entry in self._due
-            if entry[2].clock is not None and entry[2].clock.challenge_at_s == entry[0] and not _is_over(entry[2])
-        ]
+        due, self._due = self._due, []
+        for entry in due:
+            at, _, session = entry
+            if _is_due_at(session, at):
+                self._due.append(entry)
+            else:
+                _forget_schedule(session, at)
         heapq.heapify(self._due)
         self._due_max = max(DUE_MIN, 2 * len(self._due))
 
@@ -125,10 +128,8 @@ class ReauthenticationCoordinator:
         now = self.now()
         while self._due and self._due[0][0] <= now:
             at, _, session = heapq.heappop(self._due)
-            # The time may be an earlier lifetime's.
-            if session.clock is None or session.clock.challenge_at_s != at or _is_over(session):
-                continue
-            if not (session.terms.spares_producers and session.control.has_opened_producer):
+            _forget_schedule(session, at)
+            if _is_due_at(session, at) and not (session.terms.spares_producers and session.control.has_opened_producer):
                 session.control.send_challenge(session.terms.challenge)
 
     def challenge_soon(self, session: ExpiringSession) -> None:
@@ -337,6 +338,17 @@ class ReauthenticationCoordinator:
 def _is_over(session: ExpiringSession) -> bool:
     """Return whether the session is closing, or its relay has ended or was handed over to a successor."""
     return bool(session.close_reason) or session.control.has_ended
+
+
+def _is_due_at(session: ExpiringSession, at: float) -> bool:
+    """Return whether the client is still to be challenged then; the time may be an earlier lifetime's."""
+    return session.clock is not None and session.clock.challenge_at_s == at and not _is_over(session)
+
+
+def _forget_schedule(session: ExpiringSession, at: float) -> None:
+    """Record that an entry has left the schedule, unless it was replaced by one at another time."""
+    if session.scheduled_at_s == at:
+        session.scheduled_at_s = NEVER
 
 
 def _answer_in(frame: bytes) -> BaseCommand:

@@ -16,7 +16,7 @@ from proto.commands import parse_command
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_TYPES, ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import CommandDecision, ReauthenticationFailure, SessionClock
+from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, stored_grace_ms
@@ -125,6 +125,7 @@ class ExpiringSession:
     * ``drops_next_answer``: the client's next answer belongs to an exchange that ended with a predecessor.
     * ``control``: set when the relay begins.
     * ``enforcement``: the forwarder's; ``listener``: where the client's listener is bound, the key for enforcement.
+    * ``scheduled_at_s``: the time for which the coordinator's schedule has a challenge; NEVER if it has none.
     * ``broker_challenges``: has the broker's challenges answered; None: they go to the client.
     """
 
@@ -140,6 +141,7 @@ class ExpiringSession:
         "listener",
         "reauthenticate",
         "relay_record",
+        "scheduled_at_s",
         "terms",
     )
 
@@ -161,6 +163,7 @@ class ExpiringSession:
         self.close_reason = CloseReason.NOT_CLOSING
         self.closing_error_frame = b""
         self.drops_next_answer = False
+        self.scheduled_at_s = NEVER
         self.broker_challenges: BrokerChallengeHandler | None = None
         self.grace_s = seconds(stored_grace_ms(relay_record.session))
 

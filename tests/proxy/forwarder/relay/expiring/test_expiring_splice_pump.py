@@ -36,6 +36,7 @@ from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proto.session_clock import NEVER
 from proxy.forwarder.relay import engine
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
@@ -341,6 +342,7 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     now.s += 90
     judge.send_due_challenges()
     assert len(asked) == 10
+    assert all(followed.scheduled_at_s == NEVER for followed in living)
 
 
 # ---- failures
