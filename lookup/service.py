@@ -263,13 +263,13 @@ class LookupService:
         else:
             response.host, response.port = target.broker.host, target.broker.port
             response.addresses.extend(target.addresses)
-            response.original_data = self._brokers.original_data_of(target.broker, target.addresses, confirmed=True)
+            response.original_data = self._brokers.original_data_of(target.broker, target.addresses)
             for other in others:
                 response.others.add(
                     host=other.broker.host,
                     port=other.broker.port,
                     addresses=other.addresses,
-                    original_data=self._brokers.original_data_of(other.broker, other.addresses, confirmed=True),
+                    original_data=self._brokers.original_data_of(other.broker, other.addresses),
                 )
         return response.SerializeToString()
 

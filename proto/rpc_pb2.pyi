@@ -47,6 +47,7 @@ class OriginalData(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORIGINAL_DATA_UNKNOWN: _ClassVar[OriginalData]
     ORIGINAL_DATA_IGNORED: _ClassVar[OriginalData]
     ORIGINAL_DATA_CHECKED: _ClassVar[OriginalData]
+    ORIGINAL_DATA_SEEMS_CHECKED: _ClassVar[OriginalData]
 METHOD_UNSPECIFIED: Method
 AUTHENTICATE: Method
 BROKER_CREDENTIALS: Method
@@ -79,6 +80,7 @@ PRINCIPAL_DESERIALIZATION_FAILURE: Status
 ORIGINAL_DATA_UNKNOWN: OriginalData
 ORIGINAL_DATA_IGNORED: OriginalData
 ORIGINAL_DATA_CHECKED: OriginalData
+ORIGINAL_DATA_SEEMS_CHECKED: OriginalData
 
 class Principal(_message.Message):
     __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")

@@ -250,10 +250,10 @@ class CredentialChecks:
         known = self.status_of(endpoint).original_data
         return known.verdict if known.is_current else UNKNOWN
 
-    def confirmed_original_data_of(self, endpoint: Endpoint) -> OriginalData:
-        """Return the same, where sessions may rely on it."""
+    def graded_original_data_of(self, endpoint: Endpoint) -> OriginalData:
+        """Return the same, or that the broker only seems to check them."""
         known = self.status_of(endpoint).original_data
-        return known.confirmed if known.is_current else UNKNOWN
+        return known.graded if known.is_current else UNKNOWN
 
     def is_first_login_pending(self, endpoint: Endpoint) -> bool:
         """Return True while the first login at a reachable broker is to be waited for, which is a bounded time."""

@@ -307,10 +307,8 @@ class BrokerDirectory:
             return "none"
         return "all" if checking + refusing == len(ready) else "some"
 
-    def original_data_of(
-        self, broker: HostPort, addresses: tuple[str, ...], *, confirmed: bool = False
-    ) -> OriginalData:
-        """Return whether a target checks clients' own credentials; ``confirmed``: so that sessions may rely on it.
+    def original_data_of(self, broker: HostPort, addresses: tuple[str, ...]) -> OriginalData:
+        """Return whether a target checks clients' own credentials, or only seems to.
 
         The logins at the target's addresses decide, however a client writes its name. At others it is taken for one of
         the same cluster (the URL may name a service of Kubernetes, and targets its pods): all reachable brokers must
@@ -322,7 +320,7 @@ class BrokerDirectory:
         whole = self.discovery.by_key.get((broker, addresses))
         own = [whole] if whole else self.discovery.endpoints_at(addresses, broker.port)
         brokers = own or [one for one in self.discovery.endpoints if one.health.reachable]
-        return agreed(map(logins.confirmed_original_data_of if confirmed else logins.original_data_of, brokers))
+        return agreed(map(logins.graded_original_data_of, brokers))
 
     def _ready_endpoints(self) -> Iterator[Endpoint]:
         """Yield the reachable brokers that count for readiness.

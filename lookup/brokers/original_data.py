@@ -15,6 +15,7 @@ from proto.rpc_pb2 import OriginalData
 UNKNOWN = OriginalData.ORIGINAL_DATA_UNKNOWN
 IGNORED = OriginalData.ORIGINAL_DATA_IGNORED
 CHECKED = OriginalData.ORIGINAL_DATA_CHECKED
+SEEMS_CHECKED = OriginalData.ORIGINAL_DATA_SEEMS_CHECKED
 
 RETRY_INTERVAL_S = 15.0
 """After a login that was refused, or came to nothing."""
@@ -56,9 +57,11 @@ class OriginalDataStatus:
         return self.last if self.agreeing >= AGREEING_MIN else UNKNOWN
 
     @property
-    def confirmed(self) -> OriginalData:
-        """The result on which sessions may rely: one failed authentication may have another reason (no keys, say)."""
-        return self.verdict if self.last != CHECKED or self.repeated >= AGREEING_MIN else UNKNOWN
+    def graded(self) -> OriginalData:
+        """The verdict; one on which sessions may not rely as such: one failed authentication may have another reason
+        (no keys, say).
+        """
+        return SEEMS_CHECKED if self.verdict == CHECKED and self.repeated < AGREEING_MIN else self.verdict
 
     def record(self, found: OriginalData, interval_s: float) -> None:
         """Record the result of a login that the broker accepted."""

@@ -11,6 +11,8 @@ from proto.rpc_pb2 import OriginalData
 from proxy.config.methods import WANTS_CLIENT_CREDENTIALS, missing_credentials_text
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 
+_CHECKED = frozenset({OriginalData.ORIGINAL_DATA_CHECKED, OriginalData.ORIGINAL_DATA_SEEMS_CHECKED})
+
 CREDENTIALS_REFUSED = "The broker does not accept the credentials: the proxy's own, or the client's"
 
 
@@ -44,6 +46,6 @@ def explain_refusal(failed: BrokerLinkFailed, original_data: OriginalData, shown
     if not shown.role or original_data == OriginalData.ORIGINAL_DATA_IGNORED:
         return failed  # the only credentials that count are the proxy's own
     code, message = failed.code, CREDENTIALS_REFUSED
-    if original_data == OriginalData.ORIGINAL_DATA_CHECKED and not shown.has_original:
+    if original_data in _CHECKED and not shown.has_original:
         code, message = refusal.error, missing_credentials_text(shown.method, forwards=shown.forwards)
     return BrokerLinkFailed(failed.reason, f"{failed} ({message})", code=code, message=message, refusal=refusal)

@@ -736,7 +736,7 @@ class CheckingRing(Ring):
         return self.registry.get_sample_value(CHECKS, {"broker": f"10.0.0.{number + 1}:6650"})
 
     def of(self, host: str, *addresses: str) -> OriginalData:
-        return self.brokers.original_data_of(HostPort(host, 6650), addresses or (host,), confirmed=True)
+        return self.brokers.original_data_of(HostPort(host, 6650), addresses or (host,))
 
 
 async def test_each_broker_shows_whether_it_checks(
@@ -748,7 +748,7 @@ async def test_each_broker_shows_whether_it_checks(
     with structlog.testing.capture_logs() as logs:
         ring.run()
         await trio.sleep(2)
-    assert ring.of("10.0.0.1") == UNKNOWN, "one failed authentication may have another reason"
+    assert ring.of("10.0.0.1") == OriginalData.ORIGINAL_DATA_SEEMS_CHECKED, "one failed authentication is not enough"
     assert ring.shown() == ["checked", "ignored"]
     assert [ring.checks(0), ring.checks(1)] == [1, 0]
     assert [ring.value(0), ring.value(1)] == [1, 1], "both accept the proxy's own credentials"

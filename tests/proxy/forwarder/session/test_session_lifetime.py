@@ -860,6 +860,7 @@ async def test_only_tokens_are_left_to_brokers(relay_setup: MakeRelaySetup) -> N
         (OriginalData.ORIGINAL_DATA_CHECKED, {"listener": [{"connections_max_reauth_ms": 50_000}]}, 50),
         (OriginalData.ORIGINAL_DATA_UNKNOWN, MAXIMUM, 50),
         (OriginalData.ORIGINAL_DATA_UNKNOWN, {}, 100),
+        (OriginalData.ORIGINAL_DATA_SEEMS_CHECKED, {}, 100),
         (OriginalData.ORIGINAL_DATA_IGNORED, MAXIMUM, 50),
         (OriginalData.ORIGINAL_DATA_IGNORED, {}, 100),
     ],

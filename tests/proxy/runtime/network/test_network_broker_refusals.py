@@ -76,6 +76,11 @@ def test_a_proxy_in_front_that_forwards_nothing_is_named() -> None:
     assert explain_refusal(refused(), CHECKED, alice("token")).message == text
 
 
+def test_a_broker_that_seems_to_check_is_enough_for_the_text() -> None:
+    failed = explain_refusal(refused(), OriginalData.ORIGINAL_DATA_SEEMS_CHECKED, alice("tls"))
+    assert failed.message == f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
+
+
 def test_what_the_next_proxy_says_of_its_brokers_passes() -> None:
     text = f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
     failed = explain_refusal(refused(text=text), IGNORED, alice("tls"))
