@@ -122,6 +122,7 @@ async def test_whether_the_broker_checks_credentials_decides_how_a_relay_is_foll
             OriginalData.ORIGINAL_DATA_UNKNOWN: [True],
             OriginalData.ORIGINAL_DATA_IGNORED: [False],
             OriginalData.ORIGINAL_DATA_CHECKED: [],
+            OriginalData.ORIGINAL_DATA_SEEMS_CHECKED: [True],
         }[original_data]
     )
 

@@ -462,8 +462,8 @@ async def age(place: Place, now: Now) -> None:
             continue
         for clock in (one.clock for one in forwarder.relays.expiring_sessions()):
             assert clock is not None
-            if clock.expires_at_s > now.s + 30:  # more seconds than answers are lost
-                now.s += 12
+            if clock.expires_at_s > now.s + 40:  # so that more seconds are left than answers are lost
+                now.s += 24
             elif now.s < clock.challenge_at_s < clock.expires_at_s:
                 now.s = clock.challenge_at_s
         forwarder.relays.reauthentication.send_due_challenges()
