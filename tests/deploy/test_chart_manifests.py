@@ -1,6 +1,7 @@
 """Helm's linter and Kubernetes' own schemas over a matrix of values; README and copies are what is generated."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,29 @@ def test_manifests_are_what_each_kubernetes_takes(version: str, schemas_by_versi
 def as_rendered_for(version: str, case: str) -> str:
     """A template that asks for Kubernetes' version shows it at the ends: what is equal there is equal between."""
     newest = helm_template(MATRIX[case])
-    return newest if newest == helm_template(MATRIX[case], OLDEST) else helm_template(MATRIX[case], version)
+    return newest if newest == rendered_if_taken(OLDEST, case) else rendered_if_taken(version, case)
+
+
+def rendered_if_taken(version: str, case: str) -> str:
+    """Nothing, if the chart says that a value needs a newer version than this."""
+    try:
+        return helm_template(MATRIX[case], version)
+    except Refused as refused:
+        if not needs_newer(str(refused), version):
+            raise
+        return ""
+
+
+def needs_newer(text: str, version: str) -> bool:
+    """Whether the chart refuses a value because this version of Kubernetes is too old for it."""
+    found = re.search(r"needs Kubernetes 1\.(\d+)", text)
+    return found is not None and int(found[1]) > int(version.removeprefix("1."))
+
+
+def test_only_a_version_that_is_too_old_may_refuse() -> None:
+    refusal = "service.trafficDistribution: PreferClose needs Kubernetes 1.31"
+    assert [version for version in chart_tools.KUBERNETES if needs_newer(refusal, version)] == ["1.27", "1.30"]
+    assert not needs_newer("service.type: unknown", OLDEST)
 
 
 @pytest.mark.parametrize("case", MATRIX)
