@@ -28,13 +28,13 @@ class Refused(Exception):
     """Helm renders nothing; the text says why."""
 
 
-def helm_template(values: Mapping[str, Any]) -> str:
+def helm_template(values: Mapping[str, Any], kubernetes: str = "1.36") -> str:
     """What `helm template` writes for these values over the chart's own; raises Refused."""
-    return _helm_template(json.dumps(values))
+    return _helm_template(json.dumps(values), kubernetes)
 
 
 @functools.cache
-def _helm_template(values: str) -> str:
+def _helm_template(values: str, kubernetes: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)  # JSON is YAML
         file.flush()
@@ -45,6 +45,8 @@ def _helm_template(values: str) -> str:
             CHART,
             "--namespace",
             NAMESPACE,
+            "--kube-version",
+            kubernetes,
             "--values",
             file.name,
         ]
