@@ -140,7 +140,7 @@ class ServiceAccount(Values, frozen=True):
 
 
 class HealthCheck(Values, frozen=True):
-    interval_seconds: Count = 1
+    interval_seconds: Natural = 0
     failure_threshold: Count = 1
 
 

@@ -108,8 +108,8 @@ class AdminApplication:
     async def _readyz_while_leaving(self) -> HttpResponse:
         """Answer as `/readyz`, with `leaving` as a note.
 
-        For Kubernetes' probe: a pod that ends is out of its Services, whatever the probe says, but only if it succeeds is
-        the pod sent what load balancers still bring to its node.
+        For Kubernetes' probe: a pod that ends is out of its Services, whatever the probe says. But if it succeeds, the
+        pod is still sent the clients that load balancers bring to its node.
         """
         readiness = await self._view.readiness()  # shared with other requests: not to be changed
         reasons = [reason for reason in readiness.reasons if reason != LEAVING]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import NAME, NAMESPACE, Manifests, Refused, helm_template, needs_tools, render
+from tests.deploy.chart import NAME, NAMESPACE, VALUES, Manifests, Refused, helm_template, needs_tools, render
 from tests.deploy.kubernetes_schemas import write_schemas
 from tests.deploy.test_chart_manifests import complaints
 
@@ -118,6 +118,9 @@ def test_a_pod_that_ends_outlasts_the_checks_of_its_node() -> None:
     assert delay_s(service={"type": "LoadBalancer"}) == 10 * 2 + 5
     check = {"intervalSeconds": 3, "failureThreshold": 2}
     assert delay_s(service={"type": "LoadBalancer", "healthCheck": check}) == 3 * 2 + 5
+    unchecked = {"type": "LoadBalancer", "healthCheck": {"intervalSeconds": 0}}
+    probe = VALUES["probes"]["readiness"]
+    assert delay_s(service=unchecked) == probe["periodSeconds"] * probe["failureThreshold"] + 5
 
 
 @pytest.mark.parametrize(("delay_ms", "accepted"), [(25_000, True), (24_999, False), (0, False)])
@@ -145,11 +148,15 @@ def test_slow_checks_need_a_longer_grace_period() -> None:
         ({}, "/readyz"),
         ({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster"}, "/readyz"),
         ({"type": "LoadBalancer"}, "/readyz?leaving=ready"),
+        ({"type": "LoadBalancer", "healthCheck": {"intervalSeconds": 0}}, "/readyz"),
         ({"type": "NodePort"}, "/readyz?leaving=ready"),
     ],
 )
 def test_a_node_sends_clients_to_its_last_pod_while_that_leaves(values: dict[str, Any], path: str) -> None:
-    """kube-proxy drops what comes for a node whose last pod ends and does not pass its readiness probe."""
+    """kube-proxy drops what comes for a node whose last pod ends and does not pass its readiness probe.
+
+    MetalLB announces such a node as long as the probe succeeds.
+    """
     assert render(service=values).container["readinessProbe"]["httpGet"]["path"] == path
 
 

@@ -5,21 +5,31 @@
 {{- if and (ne .Values.service.type "ClusterIP") (ne .Values.service.externalTrafficPolicy "Cluster") -}}true{{- end -}}
 {{- end -}}
 
-{{/* Seconds for which a pod that ends must accept clients: until a load balancer that checks nodes has noticed that the
-     node has no pod left, and 5 for Kubernetes to tell the node; 10 where no node is checked. */}}
+{{/* "true" if in addition the load balancer finds these nodes by its own checks. */}}
+{{- define "pulsar-trio-proxy.checksNodes" -}}
+{{- if .Values.service.healthCheck.intervalSeconds -}}{{- include "pulsar-trio-proxy.onlyLocal" . -}}{{- end -}}
+{{- end -}}
+
+{{/* Seconds for which a pod that ends must accept clients: 10 until all nodes know that it ends. Where its node gets
+     no clients without it, until the load balancer has noticed (by its checks, or by the pod's readiness), and 5 for
+     what is between them. */}}
 {{- define "pulsar-trio-proxy.secondsToLeave" -}}
 {{- $check := .Values.service.healthCheck -}}
-{{- if and (eq .Values.service.type "LoadBalancer") (include "pulsar-trio-proxy.onlyLocal" .) -}}
+{{- $readiness := .Values.probes.readiness -}}
+{{- if not (and (eq .Values.service.type "LoadBalancer") (include "pulsar-trio-proxy.onlyLocal" .)) -}}
+10
+{{- else if include "pulsar-trio-proxy.checksNodes" . -}}
 {{- add (mul $check.intervalSeconds $check.failureThreshold) 5 -}}
 {{- else -}}
-10
+{{- add (mul $readiness.periodSeconds $readiness.failureThreshold) 5 -}}
 {{- end -}}
 {{- end -}}
 
-{{/* The path of the readiness probe. A pod that ends is no longer in the Service, whatever the probe says; but where clients
-     reach only nodes with a pod, its node sends it the clients that still come, if the probe succeeds, and drops them if not. */}}
+{{/* The path of the readiness probe. A pod that ends is no longer in the Service, whatever the probe says. But as long as
+     the probe succeeds, its node sends it the clients that a load balancer still brings there, and drops them otherwise. A
+     load balancer that looks at the pods instead of the nodes leaves the node once the probe fails. */}}
 {{- define "pulsar-trio-proxy.readinessPath" -}}
-{{- ternary "/readyz?leaving=ready" "/readyz" (eq (include "pulsar-trio-proxy.onlyLocal" .) "true") -}}
+{{- ternary "/readyz?leaving=ready" "/readyz" (eq (include "pulsar-trio-proxy.checksNodes" .) "true") -}}
 {{- end -}}
 
 {{/* The number for a listener in `service.ports` or `service.nodePorts`: by its own port in the pod, else by its port's
@@ -93,6 +103,6 @@
 {{- $delay := dig "shutdown" "delay_ms" 0 (include "pulsar-trio-proxy.effectiveConfig" . | fromYaml) -}}
 {{- $needed := include "pulsar-trio-proxy.secondsToLeave" . | int -}}
 {{- if and $balanced (include "pulsar-trio-proxy.onlyLocal" .) (lt (divf $delay 1000.0) (float64 $needed)) -}}
-{{- fail (printf "config.shutdown.delay_ms: a load balancer sends clients for up to %d s to a node whose last pod ends (service.healthCheck: interval × failures, and 5 s); raise it to %d000, remove it, or say in service.healthCheck that it notices sooner" $needed $needed) -}}
+{{- fail (printf "config.shutdown.delay_ms: the load balancer sends clients for up to %d s to a node whose last pod ends (interval × failures of service.healthCheck, and 5 s); raise it to %d000, remove it, or set service.healthCheck if it notices sooner" $needed $needed) -}}
 {{- end -}}
 {{- end -}}
