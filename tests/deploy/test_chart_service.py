@@ -1,11 +1,25 @@
 """The Service for clients: its fields, the ports of each listener, and pods that outlast a load balancer's checks."""
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local import chart_tools
 
-from tests.deploy.chart import NAME, NAMESPACE, VALUES, Manifests, Refused, helm_template, needs_tools, render
+from tests.deploy.chart import (
+    CHART,
+    NAME,
+    NAMESPACE,
+    RELEASE,
+    VALUES,
+    Manifests,
+    Refused,
+    helm_template,
+    needs_tools,
+    render,
+)
 from tests.deploy.kubernetes_schemas import write_schemas
 from tests.deploy.test_chart_manifests import complaints
 
@@ -94,6 +108,21 @@ def smoke_environment(manifests: Manifests) -> list[dict[str, str]]:
 
 
 # ---- the cluster's domain
+
+
+def notes(**values: Any) -> str:
+    """What an installation prints. Helm 4 alone makes it without a cluster."""
+    command = [chart_tools.tool("helm"), "install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client"]
+    result = subprocess.run([*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.partition("\nNOTES:\n")[2]
+
+
+def test_the_notes_say_where_clients_connect_and_what_a_load_balancer_needs() -> None:
+    text = notes(clusterDomain="example.org", service={"type": "LoadBalancer", "ports": {"6650": 443}})
+    assert f"pulsar://{NAME}.{NAMESPACE}.svc.example.org:443" in text
+    assert "accepts clients for 25 s" in text
+    assert "accepts clients for" not in notes()
 
 
 def test_the_clusters_domain_is_in_certificates() -> None:

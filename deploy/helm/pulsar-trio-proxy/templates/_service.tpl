@@ -10,9 +10,8 @@
 {{- if .Values.service.healthCheck.intervalSeconds -}}{{- include "pulsar-trio-proxy.onlyLocal" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Seconds for which a pod that ends must accept clients: 10 until all nodes know that it ends. Where its node gets
-     no clients without it, until the load balancer has noticed (by its checks, or by the pod's readiness), and 5 for
-     what is between them. */}}
+{{/* Seconds for which a pod that ends must accept clients: 10, until all nodes know that it ends; with a load balancer to
+     nodes with a pod, until that has noticed (by its checks, or by the pod's readiness) and 5 for what is between. */}}
 {{- define "pulsar-trio-proxy.secondsToLeave" -}}
 {{- $check := .Values.service.healthCheck -}}
 {{- $readiness := .Values.probes.readiness -}}
@@ -103,6 +102,6 @@
 {{- $delay := dig "shutdown" "delay_ms" 0 (include "pulsar-trio-proxy.effectiveConfig" . | fromYaml) -}}
 {{- $needed := include "pulsar-trio-proxy.secondsToLeave" . | int -}}
 {{- if and $balanced (include "pulsar-trio-proxy.onlyLocal" .) (lt (divf $delay 1000.0) (float64 $needed)) -}}
-{{- fail (printf "config.shutdown.delay_ms: the load balancer sends clients for up to %d s to a node whose last pod ends (interval × failures of service.healthCheck, and 5 s); raise it to %d000, remove it, or set service.healthCheck if it notices sooner" $needed $needed) -}}
+{{- fail (printf "config.shutdown.delay_ms: the load balancer sends clients for up to %d s to a node whose last pod ends (service.healthCheck: interval × failures, or those of the readiness probe; and 5 s); raise it to %d000, remove it, or set service.healthCheck if it notices sooner" $needed $needed) -}}
 {{- end -}}
 {{- end -}}
