@@ -62,6 +62,8 @@ MODULES = (
     *KUBERNETES.values(),
     "github.com/prometheus-operator/prometheus-operator@v0.85.0",
     "github.com/cert-manager/cert-manager@v1.21.2",
+    "github.com/kedacore/keda/v2@v2.21.0",
+    "k8s.io/autoscaler/vertical-pod-autoscaler@v1.8.1",
 )
 """Only their JSON and YAML is read."""
 

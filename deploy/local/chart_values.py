@@ -139,28 +139,29 @@ class ServiceAccount(Values, frozen=True):
     annotations: Labels = {}
 
 
-class ServicePorts(Values, frozen=True):
-    pulsar: Port = 0
-    pulsarssl: Port = 0
-
-
-class ServiceNodePorts(Values, frozen=True):
-    pulsar: NodePort = 0
-    pulsarssl: NodePort = 0
+class HealthCheck(Values, frozen=True):
+    interval_seconds: Natural = 0
+    failure_threshold: Count = 1
 
 
 class Service(Values, frozen=True):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     annotations: Labels = {}
     labels: Labels = {}
-    ports: ServicePorts = ServicePorts()
-    node_ports: ServiceNodePorts = ServiceNodePorts()
+    ports: dict[str, Port] = {}
+    node_ports: dict[str, NodePort] = {}
     cluster_ip: Text = msgspec.field(default="", name="clusterIP")
     load_balancer_class: Text = ""
     load_balancer_ip: Text = msgspec.field(default="", name="loadBalancerIP")
     load_balancer_source_ranges: list[NonEmpty] = []
+    allocate_load_balancer_node_ports: bool = True
     external_traffic_policy: Literal["", "Local", "Cluster"] = ""
+    health_check: HealthCheck = HealthCheck()
+    health_check_node_port: NodePort = 0
+    internal_traffic_policy: Literal["", "Local", "Cluster"] = ""
+    traffic_distribution: Literal["", "PreferClose", "PreferSameZone", "PreferSameNode"] = ""
     ip_family_policy: Literal["", "SingleStack", "PreferDualStack", "RequireDualStack"] = ""
+    ip_families: Annotated[list[Literal["IPv4", "IPv6"]], Meta(max_length=2)] = []
 
 
 class Cpu(Values, frozen=True):
@@ -180,6 +181,21 @@ class Autoscaling(Values, frozen=True):
     connections: Connections = Connections()
     metrics: Objects = []
     behavior: Object = {}
+
+
+class Keda(Values, frozen=True):
+    enabled: bool = False
+    server_address: Text = ""
+    query: Text = ""
+    target_average: Count = 1
+    polling_interval: Count = 1
+    metadata: Labels = {}
+    authentication_ref: Object = {}
+    triggers: Objects = []
+
+
+class Vpa(Values, frozen=True):
+    enabled: bool = False
 
 
 class Pdb(Values, frozen=True):
@@ -321,6 +337,8 @@ class ChartValues(Values, frozen=True):
     service_account: ServiceAccount = ServiceAccount()
     service: Service = Service()
     autoscaling: Autoscaling = Autoscaling()
+    keda: Keda = Keda()
+    vpa: Vpa = Vpa()
     pdb: Pdb = Pdb()
     topology_spread: TopologySpread = TopologySpread()
     topology_spread_constraints: Objects = []
@@ -343,6 +361,8 @@ class ChartValues(Values, frozen=True):
     extra_volume_mounts: Objects = []
     extra_containers: Objects = []
     init_containers: Objects = []
+    extra_objects: list[Object | NonEmpty] = []
+    cluster_domain: NonEmpty = ""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = "ClusterFirst"
     dns_config: Object = {}
     test: Test = Test()

@@ -19,6 +19,9 @@ JSON = "application/json"
 TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
 """The other paths reveal only yes or no, and Kubernetes' probes have no token."""
 
+LEAVING = "leaving"
+"""What the supervisor gives as the reason while it still accepts clients (`shutdown.delay_ms`)."""
+
 
 class ClusterView(Protocol):
     """The cluster's state as the admin port serves it. Methods that call the supervisor raise RpcError."""
@@ -54,6 +57,7 @@ class AdminApplication:
             "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
             "/healthz": self._healthz,
             "/readyz": self._readyz,
+            "/readyz?leaving=ready": self._readyz_while_leaving,
             "/status.html": self._status_html,  # what probes of Pulsar's own proxy ask
             "/status": self._status,
         }
@@ -72,7 +76,7 @@ class AdminApplication:
         return response
 
     async def _route_request(self, request: HttpRequest) -> HttpResponse:
-        handler = self._paths.get(request.path)
+        handler = self._paths.get(f"{request.path}?{request.query}", self._paths.get(request.path))
         if handler is None:
             return HttpResponse(404, f"there is no such path; try {', '.join(self._paths)}\n".encode())
         if request.method not in {"GET", "HEAD"}:
@@ -99,10 +103,18 @@ class AdminApplication:
         return HttpResponse(200, b"ok\n") if well else HttpResponse(503, b"the supervisor does not answer\n")
 
     async def _readyz(self) -> HttpResponse:
-        readiness = await self._view.readiness()
-        lines = list(readiness.reasons) or ["ok"]
-        text = "".join(f"{line}\n" for line in (*lines, *readiness.notes))
-        return HttpResponse(503 if readiness.reasons else 200, text.encode())
+        return _answer_of(await self._view.readiness())
+
+    async def _readyz_while_leaving(self) -> HttpResponse:
+        """Answer as `/readyz`, with `leaving` as a note.
+
+        For Kubernetes' probe: a pod that ends is out of its Services, whatever the probe says. But if it succeeds, the
+        pod is still sent the clients that load balancers bring to its node.
+        """
+        readiness = await self._view.readiness()  # shared with other requests: not to be changed
+        reasons = [reason for reason in readiness.reasons if reason != LEAVING]
+        left_out = [LEAVING] if LEAVING in readiness.reasons else []
+        return _answer_of(Reasons(reasons=reasons, notes=[*readiness.notes, *left_out]))
 
     async def _status_html(self) -> HttpResponse:
         readiness = await self._view.readiness()
@@ -111,3 +123,9 @@ class AdminApplication:
     async def _status(self) -> HttpResponse:
         status = (await self._view.status()).encode()
         return HttpResponse(200, msgspec.json.format(status, indent=2) + b"\n", JSON)
+
+
+def _answer_of(readiness: Reasons) -> HttpResponse:
+    lines = list(readiness.reasons) or ["ok"]
+    text = "".join(f"{line}\n" for line in (*lines, *readiness.notes))
+    return HttpResponse(503 if readiness.reasons else 200, text.encode())

@@ -29,12 +29,13 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request's head; `path` without the query."""
+    """A request's head; `path` without the `query`."""
 
     method: str
     path: str
     authorization: list[bytes]
     client: str
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,9 @@ async def _read_head(http: h11.Connection, connection: _Connection) -> HttpReque
         http.receive_data(bytes(await connection.stream.receive_some(HEAD_BYTES_MAX)))
     if not isinstance(event, h11.Request):
         return None
-    path = event.target.partition(b"?")[0].decode("latin-1")
+    path, _, query = event.target.decode("latin-1").partition("?")
     authorization = [value for name, value in event.headers if name == b"authorization"]
-    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address)
+    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address, query)
 
 
 async def _send(http: h11.Connection, stream: trio.abc.SendStream, response: HttpResponse, *, with_body: bool) -> None:

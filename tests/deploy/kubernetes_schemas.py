@@ -12,7 +12,7 @@ import yaml
 from local import chart_tools
 
 LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
-_PROMETHEUS, _CERT_MANAGER = chart_tools.MODULES[-2:]
+_PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA = chart_tools.MODULES[-4:]
 _SPECIFICATIONS = "api/openapi-spec/v3"
 _APIS = (
     "api__v1",
@@ -27,8 +27,13 @@ _KINDS = {
     "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet",
 }  # fmt: skip
 _CRDS = {
-    _PROMETHEUS: ("example/prometheus-operator-crd", ("podmonitors", "prometheusrules", "servicemonitors")),
-    _CERT_MANAGER: ("deploy/crds", ("certificates",)),
+    _PROMETHEUS: tuple(
+        f"example/prometheus-operator-crd/monitoring.coreos.com_{plural}.yaml"
+        for plural in ("podmonitors", "prometheusrules", "servicemonitors")
+    ),
+    _CERT_MANAGER: ("deploy/crds/cert-manager.io_certificates.yaml",),
+    _KEDA: ("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    _VPA: ("deploy/vpa-v1-crd-gen.yaml",),
 }
 _REFERENCE = "#/components/schemas/"
 
@@ -39,10 +44,10 @@ def write_schemas(out: Path, kubernetes: str) -> None:
     for api in _APIS:
         for name, schema in _of_api(json.loads((root / f"{api}_openapi.json").read_text())):
             (out / name).write_text(json.dumps(schema))
-    for module, (directory, plurals) in _CRDS.items():
-        for path in sorted((chart_tools.module_directory(module) / directory).glob("*.yaml")):
-            if path.stem.rpartition("_")[2] in plurals:
-                for name, schema in _of_definition(yaml.safe_load(path.read_text())):
+    for module, paths in _CRDS.items():
+        for path in paths:
+            for definition in yaml.safe_load_all((chart_tools.module_directory(module) / path).read_text()):
+                for name, schema in _of_definition(definition):
                     (out / name).write_text(json.dumps(schema))
 
 

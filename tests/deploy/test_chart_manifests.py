@@ -67,11 +67,32 @@ MATRIX: dict[str, dict[str, Any]] = {
             "loadBalancerSourceRanges": ["198.51.100.0/24"],
             "annotations": {"example.org/internal": "true"},
             "ipFamilyPolicy": "PreferDualStack",
-        }
+            "ipFamilies": ["IPv6", "IPv4"],
+            "healthCheckNodePort": 32000,
+            "allocateLoadBalancerNodePorts": False,
+            "internalTrafficPolicy": "Local",
+        },
+        "bindAddress": "[::]",
     },
     "autoscaling": {
         "autoscaling": {"enabled": True, "connections": {"targetAverage": 2000}},
         "pdb": {"maxUnavailable": "25%"},
+    },
+    "scaled by KEDA, sizes recommended": {
+        "keda": {
+            "enabled": True,
+            "serverAddress": "http://prometheus.monitoring:9090",
+            "authenticationRef": {"name": "prometheus"},
+            "metadata": {"authModes": "bearer"},
+            "triggers": [{"type": "cpu", "metricType": "Utilization", "metadata": {"value": "70"}}],
+        },
+        "vpa": {"enabled": True},
+    },
+    "objects of one's own": {
+        "extraObjects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"of": "{{ .Release.Name }}"}},
+            "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: b\n",
+        ]
     },
     "monitored by its service": {
         "adminToken": {"secret": "admin"},

@@ -64,10 +64,10 @@ def test_the_grace_period_holds_delay_and_drain() -> None:
     "values",
     [
         {"terminationGracePeriodSeconds": 54},
-        {"config": {"limits": {"drain_timeout_ms": 36_000}}},
-        {"config": {"limits": {"drain_timeout_ms": 35_001}}},
-        {"config": {"shutdown": {"delay_ms": 15_001}}},
-        {"config": {"shutdown": {"delay_ms": 16_000}, "limits": {"drain_timeout_ms": None}}},  # the program's default
+        {"config": {"limits": {"drain_timeout_ms": 51_000}}},
+        {"config": {"limits": {"drain_timeout_ms": 50_001}}},
+        {"config": {"shutdown": {"delay_ms": 30_001}}},
+        {"config": {"shutdown": {"delay_ms": 31_000}, "limits": {"drain_timeout_ms": None}}},  # the program's default
     ],
 )
 def test_a_grace_period_that_is_too_short_is_refused(values: dict[str, Any]) -> None:

@@ -30,8 +30,14 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH},
     "service.ports": _BOTH,
     "service.loadBalancer": {"service": {"type": "LoadBalancer"}},
+    "service.allocateLoadBalancerNodePorts": {"service": {"type": "LoadBalancer"}},
     "service.externalTrafficPolicy": {"service": {"type": "LoadBalancer"}},
+    "service.healthCheck": {"service": {"type": "LoadBalancer"}},
+    "service.ipFamil": {"bindAddress": "[::]"},
     "autoscaling": {"autoscaling": {"enabled": True, "connections": {"targetAverage": 1000}}},
+    "keda": {"keda": {"enabled": True, "serverAddress": "http://p:9090"}},
+    "keda.enabled": {"keda": {"serverAddress": "http://p:9090"}},
+    "clusterDomain": _CERT_MANAGER,
     "pdb.minAvailable": {"pdb": {"maxUnavailable": "", "minAvailable": 1}},
     "ingress": {
         "adminToken": {"secret": "admin"},
@@ -66,6 +72,11 @@ CHANGED: dict[str, Any] = {
     "service.type": "NodePort",
     "service.externalTrafficPolicy": "Cluster",
     "service.ipFamilyPolicy": "SingleStack",
+    "service.ipFamilies": ["IPv6"],
+    "service.healthCheckNodePort": 32000,
+    "service.internalTrafficPolicy": "Local",
+    "service.trafficDistribution": "PreferClose",
+    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}],
     "service.nodePorts.pulsar": 30650,
     "service.nodePorts.pulsarssl": 30651,
     "pdb.unhealthyPodEvictionPolicy": "IfHealthyBudget",
@@ -85,7 +96,7 @@ CHANGED: dict[str, Any] = {
 
 OBJECT_LISTS = {
     "imagePullSecrets", "tolerations", "topologySpreadConstraints", "clients", "admin", "egress", "metrics", "peers",
-    "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
+    "triggers", "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
     "extraContainers", "initContainers",
 }  # fmt: skip
 

@@ -92,6 +92,7 @@ def test_unready_and_still_there_for_clients(how: str) -> None:
             command = OwnedProcess(arguments, log=it.cluster.directory / "drain.log", cwd=ROOT)
         it.cluster.wait_for_readiness(ready=False)
         assert "leaving" in it.cluster.get("/readyz").text
+        assert it.cluster.get("/readyz?leaving=ready").status == 200
         assert it.cluster.get("/healthz").status == 200
         assert is_accepted(it.cluster)
         with Crowd(it.cluster.port, it.broker_port) as crowd:

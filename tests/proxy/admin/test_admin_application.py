@@ -30,6 +30,7 @@ class Setup:
         self.well = True
         self.reasons: list[str] = []
         self.notes: list[str] = []
+        self.shared: Reasons | None = None
         self.allowed = True
         self.error: RpcError | None = None
         self.authorizations: list[list[bytes]] = []
@@ -54,13 +55,17 @@ class Setup:
         return self.well
 
     async def readiness(self) -> Reasons:
-        return await self._said(Reasons(reasons=self.reasons, notes=self.notes))  # type: ignore[no-any-return]
+        said = self.shared or Reasons(reasons=self.reasons, notes=self.notes)
+        return await self._said(said)  # type: ignore[no-any-return]
 
     async def status(self) -> str:
         return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
 
-    async def get(self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = ()) -> HttpResponse:
-        return await self.application.handle_request(HttpRequest(method, path, [*authorization], "10.0.0.1"))
+    async def get(
+        self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = (), query: str = ""
+    ) -> HttpResponse:
+        request = HttpRequest(method, path, [*authorization], "10.0.0.1", query)
+        return await self.application.handle_request(request)
 
 
 @pytest.fixture
@@ -90,6 +95,22 @@ async def test_not_ready(setup: Setup) -> None:
     setup.reasons = ["starting", "no broker is reachable"]
     assert await setup.get("/readyz") == HttpResponse(503, b"starting\nno broker is reachable\n")
     assert (await setup.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "body"),
+    [
+        ([], 200, b"ok\n"),
+        (["leaving"], 200, b"ok\nleaving\n"),
+        (["leaving", "no broker is reachable"], 503, b"no broker is reachable\nleaving\n"),
+        (["draining"], 503, b"draining\n"),
+    ],
+)
+async def test_a_pod_that_leaves_still_serves(setup: Setup, reasons: list[str], status: int, body: bytes) -> None:
+    setup.shared = Reasons(reasons=reasons)
+    assert await setup.get("/readyz", query="leaving=ready") == HttpResponse(status, body)
+    plain = 503 if reasons else 200
+    assert (await setup.get("/readyz")).status == (await setup.get("/readyz", query="x=1")).status == plain
 
 
 async def test_ready_for_some_clients(setup: Setup) -> None:

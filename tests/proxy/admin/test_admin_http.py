@@ -73,7 +73,7 @@ async def test_a_request(setup: Setup) -> None:
     assert b"Content-Length: 3" in head
     assert b"Connection: close" in head
     assert body == b"ok\n"
-    assert setup.requests == [HttpRequest("GET", "/status", [b"Bearer t"], "10.0.0.1")]
+    assert setup.requests == [HttpRequest("GET", "/status", [b"Bearer t"], "10.0.0.1", "x=1")]
     assert setup.server.connections == 0
 
 

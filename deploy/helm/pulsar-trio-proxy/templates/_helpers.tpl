@@ -194,6 +194,7 @@ annotations:
   "brokers" dict
   "authentication" dict
   "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)))
+  "shutdown" (dict "delay_ms" (include "pulsar-trio-proxy.secondsToLeave" . | int | mul 1000))
 -}}
 {{- if .Values.adminToken.secret -}}
 {{- $_ := set $config.admin "token_file" (printf "%s/admin-token/%s" $secrets .Values.adminToken.key) -}}
@@ -407,7 +408,7 @@ annotations:
 {{/* Number of pods: `replicaCount`; with autoscaling the Deployment's current number, or nothing if there is none or the
      cluster is not asked (`helm template`). Without the number, Kubernetes uses one pod if Helm set another number before. */}}
 {{- define "pulsar-trio-proxy.replicas" -}}
-{{- if not .Values.autoscaling.enabled -}}
+{{- if not (or .Values.autoscaling.enabled .Values.keda.enabled) -}}
 {{- .Values.replicaCount -}}
 {{- else -}}
 {{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "pulsar-trio-proxy.fullname" .) -}}
