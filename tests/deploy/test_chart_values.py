@@ -24,6 +24,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tls.requireClientCertificate": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
     "tls.certManager": _CERT_MANAGER,
     "brokerTls.ca": {"brokerTls": {"ca": {"secret": "ca"}}},
+    "workload.daemonSet": {"workload": {"kind": "DaemonSet"}},
     "auth": {"auth": {"pulsarRelease": "pulsar", "token": {"enabled": True}, "proxyToken": {"enabled": True}}},
     "auth.proxyToken.withoutClientAuthentication": {"auth": {"proxyToken": {"enabled": True, "secret": {"name": "t"}}}},
     "adminToken": {"adminToken": {"secret": "admin"}},
@@ -62,6 +63,9 @@ CHANGED: dict[str, Any] = {
     "rolloutOnConfigChange": "never",
     "terminationGracePeriodSeconds": 600,
     "analytics.receiver.terminationGracePeriodSeconds": 600,
+    "workload.kind": "DaemonSet",
+    "workload.daemonSet.hostPorts": {"pulsar": 6650},
+    "workload.daemonSet.updateStrategy": {"type": "OnDelete"},
     "updateStrategy.type": "Recreate",
     "service.type": "NodePort",
     "service.externalTrafficPolicy": "Cluster",
@@ -86,7 +90,7 @@ CHANGED: dict[str, Any] = {
 OBJECT_LISTS = {
     "imagePullSecrets", "tolerations", "topologySpreadConstraints", "clients", "admin", "egress", "metrics", "peers",
     "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
-    "extraContainers", "initContainers",
+    "extraContainers", "initContainers", "hostAliases",
 }  # fmt: skip
 
 
