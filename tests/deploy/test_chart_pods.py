@@ -12,7 +12,7 @@ pytestmark = needs_tools
 ANALYTICS: dict[str, Any] = {"receiver": {"enabled": True}, "rollup": {"enabled": True}}
 UNITS = {"Mi": 2**20, "Gi": 2**30}
 LOGS_BYTES = 50 * UNITS["Mi"]
-"""What the kubelet keeps of a container's logs: containerLogMaxSize × containerLogMaxFiles, as Kubernetes sets them."""
+"""What the kubelet keeps of a container's logs: five files of 10 MiB by default."""
 
 
 def size(quantity: str) -> int:

@@ -104,7 +104,7 @@ def test_an_admin_port_on_the_node_needs_a_token(values: dict[str, Any]) -> None
 
 
 def test_a_budget_is_made_only_of_what_kubernetes_counts() -> None:
-    """https://kubernetes.io/docs/tasks/run-application/configure-pdb/: of other controllers' pods, a number that stays."""
+    """https://kubernetes.io/docs/tasks/run-application/configure-pdb/: of other pods, a number that stays."""
     assert render(**daemon_set()).names("PodDisruptionBudget") == []
     manifests = render(**daemon_set(), pdb={"maxUnavailable": "", "minAvailable": 2})
     assert manifests.get("PodDisruptionBudget")["spec"]["minAvailable"] == 2

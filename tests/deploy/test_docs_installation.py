@@ -101,7 +101,8 @@ def test_the_charts_sums_are_of_measured_values() -> None:
     cpu = measured_cpu()
     at_rest = re.search(r"at rest, 1 forwarder \| [\d.]+ to ([\d.]+) % of a CPU", PAGE)
     message = re.search(r"(\d+) to (\d+) µs for a small message", PAGE)
-    assert at_rest and message
+    assert at_rest
+    assert message
     assert VALUES["config"]["cluster"]["forwarders"] == 2
     parts = {
         "at rest": (float(memory["at rest, 2 forwarders"]), 2 * float(at_rest[1])),
