@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.deploy.chart import NAME, Manifests, Refused, needs_tools, render
+from tests.deploy.metric_names import ROOT
 
 pytestmark = needs_tools
 
@@ -90,6 +92,13 @@ def test_pods_in_the_nodes_network_find_the_clusters_names(policy: str, wanted: 
     assert render(dnsPolicy=policy).pod["spec"]["dnsPolicy"] == policy
 
 
+def test_the_values_of_the_documentation_are_taken() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    block = page.partition("## One pod on each node")[2].partition("```yaml\n")[2].partition("```")[0]
+    manifests = render(**yaml.safe_load(block))
+    assert host_ports(manifests) == {"pulsarssl": 6651, "admin": 8080}
+
+
 def test_no_network_policy_is_made_that_would_not_hold() -> None:
     receiver = {"analytics": {"receiver": {"enabled": True}}}
     assert render(**daemon_set(hostNetwork=True), **TOKEN, **receiver).names("NetworkPolicy") == [f"{NAME}-receiver"]
@@ -149,6 +158,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         daemon_set(updateStrategy=_ROLLING | {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}, **_HOST_PORT),
+        "updateStrategy.rollingUpdate.maxSurge: a port of a node",
+    ),
+    (
+        daemon_set(updateStrategy=_ROLLING | {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}, hostNetwork=True)
+        | TOKEN,
         "updateStrategy.rollingUpdate.maxSurge: a port of a node",
     ),
     (daemon_set() | {"pdb": {"maxUnavailable": 2}}, "pdb.maxUnavailable: Kubernetes cannot count"),

@@ -67,8 +67,10 @@
 {{- define "pulsar-trio-proxy.refuseWorkload" -}}
 {{- $daemonSet := .Values.workload.daemonSet -}}
 {{- if include "pulsar-trio-proxy.isDaemonSet" . -}}
-{{- if .Values.autoscaling.enabled -}}
-{{- fail "autoscaling.enabled: a DaemonSet has one pod on each node; set it to false, or workload.kind: Deployment" -}}
+{{- range $scaler := list "autoscaling" "keda" -}}
+{{- if get (get $.Values $scaler | default dict) "enabled" -}}
+{{- fail (printf "%s.enabled: a DaemonSet has one pod on each node; set it to false, or workload.kind: Deployment" $scaler) -}}
+{{- end -}}
 {{- end -}}
 {{- if or .Values.topologySpreadConstraints (has "DoNotSchedule" (list .Values.topologySpread.zones .Values.topologySpread.hosts)) -}}
 {{- fail "topologySpread, topologySpreadConstraints: a DaemonSet has one pod on each node; choose nodes with nodeSelector, affinity and tolerations" -}}
