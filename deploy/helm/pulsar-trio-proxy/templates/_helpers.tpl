@@ -484,22 +484,6 @@ app.kubernetes.io/component: receiver
 {{- int $receiver.terminationGracePeriodSeconds -}}
 {{- end -}}
 
-{{/* Labels of the analytics' pods, as YAML. Call: include "pulsar-trio-proxy.analyticsPodLabels" (list . "receiver") */}}
-{{- define "pulsar-trio-proxy.analyticsPodLabels" -}}
-{{- $root := index . 0 -}}{{- $component := index . 1 -}}
-{{- $own := include "pulsar-trio-proxy.labels" . | fromYaml -}}
-{{- if eq $component "receiver" -}}
-{{- $_ := set $own "component" "pulsar-proxy-analytics-receiver" -}}
-{{- end -}}
-{{- $labels := (get $root.Values.analytics $component).podLabels -}}
-{{- range $key, $_ := $labels -}}
-{{- if hasKey $own $key -}}
-{{- fail (printf "analytics.%s.podLabels: %s is the chart's own label, or one of commonLabels; leave it out" $component $key) -}}
-{{- end -}}
-{{- end -}}
-{{- merge $own $labels | toYaml -}}
-{{- end -}}
-
 {{/* Where pods of the analytics run. Call: include "pulsar-trio-proxy.analyticsPlacement" (list . .Values.analytics.rollup) */}}
 {{- define "pulsar-trio-proxy.analyticsPlacement" -}}
 {{- $root := index . 0 -}}{{- $values := index . 1 -}}

@@ -123,3 +123,21 @@
 {{- fail "networkPolicy.clients, networkPolicy.egress: do not hold for pods in the node's network (hostNetwork); leave them out and use the nodes' firewall, or use hostPorts" -}}
 {{- end -}}
 {{- end -}}
+
+{{/* ---- pods of the analytics ------------------------------------------------------------------------------- */}}
+
+{{/* Labels of the analytics' pods, as YAML. Call: include "pulsar-trio-proxy.analyticsPodLabels" (list . "receiver") */}}
+{{- define "pulsar-trio-proxy.analyticsPodLabels" -}}
+{{- $root := index . 0 -}}{{- $component := index . 1 -}}
+{{- $own := include "pulsar-trio-proxy.labels" . | fromYaml -}}
+{{- if eq $component "receiver" -}}
+{{- $_ := set $own "component" "pulsar-proxy-analytics-receiver" -}}
+{{- end -}}
+{{- $labels := (get $root.Values.analytics $component).podLabels -}}
+{{- range $key, $_ := $labels -}}
+{{- if hasKey $own $key -}}
+{{- fail (printf "analytics.%s.podLabels: %s is the chart's own label, or one of commonLabels; leave it out" $component $key) -}}
+{{- end -}}
+{{- end -}}
+{{- merge $own $labels | toYaml -}}
+{{- end -}}
