@@ -49,7 +49,7 @@ def test_both_versions_are_tried() -> None:
 def files(package: Path) -> dict[str, bytes]:
     with tarfile.open(package) as archive:
         members = {member.name: archive.extractfile(member) for member in archive.getmembers()}
-    return {name: file.read() for name, file in members.items() if file}
+        return {name: file.read() for name, file in members.items() if file}
 
 
 def test_packages_hold_the_same_and_render_what_the_folder_does(tmp_path: Path) -> None:
