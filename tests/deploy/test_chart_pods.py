@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import NAME, Refused, deep_merge, needs_tools, render
+from tests.deploy.chart import NAME, Refused, deep_merge, helm_template, needs_tools, render
 from tests.deploy.test_chart_templates import pod_specs
 
 pytestmark = needs_tools
@@ -61,6 +61,13 @@ def test_the_grace_period_holds_a_hooks_sleep() -> None:
         render(lifecycle=hook, terminationGracePeriodSeconds=60)
     assert render(lifecycle=hook, terminationGracePeriodSeconds=61).container["lifecycle"] == hook
     assert "lifecycle" not in render(terminationGracePeriodSeconds=55).container
+
+
+def test_a_hooks_sleep_is_refused_where_kubernetes_has_none() -> None:
+    values = {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}}}
+    with pytest.raises(Refused, match=r"lifecycle\.preStop\.sleep: needs Kubernetes 1\.30"):
+        helm_template(values, "1.29.14")
+    assert "sleep:" in helm_template(values, "1.30.0")
 
 
 @pytest.mark.parametrize("key", ["priorityClassName", "runtimeClassName"])

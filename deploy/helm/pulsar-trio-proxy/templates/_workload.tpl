@@ -65,6 +65,9 @@
 
 {{/* An error for values that the workload's kind cannot follow, or that open more than they seem to. */}}
 {{- define "pulsar-trio-proxy.refuseWorkload" -}}
+{{- if and (dig "preStop" "sleep" dict .Values.lifecycle) (not (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) -}}
+{{- fail (printf "lifecycle.preStop.sleep: needs Kubernetes 1.30, and this is %s; leave it out: the proxy itself waits for shutdown.delay_ms" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $daemonSet := .Values.workload.daemonSet -}}
 {{- if include "pulsar-trio-proxy.isDaemonSet" . -}}
 {{- range $scaler := list "autoscaling" "keda" -}}
