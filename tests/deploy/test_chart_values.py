@@ -66,6 +66,10 @@ CHANGED: dict[str, Any] = {
     "workload.kind": "DaemonSet",
     "workload.daemonSet.hostPorts": {"pulsar": 6650},
     "workload.daemonSet.updateStrategy": {"type": "OnDelete"},
+    "lifecycle": {"postStart": {"sleep": {"seconds": 1}}},
+    "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["broker-0"]}],
+    "resources.requests.ephemeral-storage": "32Mi",
+    "resources.limits.ephemeral-storage": "6Gi",
     "updateStrategy.type": "Recreate",
     "service.type": "NodePort",
     "service.externalTrafficPolicy": "Cluster",
@@ -82,6 +86,12 @@ CHANGED: dict[str, Any] = {
     "serviceMonitor.scrapeTimeout": "1s",
     "podMonitor.interval": "1m",
     "podMonitor.scrapeTimeout": "1s",
+    "analytics.receiver.resources.requests.ephemeral-storage": "32Mi",
+    "analytics.receiver.resources.limits.ephemeral-storage": "6Gi",
+    "analytics.receiver.affinity": {"nodeAffinity": {}},
+    "analytics.receiver.extraEnv": [{"name": "A", "value": "b"}],
+    "analytics.rollup.resources.requests.ephemeral-storage": "32Mi",
+    "analytics.rollup.resources.limits.ephemeral-storage": "6Gi",
     "analytics.receiver.config": {"log": {"level": "debug"}},
     "analytics.receiver.persistence.accessModes": ["ReadWriteMany"],
 }
@@ -90,7 +100,7 @@ CHANGED: dict[str, Any] = {
 OBJECT_LISTS = {
     "imagePullSecrets", "tolerations", "topologySpreadConstraints", "clients", "admin", "egress", "metrics", "peers",
     "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
-    "extraContainers", "initContainers", "hostAliases",
+    "extraContainers", "initContainers",
 }  # fmt: skip
 
 
