@@ -129,6 +129,18 @@ class Probes(Values, frozen=True):
     liveness: Probe = Probe()
 
 
+class DaemonSet(Values, frozen=True):
+    host_ports: dict[str, Port] = {}
+    host_network: bool = False
+    open_admin_port: bool = False
+    update_strategy: Object = {}
+
+
+class Workload(Values, frozen=True):
+    kind: Literal["Deployment", "DaemonSet"] = "Deployment"
+    daemon_set: DaemonSet = DaemonSet()
+
+
 class Volumes(Values, frozen=True):
     size_limit: NonEmpty = ""
 
@@ -278,10 +290,16 @@ class Receiver(Values, frozen=True):
     peers: Objects = []
     service_monitor: bool = False
     persistence: Persistence = Persistence()
+    pod_annotations: Labels = {}
+    pod_labels: Labels = {}
+    extra_env: Objects = []
     resources: Object = {}
     termination_grace_period_seconds: Count = 1
     node_selector: Labels = {}
     tolerations: Objects = []
+    affinity: Object = {}
+    priority_class_name: Text = ""
+    runtime_class_name: Text = ""
 
 
 class Rollup(Values, frozen=True):
@@ -293,10 +311,14 @@ class Rollup(Values, frozen=True):
     program: Text = ""
     active_deadline_seconds: Count = 1
     extra_env: Objects = []
+    pod_annotations: Labels = {}
+    pod_labels: Labels = {}
     resources: Object = {}
     scratch_size: NonEmpty = ""
     node_selector: Labels = {}
     tolerations: Objects = []
+    priority_class_name: Text = ""
+    runtime_class_name: Text = ""
 
 
 class Analytics(Values, frozen=True):
@@ -322,6 +344,7 @@ class ChartValues(Values, frozen=True):
     broker_tls: BrokerTls = BrokerTls()
     auth: Auth = Auth()
     admin_token: KeyOfSecret = KeyOfSecret()
+    workload: Workload = Workload()
     replica_count: Natural = 1
     update_strategy: Object = {}
     min_ready_seconds: Natural = 0
@@ -329,6 +352,7 @@ class ChartValues(Values, frozen=True):
     progress_deadline_seconds: Count = 1
     rollout_on_config_change: Literal["needed", "always", "never"] = "always"
     termination_grace_period_seconds: Count = 1
+    lifecycle: Object = {}
     probes: Probes = Probes()
     resources: Object = {}
     pod_security_context: Object = {}
@@ -346,6 +370,9 @@ class ChartValues(Values, frozen=True):
     tolerations: Objects = []
     affinity: Object = {}
     priority_class_name: Text = ""
+    runtime_class_name: Text = ""
+    scheduler_name: Text = ""
+    host_aliases: Objects = []
     network_policy: NetworkPolicy = NetworkPolicy()
     ingress: Ingress = Ingress()
     service_monitor: Monitor = Monitor()

@@ -105,7 +105,8 @@ class Manifests:
     @property
     def pod(self) -> Any:
         """The proxy's pods."""
-        return self.get("Deployment")["spec"]["template"]
+        kind = "DaemonSet" if self.names("DaemonSet") else "Deployment"
+        return self.get(kind)["spec"]["template"]
 
     @property
     def container(self) -> Any:

@@ -136,6 +136,28 @@ MATRIX: dict[str, dict[str, Any]] = {
         "podAnnotations": {"a": "b"},
         "podLabels": {"app": "pulsar"},
     },
+    "hooks and classes of pods": {
+        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["broker-0"]}],
+        "runtimeClassName": "gvisor",
+        "schedulerName": "batch",
+    },
+    "a pod on each node, by ports of the node": {
+        "workload": {"kind": "DaemonSet", "daemonSet": {"hostPorts": {"pulsar": 6650, "pulsarssl": 6651}}},
+        "tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True},
+        "tolerations": [{"operator": "Exists"}],
+        "pdb": {"maxUnavailable": "", "minAvailable": 2},
+    },
+    "a pod on each node, in its network": {
+        "workload": {
+            "kind": "DaemonSet",
+            "daemonSet": {
+                "hostNetwork": True,
+                "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+            },
+        },
+        "adminToken": {"secret": "admin"},
+    },
     "listeners of one's own, IPv6": {
         "bindAddress": "[::]",
         "config": {"listener": [{"bind": "[::]:6650"}, {"bind": "[::]:6660"}]},
@@ -151,8 +173,21 @@ MATRIX: dict[str, dict[str, Any]] = {
                     "tlsSecret": "tls",
                     "persistence": {"existingClaim": "mine"},
                     "config": {"spool": {"total_bytes_max": 1_000_000_000}, "limits": {"max_connections": 10}},
+                    "podAnnotations": {"a": "b"},
+                    "podLabels": {"team": "data"},
+                    "extraEnv": [{"name": "A", "value": "b"}],
+                    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+                    "priorityClassName": "high",
+                    "runtimeClassName": "gvisor",
                 },
-                "rollup": {"tables": "s3a://bucket/tables", "extraEnv": [{"name": "A", "value": "b"}]},
+                "rollup": {
+                    "tables": "s3a://bucket/tables",
+                    "extraEnv": [{"name": "A", "value": "b"}],
+                    "podAnnotations": {"sidecar.istio.io/inject": "false"},
+                    "podLabels": {"team": "data"},
+                    "priorityClassName": "low",
+                    "runtimeClassName": "gvisor",
+                },
             }
         },
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import (
@@ -21,7 +22,8 @@ from proxy.config.memory import (
 from proxy.config.types import MIB, Config
 from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "installation.md").read_text()
+PAGE_PATH = Path(__file__).resolve().parents[2] / "docs" / "installation.md"
+PAGE = PAGE_PATH.read_text()
 WORDS = " ".join(PAGE.split())
 
 
@@ -67,3 +69,74 @@ def test_the_smallest_limits(forwarders: int, words: str) -> None:
 
 def test_the_example_of_an_error() -> None:
     assert " ".join(plan(512, 1, max_connections=100_000).shortage.split()) in WORDS
+
+
+# ---- the chart's defaults
+
+VALUES = yaml.safe_load((PAGE_PATH.parents[1] / "deploy/helm/pulsar-trio-proxy/values.yaml").read_text())
+RESOURCES = VALUES["resources"]
+CPU_OF = {
+    "keep relays": "to keep 1,000 relays with TLS towards clients that do nothing",
+    "keep lookups": "to keep 1,000 connections in lookup mode that do nothing",
+    "open relays": "to open 1,000 relays with TLS towards clients",
+    "open lookups": "to open 1,000 connections in lookup mode, with a lookup each",
+}
+
+
+def measured_cpu() -> dict[str, float]:
+    """Percent of a CPU, or seconds, that the page's table has."""
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([\d.]+)(?: s| % of a CPU) \|$", PAGE, re.MULTILINE))
+    return {name: float(rows[row]) for name, row in CPU_OF.items()}
+
+
+def sums() -> dict[str, tuple[float, float]]:
+    """MiB and percent of a CPU of each row of the page's sum."""
+    table = PAGE.partition("| part | memory | CPU |")[2].partition("| **requested**")[0]
+    rows = re.findall(r"^\| (.+?) \| (?:(\d+) MiB)? ?\| ([\d.]+) % \|$", table, re.MULTILINE)
+    return {part.strip("*"): (float(memory or 0), float(cpu)) for part, memory, cpu in rows}
+
+
+def test_the_charts_sums_are_of_measured_values() -> None:
+    memory = dict(re.findall(r"^\| ([^|]+) \| ([\d.]+) MiB \|$", PAGE, re.MULTILINE))
+    cpu = measured_cpu()
+    at_rest = re.search(r"at rest, 1 forwarder \| [\d.]+ to ([\d.]+) % of a CPU", PAGE)
+    message = re.search(r"(\d+) to (\d+) µs for a small message", PAGE)
+    assert at_rest
+    assert message
+    assert VALUES["config"]["cluster"]["forwarders"] == 2
+    parts = {
+        "at rest": (float(memory["at rest, 2 forwarders"]), 2 * float(at_rest[1])),
+        "2,000 relays": (2 * float(memory["1,000 relays with TLS towards clients"]), 2 * cpu["keep relays"]),
+        "1,000 connections": (float(memory["1,000 connections in lookup mode"]), cpu["keep lookups"]),
+        "3,000 messages": (0.0, 3000 * int(message[2]) / 1e6 * 100),
+    }
+    said = sums()
+    for beginning, wanted in parts.items():
+        (found,) = (value for part, value in said.items() if part.startswith(beginning))
+        assert found == pytest.approx(wanted, abs=0.05), beginning
+    added = [sum(column) for column in zip(*(said[part] for part in said if part != "together"), strict=True)]
+    assert said["together"] == pytest.approx(added)
+    reconnecting = 2 * cpu["open relays"] + cpu["open lookups"]
+    assert f"that is {reconnecting:.1f} s of CPU time" in WORDS
+
+
+def test_the_chart_requests_what_the_sums_say() -> None:
+    memory_mib, cpu_percent = sums()["together"]
+    requests = RESOURCES["requests"]
+    assert f"| **requested** | {requests['memory']} | {requests['cpu']} |" in PAGE
+    assert memory_mib <= int(requests["memory"].removesuffix("Mi")) < 1.2 * memory_mib
+    assert cpu_percent * 10 <= int(requests["cpu"].removesuffix("m")) < 1.2 * cpu_percent * 10
+    assert "cpu" not in RESOURCES["limits"]
+
+
+def test_the_charts_memory_limit_allows_the_connections_that_the_page_names() -> None:
+    assert f"the memory limit of {RESOURCES['limits']['memory']} allows each pod 10,000 connections" in WORDS
+    forwarders = VALUES["config"]["cluster"]["forwarders"]
+    limit_mib = int(RESOURCES["limits"]["memory"].removesuffix("Gi")) * 1024
+    assert plan(limit_mib, forwarders).config.limits.max_connections == 10_000
+    listener = {"bind": "0.0.0.0:6651", "tls": {"certificate": "c", "key": "k"}}
+    config = msgspec.convert({"cluster": {"forwarders": forwarders}, "listener": [listener]}, Config)
+    fitted = fit_to_container(config, set(), ContainerLimits(memory_bytes=limit_mib * MIB))
+    said = re.search(r"or ([\d,]+) if the listener uses TLS", WORDS)
+    assert said
+    assert fitted.config.limits.max_connections // 100 * 100 == int(said[1].replace(",", ""))

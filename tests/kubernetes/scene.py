@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/pulsar-trio-proxy"
 HELM_PATIENCE = "--timeout=10m"
 Values = dict[str, Any]
+NO_STORAGE: Values = {"requests": {"ephemeral-storage": None}, "limits": {"ephemeral-storage": None}}
+"""The node's kubelet does not account for its disk (localStorageCapacityIsolation): a request would find no node."""
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
@@ -71,9 +73,15 @@ class Scene:
             "tls": {"enabled": True, "keepPlain": True, "existingSecret": "proxy-tls"},
             "service": {"type": "NodePort", "nodePorts": {"pulsar": PORT, "pulsarssl": TLS_PORT}},
             # Three pods, a broker and all clients share two cores here.
-            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "768Mi"}},
+            "resources": merged(
+                NO_STORAGE, {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "768Mi"}}
+            ),
             "test": {"tokenSecret": "client-token", "topic": f"non-persistent://{NAMESPACE}/helm-test"},
-            "analytics": {"image": reference(images.ANALYTICS)},
+            "analytics": {
+                "image": reference(images.ANALYTICS),
+                "receiver": {"resources": NO_STORAGE},
+                "rollup": {"resources": NO_STORAGE},
+            },
         }
 
     def token(self, role: str = "alice") -> str:

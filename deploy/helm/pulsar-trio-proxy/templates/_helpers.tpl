@@ -346,18 +346,19 @@ annotations:
 {{- splitList ":" (include "pulsar-trio-proxy.config" . | fromYaml).admin.bind | last | int -}}
 {{- end -}}
 
-{{/* The seconds that a pod needs at least from SIGTERM to its end: delay, drain, and 15 for the rest. */}}
+{{/* The seconds that a pod needs at least to its end: a preStop hook's sleep, delay, drain, and 15 for the rest. */}}
 {{- define "pulsar-trio-proxy.secondsToEnd" -}}
 {{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
 {{- $delay := dig "shutdown" "delay_ms" 0 $config -}}
-{{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) 15 -}}
+{{- $sleep := dig "preStop" "sleep" "seconds" 0 .Values.lifecycle | int -}}
+{{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) $sleep 15 -}}
 {{- end -}}
 
 {{/* terminationGracePeriodSeconds; an error if the kubelet would kill the pod before the end of the drain. */}}
 {{- define "pulsar-trio-proxy.gracePeriod" -}}
 {{- $needed := include "pulsar-trio-proxy.secondsToEnd" . | int -}}
 {{- if lt (int .Values.terminationGracePeriodSeconds) $needed -}}
-{{- fail (printf "terminationGracePeriodSeconds: %d is too short; shutdown.delay_ms, limits.drain_timeout_ms and 15 s for the rest need %d" (int .Values.terminationGracePeriodSeconds) $needed) -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d is too short; lifecycle.preStop.sleep, shutdown.delay_ms, limits.drain_timeout_ms and 15 s for the rest need %d" (int .Values.terminationGracePeriodSeconds) $needed) -}}
 {{- end -}}
 {{- int .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
@@ -488,6 +489,19 @@ app.kubernetes.io/component: receiver
 {{- define "pulsar-trio-proxy.analyticsPlacement" -}}
 {{- $root := index . 0 -}}{{- $values := index . 1 -}}
 dnsPolicy: {{ $root.Values.dnsPolicy }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $root.Values.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with $root.Values.hostAliases }}
+hostAliases:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with $root.Values.dnsConfig }}
 dnsConfig:
   {{- toYaml . | nindent 2 }}
@@ -534,6 +548,7 @@ tolerations:
     {{- with $rollup.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  terminationMessagePolicy: FallbackToLogsOnError
   resources:
     {{- toYaml $rollup.resources | nindent 4 }}
   securityContext:
