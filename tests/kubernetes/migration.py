@@ -30,18 +30,34 @@ from tests.kubernetes.workload import Observation, observed
 PAGE = "docs/kubernetes.md"
 RELEASE = "proxy"
 NAME = f"{RELEASE}-pulsar-trio-proxy"
+FIRST, MIGRATION = "Kubernetes", "Moving without a break"
+"""Sections of the page."""
 CLIENTS = 30
 
 
-def _blocks(section: str) -> list[Block]:
+def blocks_of(section: str) -> list[Block]:
+    """Return the blocks of a section of the page."""
     return [block for block in blocks(PAGE) if block.section == section]
 
 
-def _words(found: list[Block], beginning: str) -> list[str]:
+def words_of(found: list[Block], beginning: str) -> list[str]:
     """Return the words of the only command in some blocks that begins so."""
     texts = [command.text for block in found for command in commands(block) if command.text.startswith(beginning)]
     (text,) = texts
     return shlex.split(text.replace("\\\n", " "), comments=True)
+
+
+def values_of(found: list[Block]) -> Values:
+    """Return the values of the chart in some blocks; there is one such block."""
+    (values,) = (yaml.safe_load(block.text) for block in found if block.language == "yaml")
+    assert isinstance(values, dict)
+    return values
+
+
+def patch_of(found: list[Block], *, back: bool) -> list[str]:
+    """Return the command that has the old Service lead to new pods alone, or to all pods again."""
+    beginning = 'kubectl -n pulsar patch service pulsar-proxy -p \'{"spec":{"selector":{"app.kubernetes.io/name":'
+    return words_of(found, beginning + ("null" if back else '"'))
 
 
 def _lab_values(scene: Scene) -> Values:
@@ -69,8 +85,8 @@ def first_command(scene: Scene) -> list[str]:
     """`helm install` and `helm test` of the page: relays go to pods' names below the headless Service."""
     release, ours = PulsarRelease(scene), Namespace(scene.namespace.name, RELEASE)
     release.add_brokers()
-    shown = _blocks("Kubernetes")
-    install, test = _words(shown, "helm install"), _words(shown, "helm test")
+    shown = blocks_of(FIRST)
+    install, test = words_of(shown, "helm install"), words_of(shown, "helm test")
     values = _write(scene, "first-command", _lab_values(scene))
     repository = f"image.repository={reference(images.PROXY)['repository']}"
     try:
@@ -134,10 +150,9 @@ class Migration:
     def __init__(self, scene: Scene, release: PulsarRelease) -> None:
         self._scene = scene
         self._release = release
-        self._shown = _blocks("Moving without a break")
+        self._shown = blocks_of(MIGRATION)
         self.ours = Namespace(scene.namespace.name, RELEASE)
-        (values,) = (yaml.safe_load(block.text) for block in self._shown if block.language == "yaml")
-        self._values = _write(scene, "migration", merged(values, _lab_values(scene)))
+        self._values = _write(scene, "migration", merged(values_of(self._shown), _lab_values(scene)))
 
     def changes(self) -> list[Change]:
         """Return the steps that the page tells to take, in its order."""
@@ -154,7 +169,7 @@ class Migration:
 
     def check_selector(self) -> str:
         """Look at the old selector as the page says; return it."""
-        text = run(_words(self._shown, "kubectl -n pulsar get"))
+        text = run(words_of(self._shown, "kubectl -n pulsar get"))
         assert json.loads(text) == LABELS, text
         return text
 
@@ -183,16 +198,12 @@ class Migration:
         wait_until_gone(self.ours)
 
     def _leave_old_pods(self) -> None:
-        run(self._patch(back=False))
+        run(patch_of(self._shown, back=False))
         self._wait_for_endpoints(REPLICAS)
 
     def _take_old_pods_back(self) -> None:
-        run(self._patch(back=True))
+        run(patch_of(self._shown, back=True))
         self._wait_for_endpoints(2 * REPLICAS)
-
-    def _patch(self, *, back: bool) -> list[str]:
-        beginning = 'kubectl -n pulsar patch service pulsar-proxy -p \'{"spec":{"selector":{"app.kubernetes.io/name":'
-        return _words(self._shown, beginning + ("null" if back else '"'))
 
     def _wait_for_endpoints(self, count: int) -> None:
         """Wait until the old Service leads to so many pods."""
