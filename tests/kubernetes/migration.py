@@ -230,7 +230,7 @@ class Migration:
 
 
 def migration(scene: Scene) -> list[str]:
-    """Pulsar's own proxies are replaced behind their Service under 30 clients; each step is undone once."""
+    """Pulsar's own proxies are replaced behind their Service under 30 clients; all steps are undone once."""
     release = PulsarRelease(scene)
     release.add_brokers()
     move = Migration(scene, release)
@@ -239,7 +239,11 @@ def migration(scene: Scene) -> list[str]:
         lines = [f"the old Service selects {move.check_selector()}"]
         address = release.address(PROXY)
         with observed(scene.directory, "migration", address, PORT, scene.token(), clients=CLIENTS) as observation:
-            lines += [_there_and_back(change, observation) for change in move.changes()]
+            changes = move.changes()
+            lines += [_observe(change.name, change.do, observation) for change in changes]
+            _check_relays(move.ours)
+            lines += [_observe(f"back: {change.name}", change.undo, observation) for change in reversed(changes)]
+            lines += [_observe(f"again: {change.name}", change.do, observation) for change in changes]
             _check_relays(move.ours)
             lines.append(observation.check_result())
         release.remove_proxies()
@@ -250,18 +254,13 @@ def migration(scene: Scene) -> list[str]:
     return lines
 
 
-def _there_and_back(change: Change, observation: Observation) -> str:
-    """Take a step, undo it, take it again; after each, every client must be connected and no newcomer refused."""
-    ended = []
-    for happen in (change.do, change.undo, change.do):
-        observation.mark()
-        before = len(observation.fleet.progress()["ends_s"])
-        happen()
-        observation.fleet.wait_for_messages()
-        observation.check_newcomers()
-        ended.append(len(observation.fleet.progress()["ends_s"]) - before)
-    counts = ", ".join(map(str, ended))
-    return f"{change.name}, back, and again: {counts} relays ended; {observation.check_newcomers()} so far"
+def _observe(what: str, happen: Callable[[], None], observation: Observation) -> str:
+    """Take a step; after it, every client must be connected, and no newcomer have been refused. Return a line."""
+    before = len(observation.fleet.progress()["ends_s"])
+    happen()
+    observation.fleet.wait_for_messages()
+    ended = len(observation.fleet.progress()["ends_s"]) - before
+    return f"{what}: {ended} relays ended; {observation.check_newcomers()} so far"
 
 
 def _check_relays(ours: Namespace) -> None:
