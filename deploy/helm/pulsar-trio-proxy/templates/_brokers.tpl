@@ -41,10 +41,10 @@ Brokers: {{ .brokers.service_url }}
 {{- if .brokers.through_proxy }}
   another proxy's, to which all relays go
 {{- else }}
-Relays go to these hosts, to names below them and to their addresses
-{{- with .brokers.allowed_hosts }}; to {{ join ", " . }}{{ end }}
-{{- with .brokers.allowed_addresses }}; {{ if $.brokers.allowed_hosts }}if they are in{{ else }}to{{ end }} {{ join ", " . }}{{ end }}
-{{- with .brokers.allowed_ports }}; at the ports {{ join ", " . }}, too{{ end }}.
+Relays go to these brokers (their hosts, names below them, their addresses)
+{{- with .brokers.allowed_hosts }}, and to hosts named {{ join ", " . }}{{ end }}
+{{- with .brokers.allowed_addresses }}{{ ternary " in" ", and to hosts in" (not (empty $.brokers.allowed_hosts)) }} {{ join ", " . }}{{ end }}
+{{- with .brokers.allowed_ports }}, also at the ports {{ join ", " . }}{{ end }}.
 If brokers advertise other names or addresses, clients get "Target broker cannot be validated.", and helm test says what
 to set: config.brokers.allowed_hosts (patterns of names), config.brokers.allowed_addresses (networks).
 {{- end }}
