@@ -89,6 +89,12 @@ class Tls(Values, frozen=True):
     cert_manager: CertManager = CertManager()
 
 
+class Brokers(Values, frozen=True):
+    pulsar_release: Text = ""
+    namespace: Text = ""
+    tls: bool = False
+
+
 class BrokerTls(Values, frozen=True):
     ca: KeyOfSecret = KeyOfSecret()
     certificate_secret: Text = ""
@@ -341,6 +347,7 @@ class ChartValues(Values, frozen=True):
     bind_address: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
     ports: Ports = Ports()
     tls: Tls = Tls()
+    brokers: Brokers = Brokers()
     broker_tls: BrokerTls = BrokerTls()
     auth: Auth = Auth()
     admin_token: KeyOfSecret = KeyOfSecret()

@@ -54,6 +54,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "config": {"brokers": {"service_url": "pulsar+ssl://b:6651", "credentials": {"method": "tls"}}},
     },
     "secrets of the Pulsar chart": {"auth": PULSAR_SECRETS},
+    "brokers of a Pulsar chart elsewhere, by TLS": {
+        "brokers": {"pulsarRelease": "prod", "namespace": "other", "tls": True},
+        "brokerTls": {"ca": {"secret": "prod-ca-tls"}},
+        "clusterDomain": "example.org",
+    },
     "shared secret": {"auth": deep_merge(PULSAR_SECRETS, {"token": {"algorithm": "symmetric"}})},
     "node ports": {
         "service": {"type": "NodePort", "nodePorts": {"pulsar": 30650, "pulsarssl": 30651}},

@@ -18,8 +18,10 @@ from tests.e2e.lab.dns import NameServer
 from tests.e2e.lab.security import grant
 from tests.kubernetes import steps
 from tests.kubernetes.accounting import accounting
+from tests.kubernetes.migration import first_command, migration
+from tests.kubernetes.pulsar_chart import broker_settings
 from tests.kubernetes.results import chosen
-from tests.kubernetes.scene import NODE_ADDRESS, Scene
+from tests.kubernetes.scene import CHART_NAMESPACE, NODE_ADDRESS, Scene
 
 STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "install": steps.install,
@@ -31,6 +33,8 @@ STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "oom": steps.oom,
     "configmap": steps.configmap,
     "scale-out": steps.scale_out,
+    "first-command": first_command,
+    "migration": migration,
     "accounting": accounting,
 }
 BROKER_PORT, WEB_PORT, DNS_PORT = 6650, 8080, 53
@@ -69,7 +73,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="ptp-kubernetes-"))
     directory.chmod(0o755)
     began_s = time.monotonic()
-    conf = {"bindAddress": "0.0.0.0", "advertisedAddress": NODE_ADDRESS, "brokerDeleteInactiveTopicsEnabled": "false"}
+    conf = {**broker_settings(CHART_NAMESPACE), "brokerDeleteInactiveTopicsEnabled": "false"}
     standalone = Standalone(
         pulsar_home(),
         directory / "broker",

@@ -20,7 +20,7 @@ from tests.kubernetes.workload import Observation, observed
 
 NODE_ADDRESS = "10.77.0.1"
 PORT, TLS_PORT = 30650, 30651
-RELEASE = "pulsar-trio-proxy"
+CHART_NAMESPACE, RELEASE = "pulsar", "pulsar-trio-proxy"
 REPLICAS = 3
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/pulsar-trio-proxy"
@@ -52,7 +52,7 @@ class Scene:
         self.directory = directory
         self.broker = broker
         self.names = names
-        self.namespace = Namespace("pulsar", RELEASE)
+        self.namespace = Namespace(CHART_NAMESPACE, RELEASE)
         self.authority = Authority(directory, "lab")
         self.values = self._values()
 

@@ -1,7 +1,8 @@
 """`helm test`: sends one message from a producer to a consumer, both through the proxy.
 
 Runs in the proxy's own image and uses its package `proto` for the protocol; the few commands that a proxy never decodes
-are encoded here (PulsarApi.proto has the field numbers). Exits with 0, or with 1 and one line with the failure.
+are encoded here (PulsarApi.proto has the field numbers). Exits with 0, or with 1 and a line for each attempt: what has
+failed, and the value of the chart to look at.
 
 Environment: SERVICE_URL, TOPIC; optional TOKEN_FILE, CERTIFICATE_FILE with KEY_FILE, and CA_FILE (without a file at
 CA_FILE, the system's authorities are trusted); TIMEOUT_S for each of ATTEMPTS.
@@ -15,7 +16,8 @@ import time
 import uuid
 from pathlib import Path
 
-from proto.addresses import parse_service_url, speaks_tls
+from lookup.targets.rules import PULSAR_PORTS, host_pattern_for
+from proto.addresses import parse_host_port, parse_service_url, speaks_tls
 from proto.commands import PROTOCOL_VERSION, connect, encode, parse_command, pong
 from proto.frames import Frame, FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandLookupTopic
@@ -23,10 +25,67 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandLookupTopic
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 PAUSE_S = 2.0
 VARINT_BITS = 0x7F
+NAME_MISMATCHES = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
+ADVICE = {
+    "The topic's broker cannot be validated": "config.brokers.allowed_hosts: a broker redirects to a host to which the "
+    "proxy may not connect; the proxy's log has its name, and what to set if it is yours",
+    "The proxy cannot connect to the broker": "config.brokers.service_url, brokerTls: the broker does not answer, or "
+    "its certificate is not accepted or for another name; the proxy's log has the reason",
+    "The broker does not accept the proxy's own credentials": "auth.proxyToken, config.brokers.credentials: brokers "
+    "refuse the proxy's credentials; give it some that they accept",
+    "The broker does not accept the credentials": "auth.proxyToken, auth.token: brokers refuse the proxy's credentials "
+    "or the test's token; both need the same keys as the proxy",
+    "Failed to authenticate": "test.tokenSecret: the proxy does not accept the test's credentials; name a Secret with "
+    "a client's token",
+}
+"""What to look at, by the beginning of the proxy's words."""
 
 
 class Failed(Exception):
-    """A failed step of the test; the text says which."""
+    """A failed step of the test, in the words of the answer; ``broker``: on a relay to this one."""
+
+    def __init__(self, step: str, answer: str, broker: str = "") -> None:
+        super().__init__(f"{step}: {answer}")
+        self.answer = answer
+        self.broker = broker
+
+
+def advice(error: Exception, host: str) -> str:
+    """Return the value of the chart to look at, and why; empty if unknown. ``host``: that of the Service."""
+    if isinstance(error, Failed):
+        if error.answer.startswith("Target broker cannot be validated"):
+            return target_advice(error.broker)
+        return next((text for words, text in ADVICE.items() if error.answer.startswith(words)), "")
+    text = ""
+    match error:
+        case ssl.SSLCertVerificationError() if error.verify_code in NAME_MISMATCHES:
+            text = f"test.host: the listener's certificate is not for {host}; set a name that it has"
+        case ssl.SSLCertVerificationError():
+            text = "test.caSecret: the listener's certificate is not trusted; name the Secret with its authority"
+        case socket.gaierror():
+            text = f"test.host: DNS does not know {host}"
+        case ConnectionRefusedError():
+            text = (
+                f"no pod of the proxy is ready behind {host}; if pods run, no broker answers "
+                "(config.brokers.service_url, brokerTls) or brokers refuse the proxy's credentials (auth.proxyToken): "
+                "the proxy's log says which"
+            )
+    return text
+
+
+def target_advice(broker: str) -> str:
+    """Return what to set where the proxy refuses a relay to the broker that a lookup named."""
+    target = parse_host_port(broker)
+    try:
+        address = socket.getaddrinfo(target.host, None)[0][4][0]
+    except OSError:
+        return f"DNS does not know {target.host}: correct the brokers' advertisedAddress"
+    key, value = ("hosts", host_pattern_for(target.host)) if address != target.host else ("addresses", address)
+    port = "" if target.port in PULSAR_PORTS else f", and {target.port} to config.brokers.allowed_ports"
+    text = f"config.brokers.allowed_{key}: the lookup named a broker to which the proxy may not connect"
+    return f'{text}; if it is yours, add "{value}"{port}'
 
 
 def varint(value: int) -> bytes:
@@ -92,6 +151,7 @@ class Connection:
         if speaks_tls(url):
             self._socket = tls_context().wrap_socket(self._socket, server_hostname=at.host)
         self._decoder = FrameDecoder(max_frame_bytes=FRAME_BYTES_MAX)
+        self._broker = ""
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,7 +175,7 @@ class Connection:
                 self._socket.settimeout(self._left())
                 data = self._socket.recv(65536)
                 if not data:
-                    raise Failed(f"{doing}: the connection was closed")
+                    raise Failed(doing, "the connection was closed", self._broker)
                 self._decoder.receive_data(data)
             command = parse_command(frame.command)
             if command.type == wanted:
@@ -123,15 +183,15 @@ class Connection:
             if command.type == BaseCommand.PING:
                 self.send(pong())
             elif command.type == BaseCommand.ERROR:
-                raise Failed(f"{doing}: {command.error.message}")
+                raise Failed(doing, command.error.message, self._broker)
             elif command.type in {BaseCommand.CLOSE_PRODUCER, BaseCommand.CLOSE_CONSUMER, BaseCommand.SEND_ERROR}:
-                raise Failed(f"{doing}: the broker answered with command {command.type}")
+                raise Failed(doing, f"the broker answered with command {command.type}", self._broker)
 
     def handshake(self, broker: str = "") -> None:
         """Send CONNECT, with the token if configured, and await CONNECTED; `broker` requests a relay to it."""
         hello = CommandConnect(client_version="helm-test", protocol_version=PROTOCOL_VERSION)
         if broker:
-            hello.proxy_to_broker_url = broker
+            hello.proxy_to_broker_url = self._broker = broker
         if token_file := os.environ.get("TOKEN_FILE"):
             hello.auth_method_name = "token"
             hello.auth_data = Path(token_file).read_bytes().strip()
@@ -151,7 +211,7 @@ def broker_of(url: str, topic: str, deadline: float) -> str:
         connection.close()
     found = answer.broker_service_url or answer.broker_service_url_tls
     if not found:
-        raise Failed(f"LOOKUP: {answer.message or 'no broker in the answer'}")
+        raise Failed("LOOKUP", answer.message or "no broker in the answer")
     return str(found.partition("://")[2])
 
 
@@ -186,7 +246,8 @@ def main() -> int:
         try:
             one_message(url, topic, started_at + timeout_s)
         except (Failed, OSError) as error:
-            print(f"attempt {attempt}: {error or type(error).__name__}", file=sys.stderr)
+            what = filter(None, (str(error) or type(error).__name__, advice(error, parse_service_url(url)[0].host)))
+            print(f"attempt {attempt}: {'; '.join(what)}", file=sys.stderr)
             time.sleep(PAUSE_S if attempt < attempts else 0)
         else:
             print(f"produced and consumed one message on {topic} in {time.monotonic() - started_at:.2f} s")

@@ -109,8 +109,8 @@ annotations:
 {{- if $token.enabled -}}
 {{- if $token.keySecret.name -}}
 {{- $_ := set $secret "name" $token.keySecret.name -}}
-{{- else if .Values.auth.pulsarRelease -}}
-{{- $_ := set $secret "name" (printf "%s-token-%s-key" .Values.auth.pulsarRelease $token.algorithm) -}}
+{{- else if include "pulsar-trio-proxy.secretsRelease" . -}}
+{{- $_ := set $secret "name" (printf "%s-token-%s-key" (include "pulsar-trio-proxy.secretsRelease" .) $token.algorithm) -}}
 {{- else -}}
 {{- fail "auth.token.enabled: needs auth.pulsarRelease or auth.token.keySecret.name" -}}
 {{- end -}}
@@ -126,8 +126,8 @@ annotations:
 {{- if $proxy.enabled -}}
 {{- if $proxy.secret.name -}}
 {{- $_ := set $secret "name" $proxy.secret.name -}}
-{{- else if .Values.auth.pulsarRelease -}}
-{{- $_ := set $secret "name" (printf "%s-token-%s" .Values.auth.pulsarRelease $proxy.role) -}}
+{{- else if include "pulsar-trio-proxy.secretsRelease" . -}}
+{{- $_ := set $secret "name" (printf "%s-token-%s" (include "pulsar-trio-proxy.secretsRelease" .) $proxy.role) -}}
 {{- else -}}
 {{- fail "auth.proxyToken.enabled: needs auth.pulsarRelease or auth.proxyToken.secret.name" -}}
 {{- end -}}
@@ -191,7 +191,7 @@ annotations:
 {{- $config := dict
   "cluster" (dict "runtime_dir" "/run/pulsar-trio-proxy/cluster")
   "listener" $listeners
-  "brokers" dict
+  "brokers" (include "pulsar-trio-proxy.derivedBrokers" . | fromYaml)
   "authentication" dict
   "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)))
   "shutdown" (dict "delay_ms" (include "pulsar-trio-proxy.secondsToLeave" . | int | mul 1000))
