@@ -28,20 +28,20 @@ class Refused(Exception):
     """Helm renders nothing; the text says why."""
 
 
-def helm_template(values: Mapping[str, Any]) -> str:
+def helm_template(values: Mapping[str, Any], release: str = RELEASE) -> str:
     """What `helm template` writes for these values over the chart's own; raises Refused."""
-    return _helm_template(json.dumps(values))
+    return _helm_template(json.dumps(values), release)
 
 
 @functools.cache
-def _helm_template(values: str) -> str:
+def _helm_template(values: str, release: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)  # JSON is YAML
         file.flush()
         command = [
             chart_tools.tool("helm"),
             "template",
-            RELEASE,
+            release,
             CHART,
             "--namespace",
             NAMESPACE,
