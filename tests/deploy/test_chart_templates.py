@@ -388,7 +388,7 @@ def test_the_test_shows_a_certificate() -> None:
     assert environment["CERTIFICATE_FILE"] == "/test/certificate/tls.crt"
     assert environment["KEY_FILE"] == "/test/certificate/tls.key"
     assert secrets["certificate"]["secretName"] == "client"
-    assert "certificate" not in smoke(render(test={"clientCertificateSecret": "client"}))[1]
+    assert "certificate" not in smoke(render(tls=TLS))[1]
 
 
 def test_a_token_of_the_proxy_needs_clients_that_authenticate_themselves() -> None:

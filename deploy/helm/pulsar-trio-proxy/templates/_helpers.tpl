@@ -260,6 +260,9 @@ annotations:
 {{- $port := splitList ":" (.bind | default "0.0.0.0:6650") | last | int -}}
 {{- $ports = append $ports (dict "name" $name "service" $service "port" $port "tls" (eq $kind "tls")) -}}
 {{- end -}}
+{{- if not $ports -}}
+{{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
+{{- end -}}
 {{- $ports | toJson -}}
 {{- end -}}
 

@@ -206,7 +206,7 @@
 {{- end -}}
 {{- if $port -}}{{- $_ := set $nodePorts (toString (int $port)) $name -}}{{- end -}}
 {{- end -}}
-{{- if and (eq .clusterIP "None") (ne .type "ClusterIP") -}}
+{{- if and (eq (toString .clusterIP) "None") (ne .type "ClusterIP") -}}
 {{- fail (printf "service.clusterIP: None (a headless Service) is not for service.type %s; leave it out" .type) -}}
 {{- end -}}
 {{- end -}}
@@ -215,12 +215,13 @@
 {{/* The lowest port that the proxy may bind: 1 as root, or as a sysctl says. A capability does not help another user. */}}
 {{- define "pulsar-trio-proxy.lowestPort" -}}
 {{- $lowest := 1024 -}}
-{{- range .Values.podSecurityContext.sysctls -}}
+{{- $pod := .Values.podSecurityContext | default dict -}}
+{{- range $pod.sysctls -}}
 {{- if eq .name "net.ipv4.ip_unprivileged_port_start" -}}
 {{- $lowest = max 1 (atoi .value) -}}
 {{- end -}}
 {{- end -}}
-{{- $user := dig "runAsUser" (dig "runAsUser" 10001 .Values.podSecurityContext) .Values.securityContext -}}
+{{- $user := dig "runAsUser" (dig "runAsUser" 10001 $pod) (.Values.securityContext | default dict) -}}
 {{- ternary 1 $lowest (eq (toString $user) "0") -}}
 {{- end -}}
 
@@ -231,7 +232,8 @@
 {{- define "pulsar-trio-proxy.refuseResources" -}}
 {{- $root := index . 0 -}}{{- $config := index . 1 -}}
 {{- $all := dict "resources" $root.Values.resources "analytics.receiver.resources" $root.Values.analytics.receiver.resources "analytics.rollup.resources" $root.Values.analytics.rollup.resources -}}
-{{- range $path, $resources := $all -}}
+{{- range $path, $_ := $all -}}
+{{- $resources := get $all $path | default dict -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- range $name, $request := $resources.requests -}}
 {{- if hasKey $limits $name -}}
@@ -242,62 +244,12 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- with get ($root.Values.resources.limits | default dict) "memory" -}}
+{{- with dig "limits" "memory" "" ($root.Values.resources | default dict) -}}
 {{- $needed := include "pulsar-trio-proxy.memoryNeededBytes" (list $root $config) | float64 -}}
 {{- if lt (include "pulsar-trio-proxy.quantity" . | float64) $needed -}}
-{{- fail (printf "resources.limits.memory: %v is too small; this configuration needs %dMi: raise it, or lower config.cluster.forwarders or what config.limits sets" . (divf $needed 1048576 | ceil | int)) -}}
+{{- fail (printf "resources.limits.memory: %v is too small; this configuration needs at least %dMi: raise it, or lower config.cluster.forwarders or what config.limits sets" . (divf $needed 1048576 | ceil | int)) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-
-{{/* The smallest memory limit, in bytes, with which the proxy starts: proxy/config/memory.py, with the least for all that
-     `config.limits` leaves open, and one forwarder where their number is left to it. Call: (list . $effectiveConfig) */}}
-{{- define "pulsar-trio-proxy.memoryNeededBytes" -}}
-{{- $root := index . 0 -}}{{- $config := index . 1 -}}
-{{- $given := dig "limits" dict ($root.Values.config | default dict) -}}
-{{- $cluster := $config.cluster -}}{{- $limits := $config.limits -}}
-{{- $mib := 1048576 -}}
-{{- $forwarders := max 1 (int $cluster.forwarders) -}}
-{{- $workers := add $forwarders $cluster.lookup_workers $cluster.auth_workers (ternary 1 0 $config.relay.crash_safe) -}}
-{{- $processes := add (mul 88 $mib) (mul 40 $mib $workers) -}}
-{{- $holders := add $forwarders $cluster.lookup_workers -}}
-{{- $answers := ternary (max (int64 $limits.max_topic_lists_bytes) (int64 $limits.max_broker_frame_bytes)) (int64 $limits.max_broker_frame_bytes) (hasKey $given "max_topic_lists_bytes") -}}
-{{- $lookups := ternary (int64 $limits.max_lookup_bytes) (min (int64 $limits.max_lookup_bytes) (max $mib (mul 4 $limits.max_command_bytes))) (hasKey $given "max_lookup_bytes") -}}
-{{- $unauthenticated := int64 $limits.max_unauthenticated_connections | default (min 32 (max 1 (div $limits.max_connections 4))) -}}
-{{- $connections := ternary (int64 $limits.max_connections) (min 100 (int64 $limits.max_connections)) (hasKey $given "max_connections") -}}
-{{- $sides := ternary 1 0 (hasPrefix "pulsar+ssl" $config.brokers.service_url) -}}
-{{- range $config.listener -}}
-{{- if .tls -}}{{- $sides = add $sides 1 -}}{{- end -}}
-{{- end -}}
-{{- $sides = min $sides (add1 (ternary 1 0 (hasPrefix "pulsar+ssl" $config.brokers.service_url))) -}}
-{{- $used := add $processes (mulf $answers $holders 1.1 | floor | int64) (mul $lookups $holders) (mul $unauthenticated $limits.max_command_bytes) (mul $connections (add 24576 (mul 49152 $sides))) -}}
-{{- divf (mul $used 16) 15 | ceil | int64 -}}
-{{- end -}}
-
-{{/* A quantity as Kubernetes has it (250m, 1.5Gi, 2) as a number. */}}
-{{- define "pulsar-trio-proxy.quantity" -}}
-{{- $number := toString . -}}{{- $factor := 1.0 -}}
-{{- range $suffix, $value := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
-{{- if hasSuffix $suffix $number -}}
-{{- $number = trimSuffix $suffix $number -}}{{- $factor = $value -}}
-{{- end -}}
-{{- end -}}
-{{- mulf $number $factor | printf "%.3f" -}}
-{{- end -}}
-
-{{/* A duration (1h30m, 15s, 500ms) in milliseconds. */}}
-{{- define "pulsar-trio-proxy.milliseconds" -}}
-{{- $total := 0.0 -}}
-{{- $units := dict "i" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 "w" 604800000 "y" 31536000000 -}}
-{{- $text := . | replace "ms" "i" -}}
-{{- range $unit, $_ := $units -}}
-{{- $text = $text | replace $unit (printf "%s " $unit) -}}
-{{- end -}}
-{{- range splitList " " (trim $text) -}}
-{{- $unit := trunc -1 . -}}
-{{- $total = addf $total (mulf (trimSuffix $unit .) (get $units $unit)) -}}
-{{- end -}}
-{{- printf "%.0f" $total -}}
 {{- end -}}
 
 {{/* ---- pods ------------------------------------------------------------------------------------------------- */}}
@@ -314,7 +266,7 @@
 {{- fail (printf "commonLabels: %s is the chart's own; leave it out" $key) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq .Values.dnsPolicy "None") (not (get .Values.dnsConfig "nameservers")) -}}
+{{- if and (eq .Values.dnsPolicy "None") (not (dig "nameservers" "" (.Values.dnsConfig | default dict))) -}}
 {{- fail "dnsPolicy: None needs name servers; set dnsConfig.nameservers" -}}
 {{- end -}}
 {{- if ge (int .Values.minReadySeconds) (int .Values.progressDeadlineSeconds) -}}
@@ -377,14 +329,14 @@
 {{- with .Values.pdb -}}
 {{- $pods := include "pulsar-trio-proxy.podsMin" $ | int -}}
 {{- if .enabled -}}
-{{- if ne (toString .maxUnavailable) "" -}}
-{{- if ne (toString .minAvailable) "" -}}
+{{- if not (has (toString .maxUnavailable) (list "" "<nil>")) -}}
+{{- if not (has (toString .minAvailable) (list "" "<nil>")) -}}
 {{- fail "pdb.minAvailable: Kubernetes takes it or pdb.maxUnavailable; set pdb.maxUnavailable to \"\"" -}}
 {{- end -}}
 {{- if lt (include "pulsar-trio-proxy.shareOfPods" (list .maxUnavailable 100) | int) 1 -}}
 {{- fail (printf "pdb.maxUnavailable: %v blocks the drain of every node; set it to 1 or more" .maxUnavailable) -}}
 {{- end -}}
-{{- else if eq (toString .minAvailable) "" -}}
+{{- else if has (toString .minAvailable) (list "" "<nil>") -}}
 {{- fail "pdb.enabled: the budget has no number; set pdb.maxUnavailable or pdb.minAvailable" -}}
 {{- else if and $pods (ge (include "pulsar-trio-proxy.shareOfPods" (list .minAvailable $pods) | int) $pods) -}}
 {{- fail (printf "pdb.minAvailable: %v of %d pods (replicaCount, autoscaling.minReplicas) blocks the drain of every node; lower it" .minAvailable $pods) -}}
@@ -395,21 +347,11 @@
 
 {{/* The resources of the containers of the proxy's pods, as YAML by the path of their values. */}}
 {{- define "pulsar-trio-proxy.resourcesOfContainers" -}}
-{{- $found := dict "resources" .Values.resources -}}
+{{- $found := dict "resources" (.Values.resources | default dict) -}}
 {{- range $index, $container := .Values.extraContainers -}}
 {{- $_ := set $found (printf "extraContainers[%d].resources" $index) ($container.resources | default dict) -}}
 {{- end -}}
 {{- $found | toYaml -}}
-{{- end -}}
-
-{{/* A number or percent of pods as a number; Kubernetes rounds a budget's percent up. Call: (list "50%" 3) */}}
-{{- define "pulsar-trio-proxy.shareOfPods" -}}
-{{- $text := index . 0 | toString -}}
-{{- if hasSuffix "%" $text -}}
-{{- divf (mulf (trimSuffix "%" $text) (index . 1)) 100 | ceil | int -}}
-{{- else -}}
-{{- int (index . 0) -}}
-{{- end -}}
 {{- end -}}
 
 {{/* ---- monitoring and analytics ----------------------------------------------------------------------------- */}}
