@@ -480,7 +480,7 @@ def test_the_least_memory_is_what_the_program_needs(values: dict[str, Any]) -> N
     open_bytes = 0 if config.limits.max_unauthenticated_connections else 8 * config.limits.max_command_bytes
     helm_template(limited(least))
     with pytest.raises(Refused, match=r"resources\.limits\.memory: .* is too small"):
-        helm_template(limited(least - open_bytes - 16))
+        helm_template(limited(least - open_bytes - 1))
 
 
 # ---- names
