@@ -494,7 +494,7 @@ def names(release: str, **values: Any) -> list[tuple[str, str]]:
     """Kind and name of all objects of a release."""
     everything = merged(receiver(serviceMonitor=True), {"analytics": {"rollup": {"enabled": True}}}, values)
     everything = merged(everything, {"grafanaDashboard": {"enabled": True}, "serviceMonitor": {"enabled": True}})
-    return [(one["kind"], one["metadata"]["name"]) for one in Manifests(helm_template(everything, release)).all]
+    return [(one["kind"], one["metadata"]["name"]) for one in Manifests(helm_template(everything, release=release)).all]
 
 
 @pytest.mark.parametrize("release", [f"{LONG}-1", f"{LONG}-2", "a" * 53])
