@@ -9,6 +9,7 @@ import pytest
 from local import chart_tools
 
 from tests.deploy.chart import (
+    NEWEST,
     CHART,
     NAME,
     NAMESPACE,
@@ -206,7 +207,7 @@ def test_a_node_sends_clients_to_its_last_pod_while_that_leaves(values: dict[str
             },
             "service.nodePorts: 30001",
         ),
-        ({"service": {"allocateLoadBalancerNodePorts": False}}, "service.type LoadBalancer"),
+        ({"service": {"allocateLoadBalancerNodePorts": False}}, "service.allocateLoadBalancerNodePorts: has no effect"),
         ({"service": {"type": "NodePort", "healthCheckNodePort": 32000}}, "service.healthCheckNodePort"),
         (
             {"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Cluster", "healthCheckNodePort": 32000}},
