@@ -9,10 +9,10 @@ import pytest
 from local import chart_tools
 
 from tests.deploy.chart import (
-    NEWEST,
     CHART,
     NAME,
     NAMESPACE,
+    NEWEST,
     RELEASE,
     VALUES,
     Manifests,
