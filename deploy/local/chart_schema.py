@@ -10,7 +10,7 @@ import msgspec
 
 from local.chart_values import ChartValues
 from local.kubernetes_definitions import REFERENCE, Schema, reachable, references
-from local.value_formats import definitions
+from local.kubernetes_rules import definitions
 from proxy.config.types import Config
 
 

@@ -1,7 +1,7 @@
 """The tables of the Helm chart's values, from which local.chart_schema makes values.schema.json.
 
 `config` is the proxy's configuration itself, so a new key there is valid here. Objects that are copied to the manifests
-(tolerations, affinity, …) have Kubernetes' own definitions; local.value_formats has those and the formats of strings.
+(tolerations, affinity, …) have Kubernetes' own definitions (local.kubernetes_rules), strings a format.
 """
 
 from typing import Literal
