@@ -21,6 +21,9 @@ RELEASE, NAMESPACE = "r", "messaging"
 NAME = "r-pulsar-trio-proxy"
 VALUES: Any = yaml.safe_load((CHART / "values.yaml").read_text())
 
+OLDEST, *_, NEWEST = chart_tools.KUBERNETES
+OPTIONS = ("--namespace", NAMESPACE, "--kube-version", NEWEST)
+
 needs_tools = pytest.mark.skipif(not chart_tools.available(), reason="Go builds Helm, and is missing or too old")
 
 
@@ -28,30 +31,56 @@ class Refused(Exception):
     """Helm renders nothing; the text says why."""
 
 
-def helm_template(values: Mapping[str, Any]) -> str:
-    """What `helm template` writes for these values over the chart's own; raises Refused."""
-    return _helm_template(json.dumps(values))
+def helm_template(values: Mapping[str, Any], kubernetes: str = NEWEST) -> str:
+    """What `helm template` writes for these values over the chart's own, the same with each Helm; raises Refused."""
+    return _helm_template(json.dumps(values), kubernetes)
 
 
 @functools.cache
-def _helm_template(values: str) -> str:
+def _helm_template(values: str, kubernetes: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)  # JSON is YAML
         file.flush()
-        command = [
-            chart_tools.tool("helm"),
-            "template",
-            RELEASE,
-            CHART,
-            "--namespace",
-            NAMESPACE,
-            "--values",
-            file.name,
-        ]
-        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if result.returncode != 0:
-        raise Refused(result.stderr)
-    return result.stdout
+        outcomes = helms("template", RELEASE, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file.name)
+    assert_equal(outcomes)
+    outcome = outcomes["helm"]
+    if outcome.returncode != 0:
+        raise Refused(outcome.stderr)
+    return outcome.stdout
+
+
+Outcome = subprocess.CompletedProcess[str]
+
+
+def helms(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Outcome]:
+    """What each Helm answers, by its name in chart_tools; all at once."""
+    running = {
+        name: subprocess.Popen(
+            [chart_tools.tool(name), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+        )
+        for name in chart_tools.HELMS
+    }
+    return {
+        name: subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for name, process in running.items()
+        for output in [process.communicate()]
+    }
+
+
+def assert_equal(outcomes: Mapping[str, Outcome]) -> None:
+    """An error unless all render the same, or all refuse for the same reason."""
+    first, *others = outcomes
+    for other in others:
+        assert _gist(outcomes[other]) == _gist(outcomes[first]), f"{other} and {first} differ"
+
+
+def _gist(outcome: Outcome) -> tuple[bool, str]:
+    return (True, outcome.stdout) if outcome.returncode == 0 else (False, outcome.stderr)
 
 
 class Manifests:

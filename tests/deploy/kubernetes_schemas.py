@@ -12,7 +12,7 @@ import yaml
 from local import chart_tools
 
 LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
-_KUBERNETES, _PROMETHEUS, _CERT_MANAGER = chart_tools.MODULES
+_PROMETHEUS, _CERT_MANAGER = chart_tools.MODULES[-2:]
 _SPECIFICATIONS = "api/openapi-spec/v3"
 _APIS = (
     "api__v1",
@@ -33,9 +33,9 @@ _CRDS = {
 _REFERENCE = "#/components/schemas/"
 
 
-def write_schemas(out: Path) -> None:
-    """A file for each kind that the chart may have."""
-    root = chart_tools.module_directory(_KUBERNETES) / _SPECIFICATIONS
+def write_schemas(out: Path, kubernetes: str) -> None:
+    """A file for each kind that the chart may have, as this version of Kubernetes knows it."""
+    root = chart_tools.module_directory(chart_tools.KUBERNETES[kubernetes]) / _SPECIFICATIONS
     for api in _APIS:
         for name, schema in _of_api(json.loads((root / f"{api}_openapi.json").read_text())):
             (out / name).write_text(json.dumps(schema))

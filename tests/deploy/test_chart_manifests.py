@@ -1,6 +1,7 @@
 """Helm's linter and Kubernetes' own schemas over a matrix of values; README and copies are what is generated."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,20 @@ from local.generate import chart_copies
 
 from analytics.receiver.config import Config as ReceiverConfig
 from proxy.config.types import Config
-from tests.deploy.chart import CHART, VALUES, Manifests, Refused, deep_merge, helm_template, needs_tools, write
+from tests.deploy.chart import (
+    CHART,
+    NEWEST,
+    OLDEST,
+    OPTIONS,
+    VALUES,
+    Manifests,
+    Refused,
+    deep_merge,
+    helm_template,
+    helms,
+    needs_tools,
+    write,
+)
 from tests.deploy.kubernetes_schemas import LOCATION, closed, write_schemas
 from tests.deploy.metric_names import ROOT
 
@@ -133,10 +147,16 @@ MATRIX: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("schemas")
-    write_schemas(directory)
-    return directory
+def schemas_by_version(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directories = {version: tmp_path_factory.mktemp(version) for version in chart_tools.KUBERNETES}
+    for version, directory in directories.items():
+        write_schemas(directory, version)
+    return directories
+
+
+@pytest.fixture(scope="module")
+def schemas(schemas_by_version: dict[str, Path]) -> Path:
+    return schemas_by_version[NEWEST]
 
 
 def complaints(text: str, schemas: Path) -> list[str]:
@@ -158,6 +178,42 @@ def complaints(text: str, schemas: Path) -> list[str]:
 @pytest.mark.parametrize("case", MATRIX)
 def test_manifests_are_what_kubernetes_takes(case: str, schemas: Path) -> None:
     assert complaints(helm_template(MATRIX[case]), schemas) == []
+
+
+@pytest.mark.parametrize("version", [version for version in chart_tools.KUBERNETES if version != NEWEST])
+def test_manifests_are_what_each_kubernetes_takes(version: str, schemas_by_version: dict[str, Path]) -> None:
+    texts = {case: as_rendered_for(version, case) for case in MATRIX}
+    schemas = schemas_by_version[version]
+    found = complaints("---\n".join(texts.values()), schemas)  # one process for all
+    assert found == [], [case for case, text in texts.items() if complaints(text, schemas)]
+
+
+def as_rendered_for(version: str, case: str) -> str:
+    """A template that asks for Kubernetes' version shows it at the ends: what is equal there is equal between."""
+    newest = helm_template(MATRIX[case])
+    return newest if newest == rendered_if_taken(OLDEST, case) else rendered_if_taken(version, case)
+
+
+def rendered_if_taken(version: str, case: str) -> str:
+    """Nothing, if the chart says that a value needs a newer version than this."""
+    try:
+        return helm_template(MATRIX[case], version)
+    except Refused as refused:
+        if not needs_newer(str(refused), version):
+            raise
+        return ""
+
+
+def needs_newer(text: str, version: str) -> bool:
+    """Whether the chart refuses a value because this version of Kubernetes is too old for it."""
+    found = re.search(r"needs Kubernetes 1\.(\d+)", text)
+    return found is not None and int(found[1]) > int(version.removeprefix("1."))
+
+
+def test_only_a_version_that_is_too_old_may_refuse() -> None:
+    refusal = "service.trafficDistribution: PreferClose needs Kubernetes 1.31"
+    assert [version for version in chart_tools.KUBERNETES if needs_newer(refusal, version)] == ["1.27", "1.30"]
+    assert not needs_newer("service.type: unknown", OLDEST)
 
 
 @pytest.mark.parametrize("case", MATRIX)
@@ -184,6 +240,13 @@ def test_kubeconform_refuses_a_field_that_is_none_and_a_wrong_type(schemas: Path
     assert complaints(yaml.safe_dump(unknown), schemas)
 
 
+def test_kubeconform_refuses_a_field_that_this_version_does_not_have(schemas_by_version: dict[str, Path]) -> None:
+    spec = {"trafficDistribution": "PreferClose"}
+    service = yaml.safe_dump({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": spec})
+    taken = [version for version, schemas in schemas_by_version.items() if not complaints(service, schemas)]
+    assert taken == ["1.30", "1.33", "1.37"]
+
+
 def test_closed_leaves_maps_open() -> None:
     assert closed({"type": "object", "properties": {"a": {}}})["additionalProperties"] is False
     labels = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -195,9 +258,8 @@ def test_closed_leaves_maps_open() -> None:
 def test_helm_lints_every_case_strictly(tmp_path: Path) -> None:
     for number, (case, values) in enumerate(MATRIX.items()):
         file = write(tmp_path / f"{number}.yaml", yaml.safe_dump(values))
-        command = [chart_tools.tool("helm"), "lint", "--strict", "--quiet", "--values", file, CHART]
-        result = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert result.returncode == 0, f"{case}: {result.stdout}{result.stderr}"
+        for helm, result in helms("lint", "--strict", "--quiet", *OPTIONS, "--values", file, CHART).items():
+            assert result.returncode == 0, f"{helm}, {case}: {result.stdout}{result.stderr}"
 
 
 def test_the_readme_is_what_helm_docs_makes_of_the_values() -> None:

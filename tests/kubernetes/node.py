@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +47,8 @@ class Namespace:
         return run(["kubectl", "--namespace", self.name, *arguments], text)
 
     def helm(self, *arguments: str) -> str:
-        """Run helm in the namespace."""
-        return run(["helm", "--namespace", self.name, *arguments])
+        """Run helm in the namespace; the variable HELM names another one, such as Helm 3."""
+        return run([os.environ.get("HELM", "helm"), "--namespace", self.name, *arguments])
 
     def apply(self, *objects: Object) -> None:
         """Create or change objects."""

@@ -306,11 +306,16 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* A YAML text as TOML. Call: include "pulsar-trio-proxy.toml" (include "pulsar-trio-proxy.config" .) */}}
+{{/* A YAML text as TOML; in place of what it cannot express, `toToml` returns the error's text.
+     Call: include "pulsar-trio-proxy.toml" (include "pulsar-trio-proxy.config" .) */}}
 {{- define "pulsar-trio-proxy.toml" -}}
 {{- $tree := fromYaml . -}}
 {{- include "pulsar-trio-proxy.integers" $tree -}}
-{{- mustToToml $tree -}}
+{{- $toml := toToml $tree -}}
+{{- if hasKey (fromToml $toml) "Error" -}}
+{{- fail (printf "config: TOML cannot express this (%s); remove null from lists" $toml) -}}
+{{- end -}}
+{{- $toml -}}
 {{- end -}}
 
 {{/* Listeners (JSON list): name of the port, its number, whether it uses TLS. The names are those of ports.names;
