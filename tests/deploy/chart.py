@@ -5,6 +5,7 @@ import json
 import subprocess
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,10 @@ def assert_equal(outcomes: Mapping[str, Outcome]) -> None:
 
 
 def _gist(outcome: Outcome) -> object:
-    """The objects, since Helm 3 leaves more empty lines; or the refusal."""
-    return list(yaml.load_all(outcome.stdout, yaml.CSafeLoader)) if outcome.returncode == 0 else outcome.stderr
+    """The objects, since Helm 3 leaves more empty lines; or the refusal's words, whose order is by chance in a list."""
+    if outcome.returncode == 0:
+        return list(yaml.load_all(outcome.stdout, yaml.CSafeLoader))
+    return Counter(outcome.stderr.replace(",", " ").split())
 
 
 class Manifests:

@@ -41,6 +41,11 @@ def test_a_difference_between_helms_is_an_error(one: Outcome, other: Outcome) ->
     assert_equal({"one": one, "other": one})
 
 
+def test_the_order_in_a_refusals_list_is_no_difference() -> None:
+    one, other = (answer(1, stderr=f"additional properties {names} not allowed") for names in ("'a', 'b'", "'b', 'a'"))
+    assert_equal({"one": one, "other": other})
+
+
 def test_both_versions_are_tried() -> None:
     versions = [result.stdout[:3] for result in helms("version", "--template", "{{.Version}}").values()]
     assert versions == ["v4.", "v3."]
@@ -49,7 +54,7 @@ def test_both_versions_are_tried() -> None:
 def files(package: Path) -> dict[str, bytes]:
     with tarfile.open(package) as archive:
         members = {member.name: archive.extractfile(member) for member in archive.getmembers()}
-    return {name: file.read() for name, file in members.items() if file}
+        return {name: file.read() for name, file in members.items() if file}
 
 
 def test_packages_hold_the_same_and_render_what_the_folder_does(tmp_path: Path) -> None:
