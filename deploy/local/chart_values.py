@@ -142,14 +142,10 @@ class Probe(Values, frozen=True):
     termination_grace_period_seconds: Count = 1
 
 
-class ProbeOfLife(Probe, frozen=True):
-    success_threshold: Literal[1] = 1
-
-
 class Probes(Values, frozen=True):
-    startup: ProbeOfLife = ProbeOfLife()
+    startup: Probe = Probe()
     readiness: Probe = Probe()
-    liveness: ProbeOfLife = ProbeOfLife()
+    liveness: Probe = Probe()
 
 
 class Volumes(Values, frozen=True):

@@ -190,9 +190,6 @@ _LOCALHOST = _if("type", ["Localhost"], _required("localhostProfile"))
 _ONE_MEMBER = {"minProperties": 1, "maxProperties": 1}
 
 OBJECTS: dict[str, Schema] = {
-    "apps.v1.RollingUpdateDeployment": _if(
-        "maxUnavailable", [0, "0%"], {"properties": {"maxSurge": {"minimum": 1, "pattern": "[1-9]"}}}
-    ),
     "autoscaling.v2.MetricSpec": {
         "maxProperties": 2,
         **_by_type(

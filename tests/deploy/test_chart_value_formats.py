@@ -158,10 +158,6 @@ WRONG_FIELDS: dict[str, dict[str, Any]] = {
 """A wrong value of each field in FIELDS."""
 
 WRONG_OBJECTS: dict[str, list[tuple[Any, str]]] = {
-    "apps.v1.RollingUpdateDeployment": [
-        ({"maxUnavailable": 0, "maxSurge": 0}, "maxSurge"),
-        ({"maxUnavailable": "0%", "maxSurge": "0%"}, "maxSurge"),
-    ],
     "autoscaling.v2.MetricSpec": [
         ({"type": "Pods"}, "pods"),
         ({"type": "ContainerResource"}, "containerResource"),

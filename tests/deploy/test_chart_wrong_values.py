@@ -172,10 +172,6 @@ WRONG: dict[str, Wrong] = {
         {"updateStrategy": {"rollingUpdate": {"maxSurge": "half"}}},
         "updateStrategy.rollingUpdate.maxSurge",
     ),
-    "no surge and nothing unavailable": (
-        {"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}},
-        "updateStrategy.rollingUpdate.maxSurge",
-    ),
     "more than all unavailable": (
         {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "150%"}}},
         "updateStrategy.rollingUpdate.maxUnavailable",
@@ -268,10 +264,6 @@ WRONG: dict[str, Wrong] = {
     ),
     "a probe's period": ({"probes": {"readiness": {"periodSeconds": 0}}}, "probes.readiness.periodSeconds"),
     "a probe's field": ({"probes": {"liveness": {"period": 5}}}, "probes.liveness.period"),
-    "a liveness that needs two successes": (
-        {"probes": {"liveness": {"successThreshold": 2}}},
-        "probes.liveness.successThreshold",
-    ),
     "a hook of two kinds": (
         container(lifecycle={"preStop": {"sleep": {"seconds": 1}, "exec": {"command": ["a"]}}}),
         "extraContainers.0.lifecycle.preStop",
