@@ -1,7 +1,7 @@
 """Install this tree's wheel and its dependencies below ROOT/opt/NAME, for any architecture, without running any of it.
 
-`python3 -m image.python_application NAME REQUIREMENTS ARCHITECTURE ROOT PYTHON`, in a build stage. PYTHON is the path of
-the image's Python, of the same minor version as the stage's. Wheels only, so that no compiler is needed; PySpark has
+`python3 -m image.python_application NAME REQUIREMENTS ARCHITECTURE ROOT PYTHON`, in a build stage. PYTHON is the path
+of the image's Python, of the same minor version as the stage's. Wheels only, so that no compiler is needed; PySpark has
 none, is only Python and jars, and is built with the listed tools, which stay outside. Equal input gives equal files.
 
 The bill of materials has the Python packages and, where the root was made of Debian's packages, these.

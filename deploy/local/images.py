@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from local import machine
+from local import image_check, machine
 from local.console import Progress, print_status
 from local.environment import ROOT
 from local.process import run_reporting
@@ -113,7 +113,27 @@ def build_image(
         id_file = Path(directory) / "id"
         command = build_command(image, base, epoch_s, id_file, architecture)
         _run(command, f"Building {image.tag(architecture)}", progress)
-        return id_file.read_text().strip()
+        identity = id_file.read_text().strip()
+    if image is PROXY:
+        _check(identity, architecture, progress)
+    return identity
+
+
+def _check(identity: str, architecture: str, progress: Progress) -> None:
+    """Raise ImageError unless the proxy's image is as it must be; needs root, as mounting an image does."""
+    found: list[str] = []
+    container = _output(["buildah", "from", "--pull-never", "--arch", architecture, identity])
+    try:
+        found += image_check.problems(Path(_output(["buildah", "mount", container])))
+        if (user := _inspect(identity, "{{.OCIv1.Config.User}}")) != image_check.USER:
+            found.append(f"its user is {user!r}, not {image_check.USER}")
+        if architecture == NATIVE:
+            imports = ["buildah", "run", "--isolation", "chroot", container, "--", "python3", "-c", image_check.IMPORTS]
+            _run(imports, "Importing the proxy's modules in the image", progress)
+    finally:
+        _output(["buildah", "rm", container])
+    if found:
+        raise ImageError("\n".join([f"{PROXY.tag(architecture)} is not as it must be:", *found]))
 
 
 def source_date_epoch_s() -> int:
@@ -130,9 +150,13 @@ def source_date_epoch_s() -> int:
 def image_id(name: str) -> str:
     """Return the id of an image that buildah has; empty if it has none of that name."""
     try:
-        return _output(["buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name])
+        return _inspect(name, "{{.FromImageID}}")
     except ImageError:
         return ""
+
+
+def _inspect(name: str, template: str) -> str:
+    return _output(["buildah", "inspect", "--type", "image", "--format", template, name])
 
 
 def export_image(image: Image, directory: Path, progress: Progress = print_status) -> Path:
@@ -187,7 +211,9 @@ def _run(command: list[str], doing: str, progress: Progress) -> None:
 def _output(command: list[str]) -> str:
     try:
         result = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
+        raise ImageError(f"{' '.join(command)}: {error} {error.stderr.strip()}") from None
+    except OSError as error:
         raise ImageError(f"{' '.join(command)}: {error}") from None
     return result.stdout.strip()
 
