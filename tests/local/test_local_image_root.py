@@ -102,6 +102,39 @@ def test_wheels_are_chosen_for_the_target(architecture: str, machine: str) -> No
     assert all(platform.endswith(f"_{machine}") for platform in platforms)
 
 
+@pytest.mark.parametrize("requirements", ["proxy", "analytics"])
+def test_nothing_is_installed_but_what_is_listed_with_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requirements: str
+) -> None:
+    for name in ("dist/tree.whl", f"wheels-{requirements}/without-wheels.tar.gz"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!{tmp_path}/tools/bin/python3\n")
+    calls: list[list[str]] = []
+
+    def run(command: list[str], *, check: bool) -> None:
+        assert check
+        calls.append(command[1:])
+        if command[1] == "install":
+            packages = Path(command[command.index("--target") + 1])
+            (packages / "bin").mkdir(parents=True)
+            (packages / "bin/tool").write_text(f"#!{tmp_path}/tools/bin/python3\n")
+
+    monkeypatch.setattr(python_application, "WORK", tmp_path)
+    monkeypatch.setattr(python_application, "TOOLS", tmp_path / "tools/bin")
+    monkeypatch.setattr(subprocess, "run", run)
+    root = tmp_path / "made"
+    python_application.install("app", requirements, "arm64", root, "/usr/bin/python3")
+    assert [call[0] for call in calls] == ["download", "wheel", "install"]
+    download, wheel, install = calls
+    assert {"--no-deps", "--require-hashes", "--no-build-isolation"} <= set(download)
+    assert {"--no-deps", "--no-index", "--no-build-isolation"} <= set(wheel)
+    assert {"--no-index", "--only-binary=:all:"} <= set(install)
+    assert install[-1] == f"{tmp_path}/dist/tree.whl" + ("" if requirements == "proxy" else "[analytics]")
+    assert (root / "opt/app/bin/tool").read_text() == "#!/opt/app/bin/python3\n"
+    assert os.readlink(root / "opt/app/bin/python3") == "/usr/bin/python3"
+    assert "home = /usr/bin\n" in (root / "opt/app/pyvenv.cfg").read_text()
+
+
 def test_the_packages_are_of_one_python() -> None:
     """The build's Python compiles the bytecode, the image's reads it."""
     base = (Path(debian_root.__file__).parent / "Dockerfile").read_text()
