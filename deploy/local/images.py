@@ -2,7 +2,8 @@
 
 Equal source gives equal images: times are those of the commit (or `SOURCE_DATE_EPOCH`), nothing comes from buildah's
 cache, versions are those of constraints.txt. `ARGS=--twice` builds each a second time and compares. `ARGS=--archives`
-writes dist/*.oci.tar, with the image of each architecture; none of them is emulated, and no other one's programs run.
+writes dist/*.oci.tar, with the image of each architecture, and the bills of materials in them. Nothing is emulated, and
+no program of another architecture runs.
 
 Where the base image's registry is out of reach, a stand-in for it is made of Debian's packages: the same Debian and
 OpenSSL, with Debian's Python 3.13.
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,20 +123,26 @@ def build_image(
 
 
 def _check(identity: str, architecture: str, progress: Progress) -> None:
-    """Raise ImageError unless the proxy's image is as it must be; needs root, as mounting an image does."""
-    found: list[str] = []
-    container = _output(["buildah", "from", "--pull-never", "--arch", architecture, identity])
-    try:
-        found += image_check.problems(Path(_output(["buildah", "mount", container])))
-        if (user := _inspect(identity, "{{.OCIv1.Config.User}}")) != image_check.USER:
-            found.append(f"its user is {user!r}, not {image_check.USER}")
+    """Raise ImageError unless the proxy's image is as it must be."""
+    with _mounted(identity, architecture) as (container, root):
+        found = list(image_check.problems(root))
         if architecture == NATIVE:
             imports = ["buildah", "run", "--isolation", "chroot", container, "--", "python3", "-c", image_check.IMPORTS]
             _run(imports, "Importing the proxy's modules in the image", progress)
-    finally:
-        _output(["buildah", "rm", container])
+    if (user := _inspect(identity, "{{.OCIv1.Config.User}}")) != image_check.USER:
+        found.append(f"its user is {user!r}, not {image_check.USER}")
     if found:
         raise ImageError("\n".join([f"{PROXY.tag(architecture)} is not as it must be:", *found]))
+
+
+@contextmanager
+def _mounted(image: str, architecture: str) -> Iterator[tuple[str, Path]]:
+    """Make a container of an image; give its name and its root's path (mounting needs root)."""
+    container = _output(["buildah", "from", "--pull-never", "--arch", architecture, image])
+    try:
+        yield container, Path(_output(["buildah", "mount", container]))
+    finally:
+        _output(["buildah", "rm", container])
 
 
 def source_date_epoch_s() -> int:
@@ -184,6 +193,16 @@ def write_archive(image: Image, directory: Path, progress: Progress = print_stat
         finally:
             _output(["buildah", "manifest", "rm", index])
         return write_tar(Path(layout), directory / image.archive, epoch_s)
+
+
+def write_bill_of_materials(image: Image, directory: Path, architecture: str = NATIVE) -> Path:
+    """Copy the bill of materials out of a built image; return the copy's path."""
+    with _mounted(image.tag(architecture), architecture) as (_, root):
+        (inside,) = (root / "usr/share/sbom").glob("*.cdx.json")
+        target = directory / inside.name.replace(".cdx.json", f".image-{architecture}.cdx.json")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(inside.read_bytes())
+    return target
 
 
 def write_tar(source: Path, target: Path, epoch_s: int) -> Path:
@@ -241,7 +260,10 @@ def main() -> int:
         machine.ensure(machine.IMAGES)
         if options.archives:
             for image in chosen:
-                print(write_archive(image, _DIST).relative_to(ROOT), flush=True)
+                written = [write_archive(image, _DIST)]
+                written += [write_bill_of_materials(image, _DIST, architecture) for architecture in image.architectures]
+                for path in written:
+                    print(path.relative_to(ROOT), flush=True)
             return 0
         equal = [build_and_compare(image, twice=options.twice) for image in chosen]
     except (machine.MachineError, ImageError) as error:

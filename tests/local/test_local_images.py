@@ -128,6 +128,17 @@ def test_an_archive_holds_an_index_of_all_architectures(
     assert sum(call.startswith("run ") for call in calls) == 2  # the programs of another architecture are not run
 
 
+def test_the_bill_of_materials_of_each_architecture_is_copied(tmp_path: Path, buildah: Path) -> None:
+    inside = tmp_path / "root/usr/share/sbom/pulsar-trio-proxy.cdx.json"
+    inside.parent.mkdir(parents=True)
+    inside.write_text("{}")
+    paths = [images.write_bill_of_materials(images.PROXY, tmp_path / "dist", name) for name in ("amd64", "arm64")]
+    assert [path.name for path in paths] == [f"pulsar-trio-proxy.image-{name}.cdx.json" for name in ("amd64", "arm64")]
+    assert [path.read_text() for path in paths] == ["{}", "{}"]
+    made_of = re.findall(r"^from .*--arch (\S+) (\S+)$", buildah.read_text(), re.MULTILINE)
+    assert made_of == [(name, images.PROXY.tag(name)) for name in ("amd64", "arm64")]
+
+
 @pytest.mark.usefixtures("buildah")
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),
@@ -147,7 +158,7 @@ def test_a_built_images_files_are_checked(tmp_path: Path, buildah: Path) -> None
     (tmp_path / "root/usr/bin/perl").touch()
     with pytest.raises(images.ImageError, match="/usr/bin/perl: does not belong"):
         images.build_image(images.PROXY)
-    assert buildah.read_text().splitlines()[-1] == "rm container"
+    assert "rm container" in buildah.read_text().splitlines()
 
 
 def test_times_are_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
