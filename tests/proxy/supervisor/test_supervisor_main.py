@@ -26,9 +26,9 @@ from proxy.config.memory import MemoryPlan, fit_to_container
 from proxy.config.types import Config
 from proxy.supervisor import main
 from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
+from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
-    PREFLIGHT_TIMEOUT_S,
     REPLY_GRACE_S,
     StoppedBySecondSignal,
     Supervisor,
@@ -572,7 +572,7 @@ async def test_a_program_that_fails_its_check(
     asked_at = trio.current_time()
     with pytest.raises(UpgradeRefused, match="does not answer"):
         await upgrades.ask()
-    assert trio.current_time() - asked_at == pytest.approx(PREFLIGHT_TIMEOUT_S)
+    assert trio.current_time() - asked_at == pytest.approx(CHECK_TIMEOUT_S)
     nursery.cancel_scope.cancel()
 
 
