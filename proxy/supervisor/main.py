@@ -234,10 +234,9 @@ class Supervisor:
         config = plan.require().config
         if not is_due(config):
             return
-        if refusal := reload_refusal(self._cluster.config, config):
-            raise ReloadRefused(refusal)
         changes = self._broker_changes
-        stamps = await (changes.read_stamps(config) if force else changes.require_acceptance(config))
+        untried = force or reload_refusal(self._cluster.config, config)  # for which the cluster refuses it
+        stamps = await (changes.read_stamps(config) if untried else changes.require_acceptance(config))
         needs_processes = changes_that_need_new_processes(self._cluster.config, config)
         # Running processes would refuse what they cannot use; new ones would only fail to start.
         if needs_processes and (fault := await installed_program_fault(self._config_file)):

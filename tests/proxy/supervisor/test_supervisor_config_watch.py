@@ -20,7 +20,6 @@ from test_supervisor_main import Setup
 
 from proxy.common.errors import ConfigError
 from proxy.config.load import load_config, load_plan
-from proxy.supervisor import config_watch
 from proxy.supervisor.config_watch import (
     DISABLED_POLL_S,
     MISSING,
@@ -31,6 +30,7 @@ from proxy.supervisor.config_watch import (
     ConfigFileWatcher,
     ReloadMetrics,
     fingerprint,
+    in_thread_without_signals,
 )
 from proxy.supervisor.handover.exec_handover import SIGNALS
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -174,15 +174,14 @@ async def test_a_thread_that_looks_takes_no_signals(tmp_path: Path, monkeypatch:
     """It outlives the look; a signal that it took in the moment of an upgrade's exec would be lost."""
     masks: list[Any] = []
 
-    def fingerprint_there(_path: Path) -> bytes:
+    def read(path: Path) -> Path:
         assert threading.current_thread() is not threading.main_thread()
         masks.append(mask_of_this_thread(signal.SIG_BLOCK, ()))
-        return MISSING
+        return path
 
     monkeypatch.setattr(signal, "pthread_sigmask", mask_of_this_thread)
     monkeypatch.setattr(trio.to_thread, "run_sync", run_in_thread)
-    monkeypatch.setattr(config_watch, "fingerprint", fingerprint_there)
-    await ConfigFileWatcher(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._read_fingerprint()
+    assert await in_thread_without_signals(read, tmp_path) == tmp_path
     assert masks[0] >= SIGNALS
     assert not SIGNALS & mask_of_this_thread(signal.SIG_BLOCK, ())
 

@@ -23,8 +23,10 @@ from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit_to_container
+from proxy.config.trial import BrokerTrial
 from proxy.config.types import Config
 from proxy.supervisor import main
+from proxy.supervisor.broker_changes import BrokerChanges
 from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
 from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
 from proxy.supervisor.main import (
@@ -137,6 +139,9 @@ class Setup:
         monkeypatch.setattr(main, "RuntimeDirectory", self._runtime_dir)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
+        self.tried: list[str] = []
+        self.trial = BrokerTrial(accepted=True)
+        monkeypatch.setattr(main, "BrokerChanges", partial(BrokerChanges, trial=self._try))
         monkeypatch.setattr(ControlServer, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "raise_open_file_limit", lambda _config: None)
@@ -148,6 +153,11 @@ class Setup:
     def plan(self, memory_mib: int | None = None) -> MemoryPlan:
         """The configuration, fitted to a container with so much memory."""
         return fit_to_container(self.config, (), ContainerLimits(None, memory_mib and memory_mib << 20))
+
+    async def _try(self, config: Config) -> BrokerTrial:
+        await trio.lowlevel.checkpoint()
+        self.tried.append(config.brokers.service_url)
+        return self.trial
 
     def _runtime_dir(self, path: str, lock: int) -> FakeDirectory:
         self.log.append((path, lock))
