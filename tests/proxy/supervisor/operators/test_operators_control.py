@@ -41,6 +41,9 @@ STATUS: dict[str, Any] = {
 }
 
 
+NOTHING = Empty()
+
+
 class FakeReport:
     async def status_json(self) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -186,7 +189,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     (tmp_path / CONTROL_SOCKET).touch()
     answers: dict[int, Any] = {}
 
-    async def call(path: str, method: int, request: Message = Empty()) -> str:
+    async def call(path: str, method: int, request: Message = NOTHING) -> str:
         await trio.lowlevel.checkpoint()
         assert path == str(tmp_path / CONTROL_SOCKET)
         answer = answers.get(method, "")
@@ -281,7 +284,7 @@ def upgrading(run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch
     running[Method.CLUSTER_UPGRADE] = "3"
     real_run, real_call = trio.run, cli._call
 
-    async def call(path: str, method: int, request: Message = Empty()) -> str:
+    async def call(path: str, method: int, request: Message = NOTHING) -> str:
         if method == Method.CLUSTER_STATUS:
             [*_, running[method]] = [status for since, status in statuses if since <= trio.current_time()]
         return await real_call(path, method, request)
