@@ -142,6 +142,8 @@ class BrokerChanges:
             if not trial.accepted:
                 self._hold(stamps, trial.reason)
                 return False
+        if stamps != await self.read_stamps(config):
+            return False  # another content than the one that was tried
         failures = await self._cluster.take_over_files(stamps)
         if failures:
             self._hold(stamps, "; ".join(failures))
