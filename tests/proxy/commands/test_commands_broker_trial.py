@@ -50,7 +50,7 @@ class Logins:
 
 
 @pytest.fixture
-def logins(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> Logins:
+def logins(monkeypatch: pytest.MonkeyPatch) -> Logins:
     return Logins(monkeypatch)
 
 
@@ -58,14 +58,18 @@ def before(*ports: int) -> Config:
     return Config(brokers=Brokers(service_url=f"pulsar://{','.join(f'127.0.0.1:{port}' for port in ports)}"))
 
 
-async def test_one_that_accepts_is_enough_and_nobody_waits_for_the_others(logins: Logins) -> None:
+async def test_one_that_accepts_is_enough_and_nobody_waits_for_the_others(
+    logins: Logins, autojump_clock: trio.testing.MockClock
+) -> None:
     logins.results = {7000: SILENT, 7001: ACCEPTED}
     logins.takes_s = {7000: 10, 7001: 1}
     assert await try_brokers(before(7000, 7001, 7002)) == BrokerTrial(accepted=True)
     assert trio.current_time() == pytest.approx(1)
 
 
-async def test_where_none_accepts_the_first_reasons_are_told(logins: Logins) -> None:
+async def test_where_none_accepts_the_first_reasons_are_told(
+    logins: Logins, autojump_clock: trio.testing.MockClock
+) -> None:
     logins.results = {7001: SILENT}
     trial = await try_brokers(before(7000, 7001))
     assert not trial.accepted
@@ -78,12 +82,12 @@ async def test_where_none_accepts_the_first_reasons_are_told(logins: Logins) -> 
     assert trial.reason.endswith("; and 7 more")
 
 
-async def test_names_that_are_not_resolved(logins: Logins) -> None:
+async def test_names_that_are_not_resolved(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
     config = Config(brokers=Brokers(service_url=f"pulsar://{UNKNOWN}:7000"))
     assert await try_brokers(config) == BrokerTrial(False, f"{UNKNOWN}:7000: not resolved: no such name")
 
 
-async def test_it_ends_in_time(logins: Logins) -> None:
+async def test_it_ends_in_time(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
     logins.takes_s = {7000: 1000}
     trial = await try_brokers(before(7000))
     assert trio.current_time() == pytest.approx(TRIAL_TIMEOUT_S)
