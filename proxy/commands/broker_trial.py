@@ -71,8 +71,8 @@ async def _log_in_at_any(
 
 
 def _in_words(reasons: dict[str, str]) -> str:
-    """Return the reasons for an operator, of the first brokers."""
-    told = [f"{where}: {why}" for where, why in list(reasons.items())[:REASONS_MAX]]
+    """Return the reasons for an operator, of the first brokers by name: the same each time, so they are logged once."""
+    told = [f"{where}: {why}" for where, why in sorted(reasons.items())[:REASONS_MAX]]
     left = len(reasons) - len(told)
     return "; ".join(told or ["brokers.service_url names no broker"]) + (f"; and {left} more" if left else "")
 

@@ -21,6 +21,7 @@ from proxy.config.types import BrokerCredentials, Brokers, BrokerTls, Config
 
 ACCEPTED = LoginResult(CredentialVerdict.ACCEPTED)
 REFUSED = LoginResult(CredentialVerdict.REFUSED, "AuthenticationError: no")
+Clock = trio.testing.MockClock
 UNKNOWN = "unknown.example"
 SILENT = LoginResult(CredentialVerdict.UNKNOWN, "did not finish the handshake")
 
@@ -73,21 +74,20 @@ async def test_where_none_accepts_the_first_reasons_are_told(
     logins.results = {7001: SILENT}
     trial = await try_brokers(before(7000, 7001))
     assert not trial.accepted
-    assert set(trial.reason.split("; ")) == {
+    assert trial.reason.split("; ") == [
         "127.0.0.1:7000 at 127.0.0.1: AuthenticationError: no",
         "127.0.0.1:7001 at 127.0.0.1: did not finish the handshake",
-    }
+    ]
     trial = await try_brokers(before(*range(7000, 7010)))
-    assert trial.reason.count("AuthenticationError") == 3
     assert trial.reason.endswith("; and 7 more")
 
 
-async def test_names_that_are_not_resolved(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
+async def test_names_that_are_not_resolved(logins: Logins, autojump_clock: Clock) -> None:
     config = Config(brokers=Brokers(service_url=f"pulsar://{UNKNOWN}:7000"))
     assert await try_brokers(config) == BrokerTrial(False, f"{UNKNOWN}:7000: not resolved: no such name")
 
 
-async def test_it_ends_in_time(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
+async def test_it_ends_in_time(logins: Logins, autojump_clock: Clock) -> None:
     logins.takes_s = {7000: 1000}
     trial = await try_brokers(before(7000))
     assert trio.current_time() == pytest.approx(TRIAL_TIMEOUT_S)
