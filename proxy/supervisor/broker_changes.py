@@ -136,17 +136,17 @@ class BrokerChanges:
             trial = await self._trial(config)
         except TrialNotRun as not_run:
             if await self._in_force_works():
-                self._hold(stamps, f"they cannot be tried ({not_run})")
+                self._hold(stamps, f"it cannot be tried: {not_run}")
                 return False
         else:
             if not trial.accepted:
-                self._hold(stamps, trial.reason)
+                self._hold(stamps, f"no broker accepts the proxy with it: {trial.reason}")
                 return False
         if stamps != await self.read_stamps(config):
             return False  # another content than the one that was tried
         failures = await self._cluster.take_over_files(stamps)
         if failures:
-            self._hold(stamps, "; ".join(failures))
+            self._hold(stamps, f"a broker accepts it, but not every worker took it over: {'; '.join(failures)}")
             return False
         changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
         get_logger().info("took over a changed file", key="brokers", files=", ".join(changed))
@@ -160,7 +160,7 @@ class BrokerChanges:
             self._logged = stamps
             changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
             get_logger().error(
-                "no broker accepts the proxy with a changed file; going on with what it was before",
+                "a changed file is not in force; going on with what it was before",
                 key="brokers",
                 files=", ".join(changed),
                 reason=reason,

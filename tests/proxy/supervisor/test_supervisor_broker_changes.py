@@ -244,7 +244,7 @@ async def test_a_file_that_no_broker_accepts_is_held_and_tried_again(
     assert pauses == pytest.approx([RETRY_PAUSE_MAX_S] * 2, abs=WATCH_INTERVAL_S)
     [entry] = logs
     assert (entry["log_level"], entry["files"]) == ("error", str(setup.file)), "once for each content"
-    assert entry["reason"] == REFUSED.reason
+    assert entry["reason"] == f"no broker accepts the proxy with it: {REFUSED.reason}"
     setup.outcome = ACCEPTED
     await trio.sleep(RETRY_PAUSE_MAX_S + WATCH_INTERVAL_S)
     assert setup.cluster.taken_over == [setup.stamps]
@@ -318,7 +318,7 @@ async def test_what_not_all_workers_take_over_is_tried_again(
     setup.write()
     await trio.sleep(TWO_POLLS_S)
     assert setup.held == 1
-    assert logs[-1]["reason"] == setup.cluster.refusals[0]
+    assert logs[-1]["reason"].endswith(f"not every worker took it over: {setup.cluster.refusals[0]}")
     setup.cluster.refusals = []
     await trio.sleep(RETRY_PAUSE_FIRST_S + WATCH_INTERVAL_S)
     assert (setup.held, setup.cluster.taken_over) == (0, [setup.stamps])
