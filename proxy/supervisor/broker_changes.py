@@ -61,6 +61,8 @@ class BrokerChanges:
         self._stamps: Stamps = _read_stamps(cluster.config)
         self._detector = ChangeDetector(Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S))
         self._logged: Stamps | None = None
+        self.on_files_taken_over: Callable[[], None] = lambda: None
+        """Called for files that a broker has accepted: a configuration that was refused may have waited for them."""
         self.are_files_held = False
         """Whether files have changed, and the content before is in force."""
         held = Gauge(
@@ -151,6 +153,7 @@ class BrokerChanges:
         changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
         get_logger().info("took over a changed file", key="brokers", files=", ".join(changed))
         self.on_applied(stamps)
+        self.on_files_taken_over()
         return True
 
     def _hold(self, stamps: Stamps, reason: str) -> None:

@@ -85,6 +85,10 @@ class ChangeDetector:
         """Schedule another attempt: what the content lacks (a key file, say) may come, what was slow may pass."""
         self._again_at_s = now_s + self._pauses.next_pause_s()
 
+    def note_chance(self) -> None:
+        """Note that what a content lacked may have come: it is due at the next poll."""
+        self._again_at_s = -NEVER
+
     def is_due(self, content: bytes, now_s: float) -> bool:
         """Return True if this content should be tried now, and note it as tried."""
         before, self._seen = self._seen, content
@@ -121,6 +125,10 @@ class ConfigFileWatcher:
                 done = await self._on_change()
                 if not done:
                     self._detector.note_failure(trio.current_time())
+
+    def note_chance(self) -> None:
+        """Note that a content that was refused may be applied now; what is in force already is not applied again."""
+        self._detector.note_chance()
 
     def note_reload(self) -> None:
         """Note that an operator's reload tries the file's present content."""

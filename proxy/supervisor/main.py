@@ -47,7 +47,6 @@ DRAIN_END_S_MAX = 10.0
 REPLY_GRACE_S = 0.1
 """Time for the operator's connection to receive its reply before an upgrade ends it."""
 
-
 NOT_RELOADED = "the configuration was not reloaded; the old one stays"
 CONFIG_NOTE = "the changed configuration is not in force; the log says why"
 
@@ -71,6 +70,7 @@ class Supervisor:
         self._upgrade_wanted = trio.Event()
         self._reload_lock = trio.Lock()
         self._broker_changes = BrokerChanges(self._cluster, self._report.brokers_accept_proxy, self._reload_lock)
+        self._broker_changes.on_files_taken_over = self._config_watcher.note_chance
         self._report.supervisor_notes = self._notes
         self._reload_shields: set[trio.CancelScope] = set()
         self._is_ending = False

@@ -38,9 +38,9 @@ class BrokerCredentials(Strict, frozen=True):
     """The proxy's own identity at the brokers. Its role must be among the brokers' `proxyRoles`.
 
     method: authentication method of the proxy; `tls` uses `brokers.tls.certificate`
-    file: the secret, read again when it changes, so it may be rotated at any time: it takes effect once a broker accepts
-        it (of `sasl` in any case). `token`: the token; `basic`:
-        `user:password`; `sasl`: the keytab; `oauth2`: JSON with `client_id` and `client_secret`
+    file: the secret, read again when it changes, so it may be rotated at any time: it takes effect once a broker
+        accepts it (of `sasl` in any case). `token`: the token; `basic`: `user:password`; `sasl`: the keytab;
+        `oauth2`: JSON with `client_id` and `client_secret`
     token: the token itself, for method `token` in place of a file (from the environment, for example)
     principal: for `sasl`, the proxy's Kerberos principal, such as `proxy/host@REALM`
     broker_service: for `sasl`, the first part of the brokers' principals: `broker` for `broker/<host>@REALM`

@@ -217,10 +217,13 @@ async def watch(setup: Setup, nursery: trio.Nursery) -> None:
 async def test_a_file_that_a_broker_accepts_is_taken_over(
     setup: Setup, nursery: trio.Nursery, logs: list[Any], autojump_clock: trio.testing.MockClock
 ) -> None:
+    chances: list[float] = []
+    setup.changes.on_files_taken_over = lambda: chances.append(trio.current_time())
     await watch(setup, nursery)
     setup.write()
     await trio.sleep(TWO_POLLS_S)
     assert setup.cluster.taken_over == [setup.stamps]
+    assert len(chances) == 1, "a configuration that was refused is tried again"
     await trio.sleep(1000)
     assert len(setup.tried) == 1
     assert setup.held == 0

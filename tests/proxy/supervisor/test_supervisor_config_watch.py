@@ -115,6 +115,13 @@ def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> N
     assert detector.is_due(b"a", 1 + RETRY_PAUSE_FIRST_S)
 
 
+def test_what_may_be_applied_now_is_tried_at_the_next_look() -> None:
+    detector = ChangeDetector()
+    assert tried_at(detector, 10) == [1]
+    detector.note_chance()
+    assert [detector.is_due(b"a", 10.0) for _ in range(3)] == [True, False, False]
+
+
 def test_what_is_not_watched_is_never_tried() -> None:
     detector = ChangeDetector()
     assert [detector.is_due(NOT_WATCHED, 0.0) for _ in range(3)] == [False] * 3
