@@ -17,8 +17,8 @@ from proxy.config.types.base import (
 
 
 class BrokerTls(Strict, frozen=True):
-    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change, and
-    take effect once a broker accepts the proxy with them.
+    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change,
+    and take effect once a broker accepts the proxy with them.
 
     trust: PEM file with the authorities that sign brokers' certificates; empty: the system's
     certificate: PEM file with the proxy's own certificate; empty: it has none
