@@ -99,6 +99,16 @@ def cluster(lab: Lab) -> Iterator[ProxyCluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def all_is_right_afterwards(cluster: ProxyCluster, lab: Lab) -> Iterator[None]:
+    """What one test leaves is no other's."""
+    yield
+    cluster.write_config(cluster.tables)
+    lab.write_right_files()
+    assert cluster.command("reload").stdout == "reloaded\n"
+    cluster.wait_for_readiness(ready=True)
+
+
 def open_relay(cluster: ProxyCluster, lab: Lab) -> WireClient:
     client = WireClient(cluster.port)
     answer = client.connect(token=lab.broker.token("alice"), proxy_to_broker_url=f"localhost:{lab.tls_port}")
@@ -239,8 +249,8 @@ def test_a_change_where_nothing_works_is_applied(cluster: ProxyCluster) -> None:
 # ---- files
 
 
-def garbage(lab: Lab) -> None:
-    replace(lab.trust, b"garbage")
+def remove_token(lab: Lab) -> None:
+    lab.token.unlink()
 
 
 WRONG_FILES: dict[str, Callable[[Lab], None]] = {
@@ -249,9 +259,9 @@ WRONG_FILES: dict[str, Callable[[Lab], None]] = {
     "an expired token": lambda lab: replace(
         lab.token, make_token(lab.broker.secret_key.read_bytes(), "proxy", -60).encode()
     ),
-    "no token": lambda lab: lab.token.unlink(),
+    "no token": remove_token,
     "another authority": lambda lab: replace(lab.trust, Path(lab.stranger.file).read_bytes()),
-    "no authority": garbage,
+    "no authority": lambda lab: replace(lab.trust, b"garbage"),
     "another authority's certificate": lambda lab: lab.write_pair(lab.stranger),
     "a key of another certificate": lambda lab: replace(lab.key, Path(lab.stranger.client("other").key).read_bytes()),
 }
@@ -274,7 +284,8 @@ def test_a_wrong_file(cluster: ProxyCluster, lab: Lab, wrong: Callable[[Lab], No
         # An unrelated change is not applied with them: new processes would have nothing else.
         refused = cluster.command("reload")
         assert refused.returncode == 1
-        assert "no broker accepts the proxy with the changed settings or files (" in refused.stderr
+        why = "cannot be read" if wrong is remove_token else "no broker accepts the proxy with the changed settings or"
+        assert why in refused.stderr
         newcomers.wait_for_more()
         lab.write_right_files()
         cluster.wait_for_log("took over a changed file", str(lab.token), since=since)
