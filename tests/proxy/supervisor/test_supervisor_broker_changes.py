@@ -16,7 +16,7 @@ from supervisor_fakes import make_config
 
 from proxy.common.reloading_file import file_stamps
 from proxy.config.trial import BrokerTrial
-from proxy.config.types import Config
+from proxy.config.types import BrokerCredentials, Config
 from proxy.supervisor import broker_changes
 from proxy.supervisor.broker_changes import (
     IN_FORCE_WAIT_S,
@@ -137,7 +137,7 @@ async def test_what_does_not_concern_brokers_is_not_tried(setup: Setup) -> None:
     [
         OTHER,
         {"through_proxy": True},
-        {"credentials": None},
+        {"credentials": BrokerCredentials(method="basic", file="FILE")},
         {"tls": msgspec.convert({"verify_hostname": False}, type(make_config().brokers.tls))},
     ],
     ids=["service_url", "through_proxy", "credentials", "tls"],
@@ -145,6 +145,8 @@ async def test_what_does_not_concern_brokers_is_not_tried(setup: Setup) -> None:
 async def test_what_no_broker_accepts_is_refused_while_another_works(
     setup: Setup, changed: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
+    if "credentials" in changed:  # of another method, by the same file
+        changed = {"credentials": msgspec.structs.replace(changed["credentials"], file=str(setup.file))}
     config = setup.with_brokers(**changed)
     await setup.changes.require_acceptance(config)
     assert setup.tried == [config.brokers.service_url]
