@@ -18,8 +18,8 @@ def kills(counters: list[str]) -> int:
     """Return how many of the container's processes the kernel has killed."""
     for path in counters:
         try:
-            with open(path) as file:  # noqa: PTH123 -- no file of ours
-                found = re.search(r"^oom_kill (\d+)", file.read(), re.M)
+            with open(path) as file:
+                found = re.search(r"^oom_kill (\d+)", file.read(), re.MULTILINE)
         except OSError:
             continue
         if found:

@@ -1,7 +1,8 @@
-"""What a container's memory running out does to a cluster, in a guest with cgroups of version 2 (test_oom.py).
+"""What the end of a container's memory does to a cluster: in a guest with cgroups of version 2 (test_oom.py).
 
-The guest makes the cgroups that the kubelet makes, a pod's and a container's in it. Only the cluster is in them, and the
-program that uses their memory up; broker and clients are outside. Observations are lines of JSON on the console.
+The guest makes the cgroups that a kubelet makes: a pod's, and a container's in it. The cluster is in the container, and
+so is the program that uses the memory up; broker and clients are outside. The supervisor has used so much memory that
+only the workers' higher OOM scores save it. Observations are lines of JSON on the console.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,43 +22,42 @@ from .cluster import ProxyCluster
 from .fakes import FakeBroker, LookupBroker
 from .processes import children
 from .schema import LOOKUP_CONNECT
-from .user_mode_linux import serve_as_init
+from .user_mode_linux import be_first_process
 from .waiting import eventually
 from .wire import Ended, WireClient
 
-MEMORY_MIB = 384
+MEMORY_MIB = 320
+BALLAST_MIB = 32
 RELAYS = 6
 PATIENCE_S = 120.0
 ROOT_CGROUP = Path("/sys/fs/cgroup")
 CONTAINER = ROOT_CGROUP / "pod" / "container"
-PREFIX = ("sh", "-c", f'echo $$ > {CONTAINER}/cgroup.procs && exec "$@"', "sh")
-"""How a command is started in the container."""
+IN_CONTAINER = ("sh", "-c", f'echo $$ > {CONTAINER}/cgroup.procs && exec "$@"', "sh")
+"""Runs the command that follows in the container."""
+
+_LARGE = f"""
+import runpy, sys
+ballast = b"x" * ({BALLAST_MIB} << 20)
+del sys.argv[1:4]  # of the command that follows, Python and "-m proxy"
+runpy.run_module("proxy", run_name="__main__", alter_sys=True)
+"""
 
 
 def main() -> None:
-    """Run the memory out twice, as it ends one process, and as it ends all of them."""
+    """Let memory run out where the kernel may end one process, and where it ends all of them."""
     CONTAINER.mkdir(parents=True)
     for folder in (ROOT_CGROUP, CONTAINER.parent):
         (folder / "cgroup.subtree_control").write_text("+memory")
     (CONTAINER / "memory.max").write_text(str(MEMORY_MIB << 20))
     with FakeBroker(LookupBroker({"response": LOOKUP_CONNECT, "broker_service_url": "pulsar://b:1"})) as broker:
         target = f"127.0.0.1:{broker.port}"
-        cluster = ProxyCluster({"brokers": {"service_url": f"pulsar://{target}"}}, prefix=PREFIX)
-        with cluster:
-            for group in (0, 1):
+        tables = {"brokers": {"service_url": f"pulsar://{target}"}, "cluster": {"forwarders": 1}}
+        prefix = (*IN_CONTAINER, sys.executable, "-c", _LARGE)
+        with ProxyCluster(tables, prefix=prefix, ready_timeout_s=PATIENCE_S) as cluster:
+            for group, observe in ((0, _observe_one_ending), (1, _observe_all_ending)):
                 (CONTAINER / "memory.oom.group").write_text(str(group))
                 with _relays(cluster, target) as clients:
-                    observe = _observe_all_ending if group else _observe_one_ending
-                    _report(group=group, **observe(cluster, clients))
-            cluster.stop()
-            began_s = time.monotonic()
-            cluster.start()
-            with _relays(cluster, target) as clients:
-                _report(ready_s=time.monotonic() - began_s, living_relays=_living(clients))
-
-
-def _report(**observation: Any) -> None:
-    print(json.dumps(observation))
+                    print(json.dumps(observe(cluster, clients) | _kills() | {"living_relays": _living(clients)}))
 
 
 @contextmanager
@@ -84,44 +83,40 @@ def _living(clients: list[WireClient]) -> int:
 
 
 def _observe_one_ending(cluster: ProxyCluster, clients: list[WireClient]) -> dict[str, Any]:
-    supervisor, before = cluster.pid, cluster.worker_pids()
-    started = set(children(supervisor))
-    _run_out_of_memory("once")
-    now = eventually(
-        lambda: (found := cluster.worker_pids()).keys() == before.keys() and found != before and found,
+    assert _living(clients) == RELAYS
+    plan = cluster.wait_for_log("what the container allows")
+    workers = set(children(cluster.pid))
+    _run_out_of_memory()
+    eventually(
+        lambda: cluster.wait(0) is not None or len(set(children(cluster.pid)) - workers) == _kills()["oom_kill"],
         what="a successor of the worker that was killed",
         within_s=PATIENCE_S,
     )
-    return {
-        "counters": _counters(),
-        "replaced": [name for name, pid in now.items() if pid != before[name]],
-        "killed": len(started - set(children(supervisor))),
-        "supervisor_code": cluster.wait(0),
-        "living_relays": _living(clients),
-        "planned": cluster.wait_for_log("what the container allows"),
-    }
+    eventually(lambda: cluster.get("/readyz").status == 200, what="all are ready again", within_s=PATIENCE_S)
+    left = workers & set(children(cluster.pid))
+    return {"plan": plan, "supervisor_code": cluster.wait(0), "workers": len(workers), "workers_left": len(left)}
 
 
 def _observe_all_ending(cluster: ProxyCluster, clients: list[WireClient]) -> dict[str, Any]:
-    _run_out_of_memory("once")
-    return {
-        "supervisor_code": cluster.wait(PATIENCE_S),
-        "left": eventually(lambda: not (CONTAINER / "cgroup.procs").read_text(), what="all have ended"),
-        "counters": _counters(),
-        "living_relays": _living(clients),
-    }
+    assert _living(clients) == RELAYS
+    _run_out_of_memory()
+    code = cluster.wait(PATIENCE_S)
+    procs = CONTAINER / "cgroup.procs"
+    eventually(lambda: not procs.read_text(), what="all processes have ended", within_s=PATIENCE_S)
+    return {"supervisor_code": code}
 
 
-def _run_out_of_memory(mode: str) -> None:
-    """Use the container's memory up, from within; where all end together, so does this program."""
-    command = [*PREFIX, sys.executable, hog.__file__, mode, str(CONTAINER / "memory.events")]
+def _run_out_of_memory() -> None:
+    """Use the container's memory up until the kernel has killed something: this program, too, where all end."""
+    command = [*IN_CONTAINER, sys.executable, hog.__file__, "once", str(CONTAINER / "memory.events")]
     subprocess.run(command, check=False, timeout=PATIENCE_S)
 
 
-def _counters() -> dict[str, int]:
+def _kills() -> dict[str, int]:
     lines = (CONTAINER / "memory.events").read_text().splitlines()
-    return {name: int(count) for name, count in (line.split() for line in lines)}
+    counters = {name: int(count) for name, count in (line.split() for line in lines)}
+    return {name: counters[name] for name in ("oom_kill", "oom_group_kill")}
 
 
 if __name__ == "__main__":
-    serve_as_init(main)
+    be_first_process(main)
