@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from local.machine import UML_KERNEL
+from local.process import OwnedProcess
 
 from .cluster import ROOT
 
@@ -51,12 +52,15 @@ def run_guest(module: str, *, imports: Sequence[str], memory_mib: int, timeout_s
             [sys.executable, "-c", f"import {', '.join((module, *imports))}"], env={**own, **python}, check=True
         )
         # The guest's memory is a file in TMPDIR: the kernel's own choice, /dev/shm, often has 64 MiB in containers.
-        environment = {**os.environ, "TMPDIR": directory}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        result = subprocess.run(command, env=environment, timeout=timeout_s, check=False, **streams)
+        console = Path(directory, "console.log")
+        kernel = OwnedProcess(command, log=console, env={**os.environ, "TMPDIR": directory})
+        try:
+            kernel.wait(timeout_s)
+        finally:
+            kernel.kill()
+        return console.read_text(errors="replace")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return result.stdout.decode(errors="replace")
 
 
 def be_first_process(work: Callable[[], None]) -> None:
