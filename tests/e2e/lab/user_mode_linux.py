@@ -27,6 +27,7 @@ from .cluster import ROOT
 GUEST_TMP = "/dev/shm"
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("cgroup2", "/sys/fs/cgroup"), ("tmpfs", GUEST_TMP))
+STOP_TIMEOUT_S = 60.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh22x")
 
@@ -57,7 +58,7 @@ def run_guest(module: str, *, imports: Sequence[str], memory_mib: int, timeout_s
         try:
             kernel.wait(timeout_s)
         finally:
-            kernel.kill()
+            kernel.stop(STOP_TIMEOUT_S)  # by SIGTERM, at which it ends its helpers, too
         return console.read_text(errors="replace")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
