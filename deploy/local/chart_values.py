@@ -23,6 +23,8 @@ Natural = Annotated[int, Meta(ge=0)]
 Duration = Annotated[str, Meta(pattern="^([0-9]+(ms|s|m|h))+$")]
 PortName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9-]{0,12}[a-z0-9])?$")]
 Image = Annotated[str, Meta(pattern="^(sha256:[0-9a-f]{64})?$")]
+SparkMemory = Annotated[str, Meta(pattern="^[1-9][0-9]*[kmg]$")]
+ApiServer = Annotated[str, Meta(pattern="^https://[^/]+$")]
 CountOrPercent = int | Annotated[str, Meta(pattern="^([0-9]+%)?$")]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 WhenUnsatisfiable = Literal["", "ScheduleAnyway", "DoNotSchedule"]
@@ -308,12 +310,47 @@ class Receiver(Values, frozen=True):
     runtime_class_name: Text = ""
 
 
+class Executors(Values, frozen=True):
+    enabled: bool = False
+    api_server: ApiServer = ""
+    count: Count = 1
+    cores: Count = 1
+    memory: SparkMemory = ""
+    memory_overhead: SparkMemory = ""
+    resources: Object = {}
+
+
+class RetentionDays(Values, frozen=True, rename=str):
+    """By the tables' own names; those that `pulsar-proxy-analytics expire` takes."""
+
+    samples: Natural = 0
+    histograms: Natural = 0
+    rollup_1m: Natural = 0
+    histograms_1m: Natural = 0
+    usage_ledger: Natural = 0
+    rollup_1h: Natural = 0
+    histograms_1h: Natural = 0
+    rollup_1d: Natural = 0
+    histograms_1d: Natural = 0
+    usage_hourly: Natural = 0
+    usage_daily: Natural = 0
+
+
+class Retention(Values, frozen=True):
+    spool_hours: Natural = 0
+    days: RetentionDays = RetentionDays()
+
+
 class Rollup(Values, frozen=True):
     enabled: bool = False
     schedule: NonEmpty = ""
     tables: NonEmpty = ""
     command: list[NonEmpty] = []
+    master: NonEmpty = ""
     spark_arguments: list[str] = []
+    executors: Executors = Executors()
+    compacted_partitions_max: Count = 1
+    retention: Retention = Retention()
     program: Text = ""
     active_deadline_seconds: Count = 1
     extra_env: Objects = []
