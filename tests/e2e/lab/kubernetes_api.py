@@ -1,0 +1,179 @@
+"""The part of Kubernetes' API that Spark's scheduler uses; a pod is a process of its own entry point on loopback.
+
+Every request must be allowed by the rules of a Role, as the API server demands it. Pods have addresses of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from urllib.parse import parse_qs, urlsplit
+
+from local.process import OwnedProcess
+
+Object = dict[str, Any]
+_STOP_TIMEOUT_S = 10.0
+_VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update"}
+# The entry point starts everything below `tini -s --`, which only an image has.
+_TINI = '#!/bin/sh\nshift 2\nexec "$@"\n'
+
+
+class KubernetesApi:
+    """An API server for one namespace. `used` has each verb and resource that was asked for, `refused` those without right.
+
+    `entry_point` is the image's; `folders` are the directories of this machine that stand for a pod's.
+    """
+
+    def __init__(
+        self, directory: Path, entry_point: Path, rules: Sequence[Mapping[str, Any]], folders: Mapping[str, Path]
+    ) -> None:
+        self.allowed = {(verb, name) for rule in rules for name in rule["resources"] for verb in rule["verbs"]}
+        self.used: set[tuple[str, str]] = set()
+        self.refused: set[tuple[str, str]] = set()
+        self.pods: dict[str, Object] = {}
+        self.created: list[Object] = []
+        self._directory = directory
+        self._entry_point = entry_point
+        self._folders = folders
+        self._processes: dict[str, OwnedProcess] = {}
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        (tools := directory / "tools").mkdir()
+        (tini := tools / "tini").write_text(_TINI)
+        tini.chmod(0o755)
+        handler = type("Handler", (_Handler,), {"api": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        for name in list(self._processes):
+            self._stop(name)
+
+    @property
+    def url(self) -> str:
+        """For `--master k8s://…`."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def log(self, name: str) -> str:
+        """What a pod wrote."""
+        return (self._directory / f"{name}.log").read_text()
+
+    def answer(self, method: str, resource: str, name: str, query: Mapping[str, list[str]], body: bytes) -> Object:
+        """Return the answer to a request; raises PermissionError, KeyError if there is no such object."""
+        verb = _VERBS.get(method) or _verb(method, name, watched=query.get("watch") == ["true"])
+        self.used.add((verb, resource))
+        if (verb, resource) not in self.allowed:
+            self.refused.add((verb, resource))
+            raise PermissionError(f"cannot {verb} resource {resource}")
+        with self._lock:
+            if verb == "create":
+                return self._create(json.loads(body))
+            if verb == "get":
+                return self.pods[name]
+            if verb == "delete":
+                return self._delete(name)
+            if verb == "watch":
+                self._lock.release()
+                self._ended.wait()
+                self._lock.acquire()
+                return {}
+            selected = [one for one, pod in self.pods.items() if _matches(pod, query.get("labelSelector", [""])[0])]
+            items = [self.pods[one] for one in selected]
+            if verb == "deletecollection":
+                for one in selected:
+                    self._delete(one)
+            return {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
+
+    def add(self, name: str) -> None:
+        """Add a pod that runs already: the driver's."""
+        metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": "1"}
+        self.pods[name] = {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {"containers": []}}
+
+    def _create(self, pod: Object) -> Object:
+        name = pod["metadata"]["name"]
+        address = f"127.0.0.{len(self.created) + 2}"
+        pod["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1"}
+        pod["status"] = {"phase": "Running", "podIP": address}
+        self.created.append(pod)
+        self.pods[name] = pod
+        (container,) = pod["spec"]["containers"]
+        environment = dict(os.environ)
+        for one in container["env"]:
+            environment[one["name"]] = self._value(one, address, name)
+        environment["PATH"] = f"{self._directory / 'tools'}:{os.environ['PATH']}"
+        command = ["bash", self._entry_point, *container["args"]]
+        log = self._directory / f"{name}.log"
+        self._processes[name] = OwnedProcess(command, log=log, env=environment, cwd=self._directory)
+        return pod
+
+    def _value(self, variable: Object, address: str, name: str) -> str:
+        if (source := variable.get("valueFrom")) is not None:
+            return {"status.podIP": address, "metadata.name": name}[source["fieldRef"]["fieldPath"]]
+        value = variable.get("value", "")
+        return str(self._folders.get(value, value))
+
+    def _delete(self, name: str) -> Object:
+        pod = self.pods.pop(name)
+        self._stop(name)
+        return pod
+
+    def _stop(self, name: str) -> None:
+        if (process := self._processes.pop(name, None)) is not None:
+            process.stop(_STOP_TIMEOUT_S)
+
+
+def _verb(method: str, name: str, *, watched: bool) -> str:
+    """The API's verb for reading or deleting one object, or a collection."""
+    if method == "DELETE":
+        return "delete" if name else "deletecollection"
+    if watched:
+        return "watch"
+    return "get" if name else "list"
+
+
+def _matches(pod: Object, selector: str) -> bool:
+    labels = pod["metadata"].get("labels", {})
+    wanted = [part.partition("=") for part in selector.split(",") if "=" in part and "!=" not in part]
+    return all(labels.get(key) == value.lstrip("=") for key, _, value in wanted)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    api: ClassVar[KubernetesApi]
+    protocol_version = "HTTP/1.1"
+
+    def _respond(self) -> None:
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        *_, resource, name = [*url.path.partition("/namespaces/")[2].split("/"), "", ""][1:3]
+        try:
+            status, answer = 200, self.api.answer(self.command, resource, name, parse_qs(url.query), body)
+        except PermissionError as error:
+            status, answer = 403, {"kind": "Status", "apiVersion": "v1", "code": 403, "message": str(error)}
+        except KeyError:
+            status, answer = 404, {"kind": "Status", "apiVersion": "v1", "code": 404, "reason": "NotFound"}
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = _respond  # noqa: N815 -- BaseHTTPRequestHandler's names
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- BaseHTTPRequestHandler's name
+        """Write nothing."""
