@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +43,7 @@ class KubernetesApi:
         self._entry_point = entry_point
         self._folders = folders
         self._processes: dict[str, OwnedProcess] = {}
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._lock = threading.Lock()
         (tools := directory / "tools").mkdir()
         (tini := tools / "tini").write_text(_TINI)
@@ -58,7 +59,7 @@ class KubernetesApi:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self.ended.set()
         self._server.shutdown()
         self._server.server_close()
         for name in list(self._processes):
@@ -87,12 +88,7 @@ class KubernetesApi:
                 return self.pods[name]
             if verb == "delete":
                 return self._delete(name)
-            if verb == "watch":
-                self._lock.release()
-                self._ended.wait()
-                self._lock.acquire()
-                return {}
-            selected = [one for one, pod in self.pods.items() if _matches(pod, query.get("labelSelector", [""])[0])]
+            selected = [one for one, pod in self.pods.items() if _matches(pod, query)]
             items = [self.pods[one] for one in selected]
             if verb == "deletecollection":
                 for one in selected:
@@ -103,6 +99,7 @@ class KubernetesApi:
         """Add a pod that runs already: the driver's."""
         metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": "1"}
         self.pods[name] = {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": {"containers": []}}
+        self.pods[name]["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
 
     def _create(self, pod: Object) -> Object:
         name = pod["metadata"]["name"]
@@ -146,9 +143,15 @@ def _verb(method: str, name: str, *, watched: bool) -> str:
     return "get" if name else "list"
 
 
-def _matches(pod: Object, selector: str) -> bool:
-    labels = pod["metadata"].get("labels", {})
-    wanted = [part.partition("=") for part in selector.split(",") if "=" in part and "!=" not in part]
+def _failure(code: int, message: str) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+def _matches(pod: Object, query: Mapping[str, list[str]]) -> bool:
+    """Whether a pod has the labels, and the name, that a request selects."""
+    labels = pod["metadata"].get("labels", {}) | {"metadata.name": pod["metadata"]["name"]}
+    selectors = [part for key in ("labelSelector", "fieldSelector") for part in query.get(key, [""])[0].split(",")]
+    wanted = [part.partition("=") for part in selectors if "=" in part and "!=" not in part]
     return all(labels.get(key) == value.lstrip("=") for key, _, value in wanted)
 
 
@@ -158,20 +161,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         url = urlsplit(self.path)
+        query = parse_qs(url.query)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         *_, resource, name = [*url.path.partition("/namespaces/")[2].split("/"), "", ""][1:3]
         try:
-            status, answer = 200, self.api.answer(self.command, resource, name, parse_qs(url.query), body)
+            status, answer = HTTPStatus.OK, self.api.answer(self.command, resource, name, query, body)
         except PermissionError as error:
-            status, answer = 403, {"kind": "Status", "apiVersion": "v1", "code": 403, "message": str(error)}
+            status, answer = HTTPStatus.FORBIDDEN, _failure(403, str(error))
         except KeyError:
-            status, answer = 404, {"kind": "Status", "apiVersion": "v1", "code": 404, "reason": "NotFound"}
+            status, answer = HTTPStatus.NOT_FOUND, _failure(404, "not found")
         text = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        # A client that gets no WebSocket watches by HTTP.
+        if status == HTTPStatus.OK and query.get("watch") == ["true"] and "Upgrade" not in self.headers:
+            self._send_no_events()
+            return
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+    def _send_no_events(self) -> None:
+        """Leave a watch without events: Spark also lists its pods now and then."""
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.flush()
+        self.api.ended.wait()
+        self.close_connection = True
 
     do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = _respond  # noqa: N815 -- BaseHTTPRequestHandler's names
 

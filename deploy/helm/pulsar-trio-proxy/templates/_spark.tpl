@@ -88,6 +88,31 @@ affinity:
 
 {{/* ---- executors in pods of their own ----------------------------------------------------------------------- */}}
 
+{{/* An error for a volume without room for tables beside the spool, and for executors that would not be the ones that the
+     values describe. */}}
+{{- define "pulsar-trio-proxy.refuseRollup" -}}
+{{- $receiver := .Values.analytics.receiver -}}{{- $rollup := .Values.analytics.rollup -}}
+{{- $spool := dig "spool" dict $receiver.config -}}
+{{- $bytes := addf (get $spool "total_bytes_max" | default 17179869184) (get $spool "free_bytes_min" | default 268435456) -}}
+{{- if and $receiver.enabled (not $receiver.persistence.existingClaim) (le (include "pulsar-trio-proxy.quantity" $receiver.persistence.size | float64) $bytes) -}}
+{{- fail (printf "analytics.receiver.persistence.size: %s leaves no room beside the spool (spool.total_bytes_max and free_bytes_min are %dMi); raise it, or lower analytics.receiver.config.spool.total_bytes_max" $receiver.persistence.size (divf $bytes 1048576 | ceil | int)) -}}
+{{- end -}}
+{{- if and $rollup.enabled $rollup.executors.enabled -}}
+{{- range $option := list "--master" "--properties-file" -}}
+{{- range $argument := $rollup.sparkArguments -}}
+{{- if or (eq $argument $option) (hasPrefix (printf "%s=" $option) $argument) -}}
+{{- fail (printf "analytics.rollup.sparkArguments: %s would replace what executors in pods need; leave it out" $option) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind, $of := $rollup.executors.resources -}}
+{{- if hasKey ($of | default dict) "memory" -}}
+{{- fail (printf "analytics.rollup.executors.resources.%s.memory: Spark sets it; use analytics.rollup.executors.memory and .memoryOverhead" $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether a job has executors in pods; `expire` only lists and deletes files. Call: (list . "ingest") */}}
 {{- define "pulsar-trio-proxy.hasExecutors" -}}
 {{- if and (index . 0).Values.analytics.rollup.executors.enabled (ne (index . 1) "expire") -}}true{{- end -}}
@@ -100,11 +125,6 @@ affinity:
 {{- $rollup := $root.Values.analytics.rollup -}}
 {{- $arguments := list "--master" $rollup.master -}}
 {{- if include "pulsar-trio-proxy.hasExecutors" . -}}
-{{- range list "--master" "--properties-file" -}}
-{{- if has . $rollup.sparkArguments -}}
-{{- fail (printf "analytics.rollup.sparkArguments: %s would replace what executors in pods need; leave it out, or analytics.rollup.executors.enabled" .) -}}
-{{- end -}}
-{{- end -}}
 {{- $arguments = list
   "--master" (printf "k8s://%s" $rollup.executors.apiServer)
   "--name" (printf "%s-%s" (include "pulsar-trio-proxy.fullname" $root) $job)
