@@ -1,5 +1,6 @@
 """The rollup's CronJob: its jobs and their options, upkeep, and executors that Spark makes as pods."""
 
+import itertools
 import re
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_every_table_with_days_has_a_retention() -> None:
     assert min(days.values()) == days["samples"] == days["histograms"]
     assert max(days.values()) == days["usage_hourly"] == days["usage_daily"]
     arguments = containers(rendered(ANALYTICS))["expire"]["args"]
-    kept = dict(one.split("=") for option, one in zip(arguments, arguments[1:], strict=False) if option == "--keep")
+    kept = dict(one.split("=") for option, one in itertools.pairwise(arguments) if option == "--keep")
     assert kept == {table: str(number) for table, number in days.items()}
 
 
