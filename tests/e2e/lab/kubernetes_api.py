@@ -28,7 +28,7 @@ _TINI = '#!/bin/sh\nshift 2\nexec "$@"\n'
 class KubernetesApi:
     """An API server for one namespace. `used` has each verb and resource that was asked for.
 
-    `refused` has those without a right, `entry_point` is the image's; `folders` are the directories of this machine that stand for a pod's.
+    `refused` has those without a right. `entry_point` is the image's; `folders` stand for a pod's directories.
     """
 
     def __init__(
