@@ -1,4 +1,4 @@
-"""The chart's rollup with executors in pods, as Spark's Kubernetes scheduler makes them: each pod a process on loopback.
+"""The chart's rollup with executors in pods, as Spark's Kubernetes scheduler makes them: pods are processes here.
 
 spark-submit and its files are those that the chart renders, and the API grants what the chart's Role has.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Run:
     def api(self, rules: list[dict[str, Any]]) -> KubernetesApi:
         """An API server that grants these rights, and knows the driver's pod."""
         entry_point = ROOT / "deploy/image/spark-entrypoint.sh"
-        api = KubernetesApi(self.directory, entry_point, rules, {"/tmp": self.directory / "scratch"})  # noqa: S108
+        api = KubernetesApi(self.directory, entry_point, rules, {"/tmp": self.directory / "scratch"})
         api.add(DRIVER)
         return api
 
@@ -89,7 +90,7 @@ def run(tmp_path: Path, tables: Tables, spool: Path) -> Iterator[Run]:  # noqa: 
     assert spool == tmp_path / "spool"
     (directory := tmp_path / "pod").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{Path(os.sys.executable).parent}:{os.environ['PATH']}")  # type: ignore[attr-defined]
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         yield Run(directory, tables)
 
 

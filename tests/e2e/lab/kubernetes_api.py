@@ -39,6 +39,9 @@ class KubernetesApi:
         self.refused: set[tuple[str, str]] = set()
         self.pods: dict[str, Object] = {}
         self.created: list[Object] = []
+        self.intrude = False
+        """Let a stranger follow the next pod: an executor that has another secret."""
+        self.intruder: OwnedProcess | None = None
         self._directory = directory
         self._entry_point = entry_point
         self._folders = folders
@@ -64,15 +67,13 @@ class KubernetesApi:
         self._server.server_close()
         for name in list(self._processes):
             self._stop(name)
+        if self.intruder is not None:
+            self.intruder.kill()
 
     @property
     def url(self) -> str:
         """For `--master k8s://…`."""
         return f"http://127.0.0.1:{self._server.server_port}"
-
-    def log(self, name: str) -> str:
-        """What a pod wrote."""
-        return (self._directory / f"{name}.log").read_text()
 
     def answer(self, method: str, resource: str, name: str, query: Mapping[str, list[str]], body: bytes) -> Object:
         """Return the answer to a request; raises PermissionError, KeyError if there is no such object."""
@@ -113,10 +114,15 @@ class KubernetesApi:
         for one in container["env"]:
             environment[one["name"]] = self._value(one, address, name)
         environment["PATH"] = f"{self._directory / 'tools'}:{os.environ['PATH']}"
-        command = ["bash", self._entry_point, *container["args"]]
-        log = self._directory / f"{name}.log"
-        self._processes[name] = OwnedProcess(command, log=log, env=environment, cwd=self._directory)
+        self._processes[name] = self._run(name, container, environment)
+        if self.intrude and self.intruder is None:
+            other = {"SPARK_EXECUTOR_ID": "99", "_SPARK_AUTH_SECRET": "0" * 64}
+            self.intruder = self._run("intruder", container, environment | other)
         return pod
+
+    def _run(self, name: str, container: Object, environment: Mapping[str, str]) -> OwnedProcess:
+        command = ["bash", self._entry_point, *container["args"]]
+        return OwnedProcess(command, log=self._directory / f"{name}.log", env=environment, cwd=self._directory)
 
     def _value(self, variable: Object, address: str, name: str) -> str:
         if (source := variable.get("valueFrom")) is not None:

@@ -160,6 +160,8 @@ spark.kubernetes.executor.request.cores {{ . }}
 {{- with dig "limits" "cpu" "" $executors.resources }}
 spark.kubernetes.executor.limit.cores {{ . }}
 {{- end }}
+# As many as the jobs take by themselves for so many cores; Spark's 200 are for large clusters.
+spark.sql.shuffle.partitions {{ mul 2 $executors.count $executors.cores }}
 spark.kubernetes.namespace {{ .Release.Namespace }}
 spark.kubernetes.container.image {{ include "pulsar-trio-proxy.image" (list . .Values.analytics.image) }}
 spark.kubernetes.container.image.pullPolicy {{ .Values.analytics.image.pullPolicy }}
