@@ -71,7 +71,7 @@ class Run:
             [*container["command"], *arguments],
             capture_output=True,
             text=True,
-            env=os.environ | SHORT_JOBS | {"SPARK_LOCAL_DIRS": str(self.directory / "scratch")},
+            env=os.environ | {"SPARK_LOCAL_DIRS": str(self.directory / "scratch")},
             timeout=JOB_TIMEOUT_S,
             check=False,
         )
@@ -91,6 +91,8 @@ def run(tmp_path: Path, tables: Tables, spool: Path) -> Iterator[Run]:  # noqa: 
     (directory := tmp_path / "pod").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        for name, value in SHORT_JOBS.items():  # the driver's and the executors'
+            patch.setenv(name, value)
         yield Run(directory, tables)
 
 
