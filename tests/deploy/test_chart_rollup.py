@@ -145,7 +145,8 @@ def test_peers_authenticate_and_encrypt_as_installed() -> None:
     for name in ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled"):
         assert found[name] == "true", name
     assert found["spark.network.crypto.cipher"] == "AES/GCM/NoPadding"
-    assert found["spark.ui.enabled"] == "false"
+    for name in ("spark.network.crypto.saslFallback", "spark.ui.enabled"):
+        assert found[name] == "false", name
     assert not [name for name in found if "secret" in name.lower()]
     for container in containers(manifests).values():
         assert "secret" not in str(container["args"]).lower()

@@ -149,6 +149,7 @@ spark.authenticate true
 spark.network.crypto.enabled true
 spark.network.crypto.authEngineVersion 2
 spark.network.crypto.cipher AES/GCM/NoPadding
+spark.network.crypto.saslFallback false
 spark.io.encryption.enabled true
 spark.executor.instances {{ int $executors.count }}
 spark.executor.cores {{ int $executors.cores }}
