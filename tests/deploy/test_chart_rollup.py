@@ -112,7 +112,7 @@ def test_without_executors_the_pod_has_no_token_and_nobody_may_connect() -> None
 
 
 def test_the_drivers_account_may_handle_pods_in_its_namespace_and_nothing_else() -> None:
-    """test_analytics_executors shows that each of these verbs is needed."""
+    """test_analytics_executors shows which a run needs; `delete` is for executors that fail."""
     manifests = rendered()
     (rule,) = manifests.get("Role", ROLLUP)["rules"]
     assert rule["apiGroups"] == [""]
