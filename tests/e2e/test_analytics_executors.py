@@ -104,7 +104,7 @@ def test_a_run_with_executors_is_exact_and_uses_each_right_of_the_role(run: Run,
             assert result.returncode == 0, f"{container['name']}:\n{result.stderr[-5000:]}"
             assert list(api.pods) == [DRIVER], "executors are left behind"
         assert api.refused == set()
-        # `delete` is for a single executor that fails, or starts too late; a run in which all goes well needs the others.
+        # `delete` is for a single executor that fails, or starts too late; a run that goes well needs the others.
         assert api.used == api.allowed - {("delete", "pods")}, "the Role has rights that nothing needs"
         assert_exact(tables)
         assert len(api.created) == len(run.containers) - 1, "each job but `expire` has an executor"
