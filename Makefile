@@ -30,7 +30,7 @@ bench: ## measure
 bench-analytics: ## measure the analytics; ARGS="--samples 1000000" for less, ARGS=--write for docs/
 	@$(LOCAL).bench_analytics $(ARGS)
 
-images: ## build the container images; ARGS=--twice compares two builds of each
+images: ## build the container images (root); ARGS=--twice compares two builds, ARGS=--archives writes dist/
 	@$(LOCAL).images $(ARGS)
 
 e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps

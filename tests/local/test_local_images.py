@@ -3,12 +3,15 @@
 import re
 import shutil
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
 from local import images
 from local.environment import ROOT
+
+from tests.local.conftest import FakeCommand
 
 DOCKERFILE = (ROOT / "deploy/image/Dockerfile").read_text()
 
@@ -25,6 +28,12 @@ def test_every_package_of_the_wheel_is_copied_and_not_ignored(package: str) -> N
     assert f"!{package}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
+def stage_text(stage: str) -> str:
+    """A stage of the Dockerfile, without its first line."""
+    (text,) = re.findall(rf"^FROM \S+ AS {stage}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
 def test_what_is_not_named_stays_out_of_the_build() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "**"
@@ -33,10 +42,18 @@ def test_what_is_not_named_stays_out_of_the_build() -> None:
 
 @pytest.mark.parametrize("stage", ["proxy", "analytics"])
 def test_an_image_that_is_run_has_a_numeric_user_and_no_tools(stage: str) -> None:
-    (text,) = re.findall(rf"^FROM \$\{{BASE\}} AS {stage}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    text = stage_text(stage)
     # runAsNonRoot can be checked by a kubelet only for a number.
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     assert not re.search(r"\bpip\b|gcc|-dev\b", text)
+
+
+def test_the_proxys_image_is_built_for_any_platform_without_running_its_programs() -> None:
+    assert "\nFROM scratch AS proxy\n" in DOCKERFILE
+    assert not re.search(r"^RUN ", stage_text("proxy"), re.MULTILINE)
+    assert "\nFROM --platform=$BUILDPLATFORM ${BASE} AS build\n" in DOCKERFILE
+    assert "\nFROM build AS build-proxy\n" in DOCKERFILE
+    assert stage_text("build-proxy").count("$TARGETARCH") == 2
 
 
 def test_the_proxy_is_what_is_built_without_a_target() -> None:
@@ -54,6 +71,94 @@ def test_a_build_uses_no_cache_and_one_time_for_all(tmp_path: Path) -> None:
     assert after("--target") == "proxy"
     assert {"BASE=base:1", "SOURCE_DATE_EPOCH=1234"} <= set(command)
     assert command[-1] == "."
+
+
+@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
+def test_a_build_runs_on_this_machines_platform(tmp_path: Path, architecture: str) -> None:
+    command = images.build_command(images.PROXY, "base:1", 1234, tmp_path / "id", architecture)
+    assert command[command.index("--platform") + 1] == f"linux/{architecture}"
+    assert f"BUILDPLATFORM=linux/{images.NATIVE}" in command
+    suffix = "" if architecture == images.NATIVE else f"-{architecture}"
+    assert command[command.index("--tag") + 1] == f"lab.local/pulsar-trio-proxy:dev{suffix}"
+
+
+BUILDAH = """
+echo "$*" >> {log}
+case "$1 $2" in
+  "bud "*) while [ "$1" != --iidfile ]; do shift; done; echo "sha256:$(grep -c ^bud {log})" > "$2" ;;
+  "inspect "*) echo "${{USER_OF_IMAGE:-10001:10001}}" ;;
+  "from "*) echo container ;;
+  "mount "*) echo {root} ;;
+  "run "*) exit "${{IMPORTS_END_WITH:-0}}" ;;
+  "manifest create") echo index ;;
+  "manifest push") cd "${{6#oci:}}"; mkdir blobs; echo index > index.json; echo b > blobs/b ;;
+esac
+"""
+
+
+@pytest.fixture
+def buildah(tmp_path: Path, fake_command: FakeCommand) -> Path:
+    """A stand-in for buildah; returns its log of calls."""
+    (tmp_path / "root").mkdir()
+    fake_command("buildah", BUILDAH.format(log=tmp_path / "log", root=tmp_path / "root"))
+    return tmp_path / "log"
+
+
+def test_an_archive_holds_an_index_of_all_architectures(
+    tmp_path: Path, buildah: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "NATIVE", "amd64")
+    archives = [images.write_archive(images.PROXY, tmp_path / name) for name in ("first", "second")]
+    assert [path.relative_to(tmp_path).as_posix() for path in archives] == [
+        "first/pulsar-trio-proxy.oci.tar",
+        "second/pulsar-trio-proxy.oci.tar",
+    ]
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    with tarfile.open(archives[0]) as archive:
+        assert archive.getnames() == ["blobs", "blobs/b", "index.json"]
+    calls = buildah.read_text().splitlines()
+    platforms = re.findall(r"^bud .*--platform (\S+)", buildah.read_text(), re.MULTILINE)
+    assert platforms == ["linux/amd64", "linux/arm64"] * 2
+    assert [call for call in calls if call.startswith("manifest")][:3] == [
+        "manifest create lab.local/pulsar-trio-proxy:dev-index",
+        "manifest add index sha256:1",
+        "manifest add index sha256:2",
+    ]
+    assert sum(call == "manifest rm index" for call in calls) == 2
+    assert sum(call.startswith("run ") for call in calls) == 2  # the programs of another architecture are not run
+
+
+def test_the_bill_of_materials_of_each_architecture_is_copied(tmp_path: Path, buildah: Path) -> None:
+    inside = tmp_path / "root/usr/share/sbom/pulsar-trio-proxy.cdx.json"
+    inside.parent.mkdir(parents=True)
+    inside.write_text("{}")
+    paths = [images.write_bill_of_materials(images.PROXY, tmp_path / "dist", name) for name in ("amd64", "arm64")]
+    assert [path.name for path in paths] == [f"pulsar-trio-proxy.image-{name}.cdx.json" for name in ("amd64", "arm64")]
+    assert [path.read_text() for path in paths] == ["{}", "{}"]
+    made_of = re.findall(r"^from .*--arch (\S+) (\S+)$", buildah.read_text(), re.MULTILINE)
+    assert made_of == [(name, images.PROXY.tag(name)) for name in ("amd64", "arm64")]
+
+
+@pytest.mark.usefixtures("buildah")
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("USER_OF_IMAGE", "0", "its user is '0', not 10001:10001"),
+        ("IMPORTS_END_WITH", "1", "Importing the proxy's modules"),
+    ],
+)
+def test_a_built_image_is_checked(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(images.ImageError, match=problem):
+        images.build_image(images.PROXY)
+
+
+def test_a_built_images_files_are_checked(tmp_path: Path, buildah: Path) -> None:
+    (tmp_path / "root/usr/bin").mkdir(parents=True)
+    (tmp_path / "root/usr/bin/perl").touch()
+    with pytest.raises(images.ImageError, match="/usr/bin/perl: does not belong"):
+        images.build_image(images.PROXY)
+    assert "rm container" in buildah.read_text().splitlines()
 
 
 def test_times_are_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""What the images' build stages run (deploy/image/Dockerfile): standard library only."""
