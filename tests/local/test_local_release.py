@@ -7,7 +7,7 @@ from local.release import CHANGELOG, CHART, ReleaseError, check_release, version
 
 from proxy import __version__
 
-CHART_TEXT = "name: x\nappVersion: 1.2.3\nkind: y\n"
+CHART_TEXT = "name: x\nversion: 1.2.3\nappVersion: 1.2.3\nkind: y\n"
 
 
 def test_the_version_of_this_tree() -> None:
@@ -20,7 +20,8 @@ def test_the_version_of_this_tree() -> None:
     [
         ("## Unreleased\n", CHART_TEXT, "CHANGELOG.md has no section '## 1.2.3"),
         ("## 1.2.3\n", CHART_TEXT, "CHANGELOG.md has no section"),
-        ("## 1.2.3 (2026-11-23)\n", "\nappVersion: 1.2.30\n", "appVersion in Chart.yaml is not 1.2.3"),
+        ("## 1.2.3 (2026-11-23)\n", "\nversion: 1.2.3\nappVersion: 1.2.30\n", "appVersion in Chart.yaml is not"),
+        ("## 1.2.3 (2026-11-23)\n", "\nversion: 1.2.4\nappVersion: 1.2.3\n", "version in Chart.yaml is not 1.2.3"),
     ],
 )
 def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
