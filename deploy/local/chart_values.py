@@ -6,6 +6,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -428,9 +429,16 @@ def defaults() -> dict[str, Any]:
     return found
 
 
+def chart_defaults() -> dict[str, Any]:
+    """Return what values.yaml says: a template sees values only after a user's have been merged into them."""
+    found = msgspec.yaml.decode(Path("deploy/helm/pulsar-trio-proxy/values.yaml").read_bytes())
+    assert isinstance(found, dict)
+    return found
+
+
 def main() -> None:
-    """Print the schema, or the defaults."""
-    tree = {"schema": schema, "defaults": defaults}[sys.argv[1]]()
+    """Print the schema, the proxy's defaults, or the chart's."""
+    tree = {"schema": schema, "defaults": defaults, "values": chart_defaults}[sys.argv[1]]()
     print(json.dumps(tree, indent=1, sort_keys=True))
 
 

@@ -21,7 +21,7 @@ from local.environment import Environment, clean_environment
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
 _REFERENCE = Path("docs/configuration.md")
 CHART = Path("deploy/helm/pulsar-trio-proxy")
-_CHART_JSON = {"schema": "values.schema.json", "defaults": "files/defaults.json"}
+_CHART_JSON = {"schema": "values.schema.json", "defaults": "files/defaults.json", "values": "files/values.json"}
 
 
 def produce(environment: Environment, out: Path) -> list[Path]:
@@ -60,7 +60,7 @@ def chart_copies(root: Path) -> dict[Path, Path]:
 
 
 def _chart(environment: Environment, out: Path) -> None:
-    """Generate the chart's schema, the defaults that its templates compute with, and its copies."""
+    """Generate the chart's schema, the defaults that its templates compute and compare with, and its copies."""
     for what, name in _CHART_JSON.items():
         (out / CHART / name).parent.mkdir(parents=True, exist_ok=True)
         (out / CHART / name).write_bytes(_local_output(environment, "chart_values", what))

@@ -32,17 +32,17 @@ class Refused(Exception):
     """Helm renders nothing; the text says why."""
 
 
-def helm_template(values: Mapping[str, Any], kubernetes: str = NEWEST) -> str:
+def helm_template(values: Mapping[str, Any], kubernetes: str = NEWEST, release: str = RELEASE) -> str:
     """What `helm template` writes for these values over the chart's own, the same with each Helm; raises Refused."""
-    return _helm_template(json.dumps(values), kubernetes)
+    return _helm_template(json.dumps(values), kubernetes, release)
 
 
 @functools.cache
-def _helm_template(values: str, kubernetes: str) -> str:
+def _helm_template(values: str, kubernetes: str, release: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)  # JSON is YAML
         file.flush()
-        outcomes = helms("template", RELEASE, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file.name)
+        outcomes = helms("template", release, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file.name)
     assert_equal(outcomes)
     outcome = outcomes["helm"]
     if outcome.returncode != 0:

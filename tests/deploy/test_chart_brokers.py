@@ -47,7 +47,10 @@ def derived(service: str, zone: str = ZONE, scheme: str = "pulsar", port: int = 
         ({"brokers": {"pulsarRelease": "prod"}}, derived("prod-pulsar-broker")),
         ({"brokers": {"pulsarRelease": "my-pulsar-1"}}, derived("my-pulsar-1-broker")),
         ({"auth": {"pulsarRelease": "prod"}}, derived("prod-pulsar-broker")),
-        ({"auth": {"pulsarRelease": "a"}, "brokers": {"pulsarRelease": "b"}}, derived("b-pulsar-broker")),
+        (
+            {"auth": {"pulsarRelease": "a", "token": {"enabled": True}}, "brokers": {"pulsarRelease": "b"}},
+            derived("b-pulsar-broker"),
+        ),
         ({"brokers": {"tls": True}}, derived("pulsar-broker", scheme="pulsar+ssl", port=6651)),
         ({"brokers": {"namespace": "other"}}, derived("pulsar-broker", "other.svc.cluster.local")),
         ({"clusterDomain": "example.org"}, derived("pulsar-broker", f"{NAMESPACE}.svc.example.org")),
@@ -59,7 +62,7 @@ def test_url_and_targets_follow_from_the_release(values: dict[str, Any], wanted:
 
 def test_the_configuration_takes_precedence() -> None:
     url = {"service_url": "pulsar://b.example.org:6650"}
-    assert brokers(brokers={"pulsarRelease": "prod"}, config={"brokers": url}) == url
+    assert brokers(config={"brokers": url}) == url
     hosts = {"allowed_hosts": ["*.brokers.example.org"]}
     assert brokers(config={"brokers": hosts}) == {**derived("pulsar-broker"), **hosts}
     # A target must be in both lists: a derived one beside it would forbid the addresses that these brokers advertise.

@@ -12,6 +12,7 @@ from tests.deploy.chart import (
     CHART,
     NAME,
     NAMESPACE,
+    NEWEST,
     RELEASE,
     VALUES,
     Manifests,
@@ -206,7 +207,7 @@ def test_a_node_sends_clients_to_its_last_pod_while_that_leaves(values: dict[str
             },
             "service.nodePorts: 30001",
         ),
-        ({"service": {"allocateLoadBalancerNodePorts": False}}, "service.type LoadBalancer"),
+        ({"service": {"allocateLoadBalancerNodePorts": False}}, "service.allocateLoadBalancerNodePorts: has no effect"),
         ({"service": {"type": "NodePort", "healthCheckNodePort": 32000}}, "service.healthCheckNodePort"),
         (
             {"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Cluster", "healthCheckNodePort": 32000}},

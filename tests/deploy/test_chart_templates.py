@@ -388,7 +388,7 @@ def test_the_test_shows_a_certificate() -> None:
     assert environment["CERTIFICATE_FILE"] == "/test/certificate/tls.crt"
     assert environment["KEY_FILE"] == "/test/certificate/tls.key"
     assert secrets["certificate"]["secretName"] == "client"
-    assert "certificate" not in smoke(render(test={"clientCertificateSecret": "client"}))[1]
+    assert "certificate" not in smoke(render(tls=TLS))[1]
 
 
 def test_a_token_of_the_proxy_needs_clients_that_authenticate_themselves() -> None:
@@ -516,47 +516,7 @@ def test_the_receiver_is_one_and_keeps_its_volume() -> None:
     assert "volumeClaimTemplates" not in spec
 
 
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"tls": {"enabled": True}}, "tls.existingSecret or tls.certManager.enabled"),
-        ({"tls": {**TLS, "certManager": {"enabled": True}}}, "only one of them"),
-        ({"tls": {**TLS, "requireClientCertificate": True}}, "tls.clientCa.secret"),
-        ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
-        ({"tls": TLS, "config": {"listener": [{"bind": "0.0.0.0:1"}]}}, "listeners of your own"),
-        ({"auth": {"token": {"enabled": True}}}, "auth.pulsarRelease"),
-        (
-            {"config": {"brokers": {"credentials": {"method": "token", "token": "t"}}}},
-            "config.brokers.credentials.token",
-        ),
-        ({"config": {"admin": {"bind": "127.0.0.1:8080"}}}, "config.admin.bind"),
-        ({"config": {"admin": {"bind": "[::1]:8080"}}}, "config.admin.bind"),
-        ({"config": {"cluster": {"runtime_dir": "/var/lib/proxy"}}}, "config.cluster.runtime_dir"),
-        ({"ports": {"admin": 6650}}, "port 6650"),
-        ({"tls": {**TLS, "keepPlain": True}, "ports": {"pulsarssl": 6650}}, "port 6650"),
-        ({"config": {"listener": [{"bind": "[::]:7000"}, {"bind": "[::]:7000"}]}}, "port 7000"),
-        ({"auth": {"proxyToken": {"enabled": True}}}, "auth.pulsarRelease"),
-        ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy"),
-        ({"service": {"loadBalancerSourceRanges": ["10.0.0.0/8"]}}, "service.type LoadBalancer"),
-        ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),
-        ({"autoscaling": {"enabled": True, "cpu": {"targetUtilization": 0}}}, "autoscaling: needs"),
-        ({"autoscaling": {"enabled": True, "minReplicas": 9}}, "autoscaling.minReplicas"),
-        ({"pdb": {"maxUnavailable": ""}}, "pdb: needs"),
-        ({"pdb": {"minAvailable": 1}}, "pdb.minAvailable"),
-        ({"analytics": {"rollup": {"enabled": True}}}, "analytics.receiver.enabled"),
-        (
-            {"analytics": {"receiver": {"enabled": True, "terminationGracePeriodSeconds": 34}}},
-            "receiver.terminationGrace",
-        ),
-    ],
-)
-def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], says: str) -> None:
-    with pytest.raises(Refused) as refused:
-        render(**values)
-    assert says in str(refused.value)
+# ---- the configuration
 
 
 def test_a_folder_of_ones_own_is_taken_where_it_is_mounted() -> None:

@@ -87,9 +87,10 @@ def test_ports_of_the_node_lead_to_listeners_by_the_names_of_the_service() -> No
     ("policy", "wanted"), [("ClusterFirst", "ClusterFirstWithHostNet"), ("Default", "Default"), ("None", "None")]
 )
 def test_pods_in_the_nodes_network_find_the_clusters_names(policy: str, wanted: str) -> None:
-    spec = render(**daemon_set(hostNetwork=True), **TOKEN, dnsPolicy=policy).pod["spec"]
+    dns = {"dnsPolicy": policy, "dnsConfig": {"nameservers": ["10.96.0.10"]}}
+    spec = render(**daemon_set(hostNetwork=True), **TOKEN, **dns).pod["spec"]
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, wanted)
-    assert render(dnsPolicy=policy).pod["spec"]["dnsPolicy"] == policy
+    assert render(**dns).pod["spec"]["dnsPolicy"] == policy
 
 
 def test_the_values_of_the_documentation_are_taken() -> None:
@@ -128,12 +129,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workload": {"daemonSet": {"updateStrategy": _ROLLING}}}, "workload.daemonSet.updateStrategy: has no effect"),
     ({"workload": {"daemonSet": {"openAdminPort": True}}}, "workload.daemonSet.openAdminPort: has no effect"),
     (daemon_set() | {"autoscaling": {"enabled": True}}, "autoscaling.enabled: a DaemonSet"),
-    (daemon_set() | {"topologySpread": {"zones": "DoNotSchedule"}}, "topologySpread, topologySpreadConstraints:"),
-    (daemon_set() | {"topologySpread": {"hosts": "DoNotSchedule"}}, "topologySpread, topologySpreadConstraints:"),
+    (daemon_set() | {"topologySpread": {"zones": "DoNotSchedule"}}, "topologySpread.zones: has no effect"),
+    (daemon_set() | {"topologySpread": {"hosts": "DoNotSchedule"}}, "topologySpread.hosts: has no effect"),
+    (daemon_set() | {"keda": {"enabled": True, "serverAddress": "http://p:9090"}}, "keda.enabled: a DaemonSet"),
     (
         daemon_set()
         | {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway"}]},
-        "topologySpread, topologySpreadConstraints:",
+        "topologySpreadConstraints: has no effect",
     ),
     (daemon_set(hostPorts={"pulsarssl": 6651}), "hostPorts.pulsarssl: there is no such port; there are pulsar, admin"),
     (daemon_set(hostPorts={"pulsar": 8080, "admin": 8080}) | TOKEN, "8080 is the port of admin already"),
@@ -142,11 +144,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (daemon_set(hostNetwork=True, openAdminPort=True) | TOKEN, "workload.daemonSet.openAdminPort: has no effect"),
     (
         daemon_set(hostNetwork=True) | TOKEN | {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
-        "networkPolicy.clients, networkPolicy.egress: do not hold",
+        "networkPolicy.clients: has no effect",
     ),
     (
         daemon_set(hostNetwork=True) | TOKEN | {"networkPolicy": {"egress": [{"ports": [{"port": 6650}]}]}},
-        "networkPolicy.clients, networkPolicy.egress: do not hold",
+        "networkPolicy.egress: has no effect",
     ),
     (
         daemon_set(updateStrategy=_ROLLING | {"rollingUpdate": {"maxSurge": 1}}),

@@ -6,16 +6,19 @@
 {{- end -}}
 
 {{/* The prefix of all objects' names: `fullnameOverride`, or the release's name and the chart's. At most 40
-     characters, so that the longest suffix of ours, and controllers' suffixes fit into 63. */}}
+     characters, so that the longest suffix of ours, and controllers' suffixes fit into 63 (a CronJob's name: 52). A
+     longer one ends in a digest, so that two releases with the same beginning have names of their own. */}}
 {{- define "pulsar-trio-proxy.fullname" -}}
 {{- $name := include "pulsar-trio-proxy.name" . -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
+{{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
+{{- if gt (len $full) 40 -}}
+{{- $digest := printf "%s %s" .Release.Name $full | sha256sum | trunc 8 -}}
+{{- $full = printf "%s-%s" ($full | trunc 31 | trimSuffix "-") $digest -}}
+{{- end -}}
+{{- $full | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* The labels by which the proxy's pods are found. They never change: a Deployment's selector cannot. */}}
@@ -89,15 +92,7 @@ annotations:
 {{/* The Secret with the listener's certificate: cert-manager's, or one that exists. Empty without TLS. */}}
 {{- define "pulsar-trio-proxy.tlsSecret" -}}
 {{- if .Values.tls.enabled -}}
-{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
-{{- fail "tls.existingSecret and tls.certManager.enabled: only one of them can bring the certificate" -}}
-{{- else if .Values.tls.existingSecret -}}
-{{- .Values.tls.existingSecret -}}
-{{- else if .Values.tls.certManager.enabled -}}
-{{- printf "%s-tls" (include "pulsar-trio-proxy.fullname" .) -}}
-{{- else -}}
-{{- fail "tls.enabled: needs tls.existingSecret or tls.certManager.enabled" -}}
-{{- end -}}
+{{- .Values.tls.existingSecret | default (printf "%s-tls" (include "pulsar-trio-proxy.fullname" .)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -107,13 +102,8 @@ annotations:
 {{- $symmetric := eq $token.algorithm "symmetric" -}}
 {{- $secret := dict -}}
 {{- if $token.enabled -}}
-{{- if $token.keySecret.name -}}
-{{- $_ := set $secret "name" $token.keySecret.name -}}
-{{- else if include "pulsar-trio-proxy.secretsRelease" . -}}
-{{- $_ := set $secret "name" (printf "%s-token-%s-key" (include "pulsar-trio-proxy.secretsRelease" .) $token.algorithm) -}}
-{{- else -}}
-{{- fail "auth.token.enabled: needs auth.pulsarRelease or auth.token.keySecret.name" -}}
-{{- end -}}
+{{- $derived := printf "%s-token-%s-key" (include "pulsar-trio-proxy.secretsRelease" .) $token.algorithm -}}
+{{- $_ := set $secret "name" ($token.keySecret.name | default $derived) -}}
 {{- $_ := set $secret "key" ($token.keySecret.key | default (ternary "SECRETKEY" "PUBLICKEY" $symmetric)) -}}
 {{- end -}}
 {{- $secret | toJson -}}
@@ -124,13 +114,7 @@ annotations:
 {{- $proxy := .Values.auth.proxyToken -}}
 {{- $secret := dict -}}
 {{- if $proxy.enabled -}}
-{{- if $proxy.secret.name -}}
-{{- $_ := set $secret "name" $proxy.secret.name -}}
-{{- else if include "pulsar-trio-proxy.secretsRelease" . -}}
-{{- $_ := set $secret "name" (printf "%s-token-%s" (include "pulsar-trio-proxy.secretsRelease" .) $proxy.role) -}}
-{{- else -}}
-{{- fail "auth.proxyToken.enabled: needs auth.pulsarRelease or auth.proxyToken.secret.name" -}}
-{{- end -}}
+{{- $_ := set $secret "name" ($proxy.secret.name | default (printf "%s-token-%s" (include "pulsar-trio-proxy.secretsRelease" .) $proxy.role)) -}}
 {{- $_ := set $secret "key" ($proxy.secret.key | default "TOKEN") -}}
 {{- end -}}
 {{- $secret | toJson -}}
@@ -181,9 +165,6 @@ annotations:
 {{- $_ := set $tls "client_ca" (printf "%s/client-ca/%s" $secrets .Values.tls.clientCa.key) -}}
 {{- end -}}
 {{- if .Values.tls.requireClientCertificate -}}
-{{- if not .Values.tls.clientCa.secret -}}
-{{- fail "tls.requireClientCertificate: needs tls.clientCa.secret" -}}
-{{- end -}}
 {{- $_ := set $tls "require_client_certificate" true -}}
 {{- end -}}
 {{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsarssl)) "tls" $tls) -}}
@@ -223,66 +204,13 @@ annotations:
 {{/* The configuration that is written to proxy.toml: the derived one, and `config` over it. YAML. */}}
 {{- define "pulsar-trio-proxy.config" -}}
 {{- $derived := include "pulsar-trio-proxy.derivedConfig" . | fromYaml -}}
-{{- if and (get (.Values.config | default dict) "listener") .Values.tls.enabled -}}
-{{- fail "config.listener and tls.enabled: with listeners of your own, give them their tls tables in config.listener" -}}
-{{- end -}}
-{{- include "pulsar-trio-proxy.refuseSecrets" . -}}
-{{- $config := mergeOverwrite $derived (deepCopy (.Values.config | default dict)) -}}
-{{- include "pulsar-trio-proxy.refuseAddresses" (list . $config) -}}
-{{- $config | toYaml -}}
-{{- end -}}
-
-{{/* An error if `config` has a secret: every account that may read ConfigMaps could read it. */}}
-{{- define "pulsar-trio-proxy.refuseSecrets" -}}
-{{- $brokers := get (.Values.config | default dict) "brokers" | default dict -}}
-{{- if get (get $brokers "credentials" | default dict) "token" -}}
-{{- fail "config.brokers.credentials.token: would be in a ConfigMap; put it into a Secret and name that (auth.proxyToken.secret), or mount it (extraVolumes) and name the file (config.brokers.credentials.file)" -}}
-{{- end -}}
-{{- end -}}
-
-{{/* An error for addresses and folders that cannot work in a pod: probes on loopback, a folder that is read-only, two
-     listeners on one port. Call: include "pulsar-trio-proxy.refuseAddresses" (list . $config) */}}
-{{- define "pulsar-trio-proxy.refuseAddresses" -}}
-{{- $root := index . 0 -}}{{- $config := index . 1 -}}
-{{- $admin := $config.admin.bind -}}
-{{- if or (hasPrefix "127." $admin) (hasPrefix "localhost:" $admin) (hasPrefix "[::1]:" $admin) -}}
-{{- fail "config.admin.bind: the kubelet's probes come from outside of the pod and do not reach loopback" -}}
-{{- end -}}
-{{- $folders := list "/run/pulsar-trio-proxy/" "/tmp/" -}}
-{{- range $root.Values.extraVolumeMounts -}}
-{{- with .mountPath -}}
-{{- $folders = append $folders (printf "%s/" (trimSuffix "/" .)) -}}
-{{- end -}}
-{{- end -}}
-{{- $writable := false -}}
-{{- range $folders -}}
-{{- if hasPrefix . $config.cluster.runtime_dir -}}{{- $writable = true -}}{{- end -}}
-{{- end -}}
-{{- if not $writable -}}
-{{- fail (printf "config.cluster.runtime_dir: must be a folder below %s; all else is read-only" (join ", " $folders)) -}}
-{{- end -}}
-{{- $ports := dict ($admin | splitList ":" | last) "config.admin.bind (ports.admin)" -}}
-{{- range $config.listener -}}
-{{- $port := .bind | default "0.0.0.0:6650" | splitList ":" | last -}}
-{{- with get $ports $port -}}
-{{- fail (printf "port %s: a listener's and that of %s; in a pod each needs its own" $port .) -}}
-{{- end -}}
-{{- $_ := set $ports $port "another listener" -}}
-{{- end -}}
+{{- mergeOverwrite $derived (deepCopy (.Values.config | default dict)) | toYaml -}}
 {{- end -}}
 
 {{/* The configuration with the program's own defaults below it (files/defaults.json is generated). YAML. */}}
 {{- define "pulsar-trio-proxy.effectiveConfig" -}}
 {{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
 {{- mergeOverwrite $defaults (include "pulsar-trio-proxy.config" . | fromYaml) | toYaml -}}
-{{- end -}}
-
-{{/* An error if the proxy authenticates to brokers as itself and clients need no authentication, unless allowed. */}}
-{{- define "pulsar-trio-proxy.refuseOpenToken" -}}
-{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
-{{- if and .Values.auth.proxyToken.enabled (not $config.authentication.enabled) (not .Values.auth.proxyToken.withoutClientAuthentication) -}}
-{{- fail "auth.proxyToken.enabled: clients do not authenticate themselves (auth.token, config.authentication), so everybody who reaches the proxy has its role at the brokers; auth.proxyToken.withoutClientAuthentication: true says that this is wanted" -}}
-{{- end -}}
 {{- end -}}
 
 {{/* Make integers of the whole numbers in a map, in place: Helm's YAML has only floats, TOML distinguishes both. */}}
@@ -338,6 +266,9 @@ annotations:
 {{- $port := splitList ":" (.bind | default "0.0.0.0:6650") | last | int -}}
 {{- $ports = append $ports (dict "name" $name "service" $service "port" $port "tls" (eq $kind "tls")) -}}
 {{- end -}}
+{{- if not $ports -}}
+{{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
+{{- end -}}
 {{- $ports | toJson -}}
 {{- end -}}
 
@@ -352,15 +283,6 @@ annotations:
 {{- $delay := dig "shutdown" "delay_ms" 0 $config -}}
 {{- $sleep := dig "preStop" "sleep" "seconds" 0 .Values.lifecycle | int -}}
 {{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) $sleep 15 -}}
-{{- end -}}
-
-{{/* terminationGracePeriodSeconds; an error if the kubelet would kill the pod before the end of the drain. */}}
-{{- define "pulsar-trio-proxy.gracePeriod" -}}
-{{- $needed := include "pulsar-trio-proxy.secondsToEnd" . | int -}}
-{{- if lt (int .Values.terminationGracePeriodSeconds) $needed -}}
-{{- fail (printf "terminationGracePeriodSeconds: %d is too short; lifecycle.preStop.sleep, shutdown.delay_ms, limits.drain_timeout_ms and 15 s for the rest need %d" (int .Values.terminationGracePeriodSeconds) $needed) -}}
-{{- end -}}
-{{- int .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 
 {{/* Digest of the part of the configuration that makes new pods, by `rolloutOnConfigChange`; empty: none. With
@@ -389,11 +311,6 @@ annotations:
 {{- define "pulsar-trio-proxy.podLabels" -}}
 {{- $labels := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
 {{- $labels = mergeOverwrite (deepCopy .Values.commonLabels) $labels (dict "component" "proxy") -}}
-{{- range $key, $_ := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
-{{- if hasKey $.Values.podLabels $key -}}
-{{- fail (printf "podLabels: %s is the chart's own, by which the pods are found" $key) -}}
-{{- end -}}
-{{- end -}}
 {{- mergeOverwrite $labels (deepCopy .Values.podLabels) | toYaml -}}
 {{- end -}}
 
@@ -472,17 +389,6 @@ app.kubernetes.io/component: receiver
 {{- $_ := set $config "authentication" (dict "token_files" (list (printf "%s/tokens/%s" $secrets $receiver.tokenKey))) -}}
 {{- end -}}
 {{- mergeOverwrite $config (deepCopy $receiver.config) | toYaml -}}
-{{- end -}}
-
-{{/* The receiver's grace period; an error if it would be killed before it has answered pending requests. */}}
-{{- define "pulsar-trio-proxy.receiverGracePeriod" -}}
-{{- $receiver := .Values.analytics.receiver -}}
-{{- $drain := dig "limits" "drain_timeout_ms" 30000 $receiver.config -}}
-{{- $needed := add (divf $drain 1000.0 | ceil | int) 5 -}}
-{{- if lt (int $receiver.terminationGracePeriodSeconds) (int $needed) -}}
-{{- fail (printf "analytics.receiver.terminationGracePeriodSeconds: limits.drain_timeout_ms and 5 s for the rest need %d" $needed) -}}
-{{- end -}}
-{{- int $receiver.terminationGracePeriodSeconds -}}
 {{- end -}}
 
 {{/* Where pods of the analytics run. Call: include "pulsar-trio-proxy.analyticsPlacement" (list . .Values.analytics.rollup) */}}

@@ -51,7 +51,7 @@
 {{- $known = append $known (toString (int .port)) -}}
 {{- range $key := list (printf "service.ports: %d" $port) (ternary (printf "service.nodePorts: %d" $nodePort) "" (gt $nodePort 0)) -}}
 {{- if hasKey $taken $key -}}
-{{- fail (printf "%s: is the port of two listeners; give each its own" $key) -}}
+{{- fail (printf "%s is the port of two listeners; give each its own" $key) -}}
 {{- end -}}
 {{- if $key -}}{{- $_ := set $taken $key true -}}{{- end -}}
 {{- end -}}
@@ -71,15 +71,6 @@
 {{- define "pulsar-trio-proxy.refuseService" -}}
 {{- $service := .Values.service -}}
 {{- $balanced := eq $service.type "LoadBalancer" -}}
-{{- if and $service.externalTrafficPolicy (eq $service.type "ClusterIP") -}}
-{{- fail "service.externalTrafficPolicy: is for NodePort and LoadBalancer only; set service.type, or remove it" -}}
-{{- end -}}
-{{- if and (not $balanced) (or $service.loadBalancerClass $service.loadBalancerIP $service.loadBalancerSourceRanges (not $service.allocateLoadBalancerNodePorts)) -}}
-{{- fail "service.loadBalancerClass, .loadBalancerIP, .loadBalancerSourceRanges, .allocateLoadBalancerNodePorts: are for service.type LoadBalancer only; set that, or remove them" -}}
-{{- end -}}
-{{- if and $service.healthCheckNodePort (not (and $balanced (include "pulsar-trio-proxy.onlyLocal" .))) -}}
-{{- fail "service.healthCheckNodePort: is for service.type LoadBalancer with externalTrafficPolicy Local only; set those, or remove it" -}}
-{{- end -}}
 {{- if and (eq $service.internalTrafficPolicy "Local") $service.trafficDistribution (or (eq $service.type "ClusterIP") (include "pulsar-trio-proxy.onlyLocal" .)) -}}
 {{- fail "service.trafficDistribution: has no effect, since all clients go to pods on their node (internalTrafficPolicy, externalTrafficPolicy); remove it" -}}
 {{- end -}}

@@ -68,24 +68,14 @@
 {{- if and (dig "preStop" "sleep" dict .Values.lifecycle) (not (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "lifecycle.preStop.sleep: needs Kubernetes 1.30, and this is %s; leave it out: the proxy itself waits for shutdown.delay_ms" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- $daemonSet := .Values.workload.daemonSet -}}
 {{- if include "pulsar-trio-proxy.isDaemonSet" . -}}
 {{- range $scaler := list "autoscaling" "keda" -}}
-{{- if get (get $.Values $scaler | default dict) "enabled" -}}
+{{- if get (get $.Values $scaler) "enabled" -}}
 {{- fail (printf "%s.enabled: a DaemonSet has one pod on each node; set it to false, or workload.kind: Deployment" $scaler) -}}
 {{- end -}}
 {{- end -}}
-{{- if or .Values.topologySpreadConstraints (has "DoNotSchedule" (list .Values.topologySpread.zones .Values.topologySpread.hosts)) -}}
-{{- fail "topologySpread, topologySpreadConstraints: a DaemonSet has one pod on each node; choose nodes with nodeSelector, affinity and tolerations" -}}
-{{- end -}}
 {{- include "pulsar-trio-proxy.refuseHostPorts" . -}}
 {{- include "pulsar-trio-proxy.refuseHostNetwork" . -}}
-{{- else -}}
-{{- range $key, $value := $daemonSet -}}
-{{- if $value -}}
-{{- fail (printf "workload.daemonSet.%s: has no effect on a Deployment; set workload.kind: DaemonSet, or leave it out" $key) -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -111,7 +101,6 @@
 {{/* An error for what does not hold where the node's network, or a port of it, leads to the pods. */}}
 {{- define "pulsar-trio-proxy.refuseHostNetwork" -}}
 {{- $daemonSet := .Values.workload.daemonSet -}}
-{{- $policy := .Values.networkPolicy -}}
 {{- $adminOnNode := or $daemonSet.hostNetwork (hasKey $daemonSet.hostPorts "admin") -}}
 {{- if and $daemonSet.hostNetwork $daemonSet.hostPorts -}}
 {{- fail "workload.daemonSet.hostPorts: with hostNetwork the pods' ports are the node's own; leave hostPorts out, or set hostNetwork: false" -}}
@@ -121,9 +110,6 @@
 {{- end -}}
 {{- if and $daemonSet.openAdminPort (or (not $adminOnNode) .Values.adminToken.secret) -}}
 {{- fail "workload.daemonSet.openAdminPort: has no effect with adminToken.secret, or without hostNetwork and hostPorts.admin; leave it out" -}}
-{{- end -}}
-{{- if and $daemonSet.hostNetwork $policy.enabled (or $policy.clients $policy.egress) -}}
-{{- fail "networkPolicy.clients, networkPolicy.egress: do not hold for pods in the node's network (hostNetwork); leave them out and use the nodes' firewall, or use hostPorts" -}}
 {{- end -}}
 {{- end -}}
 
