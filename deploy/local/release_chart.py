@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 """Artifact Hub's kinds of changes, which are those of keepachangelog.com."""
@@ -23,6 +24,9 @@ KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 class ReleaseError(Exception):
     """The release cannot be made; the text says what is to be mended."""
 
+
+DEFAULTS = "files/values.json"
+"""values.yaml once more, for the templates."""
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
@@ -35,6 +39,15 @@ def with_digests(values: str, digests: Mapping[str, str]) -> str:
         if count != 1:
             raise ReleaseError(f"values.yaml: {count} empty digests beside `repository: {repository}`; one is needed")
     return values
+
+
+def set_digests(values: Any, digests: Mapping[str, str]) -> None:
+    """Do the same in the values as the templates read them, which compare what a user sets with them."""
+    if isinstance(values, dict):
+        if values.get("repository") in digests:
+            values["digest"] = digests[values["repository"]]
+        for value in values.values():
+            set_digests(value, digests)
 
 
 def changes(changelog: str, number: str) -> Iterator[tuple[str, str]]:
@@ -81,6 +94,9 @@ def package(helm: Path, chart: Path, out: Path, release: ChartRelease) -> Path:
         shutil.copytree(chart, staged)
         values, description = staged / "values.yaml", staged / "Chart.yaml"
         values.write_text(with_digests(values.read_text(), release.digests))
+        defaults = json.loads((staged / DEFAULTS).read_text())
+        set_digests(defaults, release.digests)
+        (staged / DEFAULTS).write_text(json.dumps(defaults))
         description.write_text(with_release(description.read_text(), release))
         for path in staged.rglob("*"):
             os.utime(path, (release.epoch_s, release.epoch_s))
