@@ -6,7 +6,7 @@ from pathlib import Path
 from auth.jwt_rules import claimed_expiry_unix_ms, parse_unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import ReloadingFile
+from proxy.common.reloading_file import HeldFile
 from proxy.config.types import BrokerCredentials
 
 SECRET_BYTES_MAX = 64 * 1024
@@ -16,18 +16,18 @@ KEY = "brokers.credentials.file"
 class SecretCredentials(OneForAllBrokers):
     """The same secret for all brokers, from a file that may change at any time: a token, or user and password.
 
-    Every challenge is answered with the secret as it is now: that is what a broker asks for when the old one is about
-    to expire (PIP-55).
+    Every challenge is answered with the last secret that a broker accepted: that is what a broker asks for when the old
+    one is about to expire (PIP-55).
     """
 
     def __init__(self, method: str, file: str) -> None:
         self.method = method
         read = _read_token if method == "token" else read_secret
-        self._secret = ReloadingFile(KEY, [file], lambda: read(file))
+        self._secret = HeldFile(KEY, [file], lambda: read(file))
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the secret, for CONNECT and for every challenge."""
-        return await self._secret.current_value()
+        return self._secret.value
 
 
 class FixedCredentials(OneForAllBrokers):

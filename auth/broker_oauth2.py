@@ -12,7 +12,7 @@ from auth.http import HttpFailed, IssuerClient, discovery_url
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import CredentialsUnavailable, OneForAllBrokers
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import ReloadingFile
+from proxy.common.reloading_file import HeldFile
 from proxy.config.types import BrokerCredentials
 
 REQUEST_TIMEOUT_MS = 2_000
@@ -31,7 +31,7 @@ class OAuth2Credentials(OneForAllBrokers):
     It is renewed at a random point within 85 to 95 % of its lifetime, so that not all proxies ask at one time; the old
     one is used for as long as it is valid where the issuer cannot be asked.
 
-    The key file is JSON in Pulsar's form; after a change the next use fetches a new token.
+    The key file is JSON in Pulsar's form; after a change that a broker accepted the next use fetches a new token.
     ``brokers.credentials.issuer_url`` and all that the issuer names must be https, but at loopback hosts: the secret
     goes there. ``transport`` replaces the network in tests. Raises ConfigError.
     """
@@ -47,12 +47,12 @@ class OAuth2Credentials(OneForAllBrokers):
             plain_http="at loopback",
             transport=transport,
         )
-        self._account = ReloadingFile(KEY, [config.file], lambda: _account(config.file))
+        self._account = HeldFile(KEY, [config.file], lambda: _account(config.file))
         self._tokens = _TokenCache(config, self._client, self._account.value)
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the token, for CONNECT and for every challenge."""
-        account = await self._account.current_value()
+        account = self._account.value
         if account != self._tokens.account:
             self._tokens = _TokenCache(self._config, self._client, account)
         try:

@@ -31,6 +31,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.DRAIN: frozenset({Role.SUPERVISOR}),
         Method.COLLECT_METRICS: frozenset({Role.SUPERVISOR}),
         Method.GET_STATUS: frozenset({Role.SUPERVISOR}),
+        Method.TAKE_OVER_FILES: frozenset({Role.SUPERVISOR}),
         Method.CLUSTER_STATUS: frozenset({Role.OPERATOR}),
         Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
         Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),

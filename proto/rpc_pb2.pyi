@@ -21,6 +21,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAIN: _ClassVar[Method]
     COLLECT_METRICS: _ClassVar[Method]
     GET_STATUS: _ClassVar[Method]
+    TAKE_OVER_FILES: _ClassVar[Method]
     CLUSTER_STATUS: _ClassVar[Method]
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
@@ -60,6 +61,7 @@ CONFIGURE: Method
 DRAIN: Method
 COLLECT_METRICS: Method
 GET_STATUS: Method
+TAKE_OVER_FILES: Method
 CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
@@ -314,6 +316,20 @@ class ConfigureRequest(_message.Message):
     config: bytes
     def __init__(self, config: _Optional[bytes] = ...) -> None: ...
 
+class TakeOverFilesRequest(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[FileStamp]
+    def __init__(self, files: _Optional[_Iterable[_Union[FileStamp, _Mapping]]] = ...) -> None: ...
+
+class FileStamp(_message.Message):
+    __slots__ = ("path", "stamp")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    stamp: str
+    def __init__(self, path: _Optional[str] = ..., stamp: _Optional[str] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms", "hand_over")
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +347,12 @@ class Text(_message.Message):
 class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ("force",)
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    force: bool
+    def __init__(self, force: _Optional[bool] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("role", "index", "leaving_pid")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import msgspec
 import trio
+from google.protobuf.message import Message
 
-from proto.rpc_pb2 import Empty, Method, Text
+from proto.rpc_pb2 import Empty, Method, ReloadRequest, Text
 from proxy import __version__
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S = 40.0
 UPGRADE_TIMEOUT_S = 300.0
 UPGRADE_POLL_S = 0.2
+
+_NOTHING = Empty()
 
 _config_option = click.option(
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
@@ -132,9 +135,10 @@ def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's
 
 @main.command()
 @_config_option
-def reload(config_file: Path) -> None:
+@click.option("--force", is_flag=True, help="Even if no broker accepts the proxy with a changed [brokers].")
+def reload(config_file: Path, force: bool) -> None:  # noqa: FBT001 -- click's manner
     """Make a running cluster take over its changed configuration and key files."""
-    _ask(_load(config_file), Method.CLUSTER_RELOAD)
+    _ask(_load(config_file), Method.CLUSTER_RELOAD, ReloadRequest(force=force))
     click.echo("reloaded")
 
 
@@ -239,15 +243,15 @@ def _load_plan(config_file: Path) -> MemoryPlan:
         _fail(str(error))
 
 
-def _ask(config: Config, method: int) -> str:
-    return _call_cluster_at(control_path(config.cluster.runtime_dir), method)
+def _ask(config: Config, method: int, request: Message = _NOTHING) -> str:
+    return _call_cluster_at(control_path(config.cluster.runtime_dir), method, request)
 
 
-def _call_cluster_at(path: str, method: int) -> str:
+def _call_cluster_at(path: str, method: int, request: Message = _NOTHING) -> str:
     try:
         if not trio.run(_is_listening, path):
             _fail(f"no cluster is running in {os.path.dirname(path)}")  # noqa: PTH120 -- a socket's address is text
-        return trio.run(_call, path, method)
+        return trio.run(_call, path, method, request)
     except RpcCallRefused as refused:
         _fail(refused.reason)
     except RpcDeadlineExceeded:
@@ -260,12 +264,12 @@ def _call_cluster_at(path: str, method: int) -> str:
         _fail(f"{path}: {error.strerror}")
 
 
-async def _call(path: str, method: int) -> str:
+async def _call(path: str, method: int, request: Message = _NOTHING) -> str:
     client = RpcClient(unix_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
         try:
-            answer: Any = await client.call(method, Empty(), Text, timeout_s=CALL_TIMEOUT_S)
+            answer: Any = await client.call(method, request, Text, timeout_s=CALL_TIMEOUT_S)
             return str(answer.text)
         except RpcError as error:
             failure = error

@@ -1,46 +1,68 @@
-"""The types of the Helm chart's values, from which values.schema.json is generated: ``python -m local.chart_values``.
+"""The tables of the Helm chart's values, from which local.chart_schema makes values.schema.json.
 
 `config` is the proxy's configuration itself, so a new key there is valid here. Objects that are copied to the manifests
-(tolerations, affinity, …) have Kubernetes' own types, which the API server checks.
+(tolerations, affinity, …) have Kubernetes' own definitions (local.kubernetes_rules), strings a format.
 """
 
-import json
-import sys
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from analytics.receiver.config import Config as ReceiverConfig
+from local.chart_analytics import Analytics
+from local.chart_types import (
+    Address,
+    AddressOrEmpty,
+    Affinity,
+    Annotations,
+    Behavior,
+    Cidr,
+    ClusterIp,
+    Container,
+    Count,
+    CountOrPercent,
+    DaemonSetStrategy,
+    DataKey,
+    DataKeyOrEmpty,
+    DeploymentStrategy,
+    DnsConfig,
+    Duration,
+    EgressRule,
+    EnvFrom,
+    EnvVar,
+    HostAlias,
+    HostName,
+    HostNameOrEmpty,
+    ImageValues,
+    Label,
+    Labels,
+    Lifecycle,
+    Metric,
+    Name,
+    Natural,
+    NodePort,
+    NonEmpty,
+    Object,
+    Peer,
+    PodSecurityContext,
+    Port,
+    PortName,
+    Qualified,
+    Reference,
+    Relabeling,
+    Resources,
+    SecurityContext,
+    ServiceName,
+    Size,
+    SpreadConstraint,
+    Text,
+    Toleration,
+    Values,
+    Volume,
+    VolumeMount,
+    WhenUnsatisfiable,
+)
 from proxy.config.types import Config
-
-Text = str
-NonEmpty = Annotated[str, Meta(min_length=1)]
-Port = Annotated[int, Meta(ge=1, le=65535)]
-NodePort = Annotated[int, Meta(ge=0, le=65535)]
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-Duration = Annotated[str, Meta(pattern="^([0-9]+(ms|s|m|h))+$")]
-PortName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9-]{0,12}[a-z0-9])?$")]
-Image = Annotated[str, Meta(pattern="^(sha256:[0-9a-f]{64})?$")]
-CountOrPercent = int | Annotated[str, Meta(pattern="^([0-9]+%)?$")]
-PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-WhenUnsatisfiable = Literal["", "ScheduleAnyway", "DoNotSchedule"]
-Labels = dict[str, str]
-Object = dict[str, Any]
-Objects = list[dict[str, Any]]
-
-
-class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Base of all tables of values: an unknown key is an error."""
-
-
-class ImageValues(Values, frozen=True):
-    repository: NonEmpty = ""
-    tag: Text = ""
-    digest: Image = ""
-    pull_policy: PullPolicy = "IfNotPresent"
 
 
 class PortNames(Values, frozen=True):
@@ -56,27 +78,27 @@ class Ports(Values, frozen=True):
 
 
 class KeyOfSecret(Values, frozen=True):
-    secret: Text = ""
-    key: NonEmpty = ""
+    secret: Name = ""
+    key: DataKey = ""
 
 
 class NameAndKey(Values, frozen=True):
-    name: Text = ""
-    key: Text = ""
+    name: Name = ""
+    key: DataKeyOrEmpty = ""
 
 
 class IssuerRef(Values, frozen=True):
-    name: Text = ""
+    name: Name = ""
     kind: NonEmpty = ""
-    group: NonEmpty = ""
+    group: HostName = ""
 
 
 class CertManager(Values, frozen=True):
     enabled: bool = False
     issuer_ref: IssuerRef = IssuerRef()
     service_names: bool = True
-    dns_names: list[NonEmpty] = []
-    ip_addresses: list[NonEmpty] = []
+    dns_names: list[HostName] = []
+    ip_addresses: list[Address] = []
     duration: Duration = ""
     renew_before: Duration = ""
 
@@ -84,21 +106,21 @@ class CertManager(Values, frozen=True):
 class Tls(Values, frozen=True):
     enabled: bool = False
     keep_plain: bool = False
-    existing_secret: Text = ""
+    existing_secret: Name = ""
     require_client_certificate: bool = False
     client_ca: KeyOfSecret = KeyOfSecret()
     cert_manager: CertManager = CertManager()
 
 
 class Brokers(Values, frozen=True):
-    pulsar_release: Text = ""
-    namespace: Text = ""
+    pulsar_release: Label = ""
+    namespace: Label = ""
     tls: bool = False
 
 
 class BrokerTls(Values, frozen=True):
     ca: KeyOfSecret = KeyOfSecret()
-    certificate_secret: Text = ""
+    certificate_secret: Name = ""
 
 
 class TokenAuth(Values, frozen=True):
@@ -115,7 +137,7 @@ class ProxyToken(Values, frozen=True):
 
 
 class Auth(Values, frozen=True):
-    pulsar_release: Text = ""
+    pulsar_release: Label = ""
     token: TokenAuth = TokenAuth()
     proxy_token: ProxyToken = ProxyToken()
 
@@ -140,7 +162,7 @@ class DaemonSet(Values, frozen=True):
     host_ports: dict[str, Port] = {}
     host_network: bool = False
     open_admin_port: bool = False
-    update_strategy: Object = {}
+    update_strategy: DaemonSetStrategy = {}
 
 
 class Workload(Values, frozen=True):
@@ -149,13 +171,13 @@ class Workload(Values, frozen=True):
 
 
 class Volumes(Values, frozen=True):
-    size_limit: NonEmpty = ""
+    size_limit: Size = ""
 
 
 class ServiceAccount(Values, frozen=True):
     create: bool = True
-    name: Text = ""
-    annotations: Labels = {}
+    name: Name = ""
+    annotations: Annotations = {}
 
 
 class HealthCheck(Values, frozen=True):
@@ -165,14 +187,14 @@ class HealthCheck(Values, frozen=True):
 
 class Service(Values, frozen=True):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    annotations: Labels = {}
+    annotations: Annotations = {}
     labels: Labels = {}
     ports: dict[str, Port] = {}
     node_ports: dict[str, NodePort] = {}
-    cluster_ip: Text = msgspec.field(default="", name="clusterIP")
-    load_balancer_class: Text = ""
-    load_balancer_ip: Text = msgspec.field(default="", name="loadBalancerIP")
-    load_balancer_source_ranges: list[NonEmpty] = []
+    cluster_ip: ClusterIp = msgspec.field(default="", name="clusterIP")
+    load_balancer_class: Qualified = ""
+    load_balancer_ip: AddressOrEmpty = msgspec.field(default="", name="loadBalancerIP")
+    load_balancer_source_ranges: list[Cidr] = []
     allocate_load_balancer_node_ports: bool = True
     external_traffic_policy: Literal["", "Local", "Cluster"] = ""
     health_check: HealthCheck = HealthCheck()
@@ -198,8 +220,8 @@ class Autoscaling(Values, frozen=True):
     max_replicas: Count = 1
     cpu: Cpu = Cpu()
     connections: Connections = Connections()
-    metrics: Objects = []
-    behavior: Object = {}
+    metrics: list[Metric] = []
+    behavior: Behavior = {}
 
 
 class Keda(Values, frozen=True):
@@ -210,7 +232,7 @@ class Keda(Values, frozen=True):
     polling_interval: Count = 1
     metadata: Labels = {}
     authentication_ref: Object = {}
-    triggers: Objects = []
+    triggers: list[Object] = []
 
 
 class Vpa(Values, frozen=True):
@@ -231,18 +253,18 @@ class TopologySpread(Values, frozen=True):
 
 class NetworkPolicy(Values, frozen=True):
     enabled: bool = True
-    clients: Objects = []
-    admin: Objects = []
-    egress: Objects = []
+    clients: list[Peer] = []
+    admin: list[Peer] = []
+    egress: list[EgressRule] = []
 
 
 class Ingress(Values, frozen=True):
     enabled: bool = False
-    class_name: Text = ""
-    annotations: Labels = {}
-    hostname: Text = ""
+    class_name: Name = ""
+    annotations: Annotations = {}
+    hostname: HostNameOrEmpty = ""
     paths: list[Literal["/metrics", "/status", "/readyz", "/healthz"]] = []
-    tls_secret: Text = ""
+    tls_secret: Name = ""
 
 
 class Monitor(Values, frozen=True):
@@ -250,8 +272,8 @@ class Monitor(Values, frozen=True):
     labels: Labels = {}
     interval: Duration = ""
     scrape_timeout: Duration = ""
-    relabelings: Objects = []
-    metric_relabelings: Objects = []
+    relabelings: list[Relabeling] = []
+    metric_relabelings: list[Relabeling] = []
 
 
 class Rules(Values, frozen=True):
@@ -263,7 +285,7 @@ class Rules(Values, frozen=True):
 class Dashboard(Values, frozen=True):
     enabled: bool = False
     labels: Labels = {}
-    annotations: Labels = {}
+    annotations: Annotations = {}
 
 
 class Test(Values, frozen=True):
@@ -271,78 +293,24 @@ class Test(Values, frozen=True):
     command: list[NonEmpty] = []
     topic: NonEmpty = ""
     host: Text = ""
-    token_secret: Text = ""
-    token_key: NonEmpty = ""
-    ca_secret: Text = ""
-    ca_key: NonEmpty = ""
-    client_certificate_secret: Text = ""
+    token_secret: Name = ""
+    token_key: DataKey = ""
+    ca_secret: Name = ""
+    ca_key: DataKey = ""
+    client_certificate_secret: Name = ""
     timeout_seconds: Count = 1
     attempts: Count = 1
-
-
-class Persistence(Values, frozen=True):
-    size: NonEmpty = ""
-    storage_class_name: Text = ""
-    access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany"]] = []
-    existing_claim: Text = ""
-
-
-class Receiver(Values, frozen=True):
-    enabled: bool = False
-    config: ReceiverConfig = ReceiverConfig()
-    command: list[NonEmpty] = []
-    token_secret: Text = ""
-    token_key: NonEmpty = ""
-    tls_secret: Text = ""
-    peers: Objects = []
-    service_monitor: bool = False
-    persistence: Persistence = Persistence()
-    pod_annotations: Labels = {}
-    pod_labels: Labels = {}
-    extra_env: Objects = []
-    resources: Object = {}
-    termination_grace_period_seconds: Count = 1
-    node_selector: Labels = {}
-    tolerations: Objects = []
-    affinity: Object = {}
-    priority_class_name: Text = ""
-    runtime_class_name: Text = ""
-
-
-class Rollup(Values, frozen=True):
-    enabled: bool = False
-    schedule: NonEmpty = ""
-    tables: NonEmpty = ""
-    command: list[NonEmpty] = []
-    spark_arguments: list[str] = []
-    program: Text = ""
-    active_deadline_seconds: Count = 1
-    extra_env: Objects = []
-    pod_annotations: Labels = {}
-    pod_labels: Labels = {}
-    resources: Object = {}
-    scratch_size: NonEmpty = ""
-    node_selector: Labels = {}
-    tolerations: Objects = []
-    priority_class_name: Text = ""
-    runtime_class_name: Text = ""
-
-
-class Analytics(Values, frozen=True):
-    image: ImageValues = ImageValues()
-    receiver: Receiver = Receiver()
-    rollup: Rollup = Rollup()
 
 
 class ChartValues(Values, frozen=True):
     enabled: bool = True
     """For a parent chart's `condition`; Helm passes it down, no template reads it."""
-    name_override: Text = ""
-    fullname_override: Text = ""
+    name_override: Label = ""
+    fullname_override: ServiceName = ""
     common_labels: Labels = {}
-    common_annotations: Labels = {}
+    common_annotations: Annotations = {}
     image: ImageValues = ImageValues()
-    image_pull_secrets: Objects = []
+    image_pull_secrets: list[Reference] = []
     command: list[NonEmpty] = []
     config: Config = Config()
     bind_address: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
@@ -354,17 +322,17 @@ class ChartValues(Values, frozen=True):
     admin_token: KeyOfSecret = KeyOfSecret()
     workload: Workload = Workload()
     replica_count: Natural = 1
-    update_strategy: Object = {}
+    update_strategy: DeploymentStrategy = {}
     min_ready_seconds: Natural = 0
     revision_history_limit: Natural = 0
     progress_deadline_seconds: Count = 1
     rollout_on_config_change: Literal["needed", "always", "never"] = "always"
     termination_grace_period_seconds: Count = 1
-    lifecycle: Object = {}
+    lifecycle: Lifecycle = {}
     probes: Probes = Probes()
-    resources: Object = {}
-    pod_security_context: Object = {}
-    security_context: Object = {}
+    resources: Resources = {}
+    pod_security_context: PodSecurityContext = {}
+    security_context: SecurityContext = {}
     volumes: Volumes = Volumes()
     service_account: ServiceAccount = ServiceAccount()
     service: Service = Service()
@@ -373,74 +341,34 @@ class ChartValues(Values, frozen=True):
     vpa: Vpa = Vpa()
     pdb: Pdb = Pdb()
     topology_spread: TopologySpread = TopologySpread()
-    topology_spread_constraints: Objects = []
+    topology_spread_constraints: list[SpreadConstraint] = []
     node_selector: Labels = {}
-    tolerations: Objects = []
-    affinity: Object = {}
-    priority_class_name: Text = ""
-    runtime_class_name: Text = ""
-    scheduler_name: Text = ""
-    host_aliases: Objects = []
+    tolerations: list[Toleration] = []
+    affinity: Affinity = {}
+    priority_class_name: Name = ""
+    runtime_class_name: Name = ""
+    scheduler_name: Name = ""
+    host_aliases: list[HostAlias] = []
     network_policy: NetworkPolicy = NetworkPolicy()
     ingress: Ingress = Ingress()
     service_monitor: Monitor = Monitor()
     pod_monitor: Monitor = Monitor()
     prometheus_rule: Rules = Rules()
     grafana_dashboard: Dashboard = Dashboard()
-    deployment_annotations: Labels = {}
-    pod_annotations: Labels = {}
+    deployment_annotations: Annotations = {}
+    pod_annotations: Annotations = {}
     pod_labels: Labels = {}
-    extra_env: Objects = []
-    extra_env_from: Objects = []
-    extra_volumes: Objects = []
-    extra_volume_mounts: Objects = []
-    extra_containers: Objects = []
-    init_containers: Objects = []
+    extra_env: list[EnvVar] = []
+    extra_env_from: list[EnvFrom] = []
+    extra_volumes: list[Volume] = []
+    extra_volume_mounts: list[VolumeMount] = []
+    extra_containers: list[Container] = []
+    init_containers: list[Container] = []
     extra_objects: list[Object | NonEmpty] = []
-    cluster_domain: NonEmpty = ""
+    cluster_domain: HostName = ""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = "ClusterFirst"
-    dns_config: Object = {}
+    dns_config: DnsConfig = {}
     test: Test = Test()
     analytics: Analytics = Analytics()
     global_: Object = msgspec.field(default_factory=dict, name="global")
     """Global values that Helm passes down from a parent chart."""
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of the values, without defaults: values.yaml has those."""
-    (root,), definitions = msgspec.json.schema_components([ChartValues], ref_template="#/$defs/{name}")
-    tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": definitions}
-    return _without_defaults(tree)  # type: ignore[no-any-return]
-
-
-def _without_defaults(node: Any) -> Any:
-    """Remove `default` from a schema; no property has this name."""
-    if isinstance(node, list):
-        return [_without_defaults(entry) for entry in node]
-    if not isinstance(node, dict):
-        return node
-    return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
-
-
-def defaults() -> dict[str, Any]:
-    """Return the proxy's own defaults, for templates that compute with them."""
-    found = msgspec.to_builtins(Config())
-    assert isinstance(found, dict)
-    return found
-
-
-def chart_defaults() -> dict[str, Any]:
-    """Return what values.yaml says: a template sees values only after a user's have been merged into them."""
-    found = msgspec.yaml.decode(Path("deploy/helm/pulsar-trio-proxy/values.yaml").read_bytes())
-    assert isinstance(found, dict)
-    return found
-
-
-def main() -> None:
-    """Print the schema, the proxy's defaults, or the chart's."""
-    tree = {"schema": schema, "defaults": defaults, "values": chart_defaults}[sys.argv[1]]()
-    print(json.dumps(tree, indent=1, sort_keys=True))
-
-
-if __name__ == "__main__":
-    main()

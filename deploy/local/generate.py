@@ -63,7 +63,7 @@ def _chart(environment: Environment, out: Path) -> None:
     """Generate the chart's schema, the defaults that its templates compute and compare with, and its copies."""
     for what, name in _CHART_JSON.items():
         (out / CHART / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / CHART / name).write_bytes(_local_output(environment, "chart_values", what))
+        (out / CHART / name).write_bytes(_local_output(environment, "chart_schema", what))
     for copy, source in chart_copies(environment.root).items():
         (out / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(environment.root / source, out / copy)

@@ -80,7 +80,7 @@ async def check_brokers(
     config: Config, authentication: BrokerAuthentication | None, methods: ClientMethods
 ) -> list[Finding]:
     """Try every broker of ``brokers.service_url``."""
-    async with _discovered(config) as found:
+    async with discovered(config) as found:
         findings = [Finding(good=False, text=f"{name}: not resolved: {why}") for name, why in found.failures.items()]
         endpoints = found.endpoints[:BROKERS_MAX]
         told: dict[Endpoint, list[Finding]] = {}
@@ -107,7 +107,7 @@ async def check_brokers(
 
 
 @asynccontextmanager
-async def _discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
+async def discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
     """Resolve the names of the URL, each once."""
     brokers = config.brokers
     async with trio.open_nursery() as nursery:
@@ -124,6 +124,17 @@ async def _discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
         nursery.cancel_scope.cancel()
 
 
+def login_factory(config: Config, dialer: Dialer) -> LoginFactory:
+    """Return logins as those of lookup workers."""
+    link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+    return LoginFactory(link_factory, without_secrets(config))
+
+
+def own_credentials(authentication: BrokerAuthentication | None, broker: Endpoint) -> Credentials:
+    """Return the proxy's own credentials for one handshake."""
+    return NoCredentials() if authentication is None else InProcessCredentials(authentication, broker.host)
+
+
 class _BrokerCheck:
     """The logins at one broker, and the findings that follow."""
 
@@ -132,9 +143,7 @@ class _BrokerCheck:
         self._authentication = authentication
         self._methods = methods
         self._dialer = Dialer(config.brokers)
-        max_frame_bytes = config.limits.max_broker_frame_bytes
-        link_factory = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
-        self._logins = LoginFactory(link_factory, without_secrets(config))
+        self._logins = login_factory(config, self._dialer)
 
     async def findings(self, broker: Endpoint) -> list[Finding]:
         """Try one broker, in at most five times ``brokers.handshake_timeout_ms``."""
@@ -222,9 +231,7 @@ class _BrokerCheck:
         return Finding(good=True, text=f"it takes the proxy; more is not known ({nothing.detail})")
 
     def _own(self, broker: Endpoint) -> Credentials:
-        return (
-            NoCredentials() if self._authentication is None else InProcessCredentials(self._authentication, broker.host)
-        )
+        return own_credentials(self._authentication, broker)
 
 
 _ARE_FORWARDED = "the broker wants their own credentials, too (authenticateOriginalAuthData), which are forwarded"

@@ -2,11 +2,15 @@
 
 Files are checked when the value is read, at most once a second, in a thread. No file system events: a mounted
 Kubernetes secret changes by a symbolic link some levels up.
+
+Those by which brokers are reached are held instead (``HeldFile``): a wrong one would fail every client, so a change
+counts only after the supervisor has found a broker that accepts it.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import trio
 
@@ -35,10 +39,7 @@ class ReloadingFile(Generic[ValueT]):
         self._checking = False
         self._failed: Stamp | None = None
         self._stamp = self._read_stamp()
-        try:
-            self.value = build()
-        except OSError as error:
-            raise ConfigError(f"{key}: {error.filename or ', '.join(self._files)}: {error.strerror}") from None
+        self.value = _built(key, self._files, build)
 
     async def current_value(self) -> ValueT:
         """Return the value, rebuilt if its files have changed. While one caller rebuilds it, others get the old one."""
@@ -73,6 +74,64 @@ class ReloadingFile(Generic[ValueT]):
 
     def _read_stamp(self) -> Stamp:
         return tuple(_stamp_of(file) for file in self._files)
+
+
+class HeldFile(Generic[ValueT]):
+    """A value that ``build`` makes from files, rebuilt by ``take_over_held_files`` alone, whenever they change.
+
+    ``key``, ``files`` and ``build`` as for ReloadingFile; ``build`` also raises ConfigError for what it cannot use.
+    """
+
+    def __init__(self, key: str, files: Sequence[str], build: Callable[[], ValueT]) -> None:
+        self._key = key
+        self.files = tuple(file for file in files if file)
+        self._build = build
+        self.value = _built(key, self.files, build)
+        _held_files.add(self)
+
+    async def take_over(self, stamps: Mapping[str, str]) -> None:
+        """Rebuild the value from the files if they are those with these stamps. Raises ConfigError."""
+        self.value = await trio.to_thread.run_sync(self._rebuilt, stamps)
+
+    def _rebuilt(self, stamps: Mapping[str, str]) -> ValueT:
+        wanted = {file: stamps[file] for file in self.files}
+        before = file_stamps(self.files)
+        value = _built(self._key, self.files, self._build)
+        if not before == file_stamps(self.files) == wanted:
+            raise ConfigError(f"{self._key}: {', '.join(self.files)}: changed once more")
+        return value
+
+
+_held_files: WeakSet[HeldFile[Any]] = WeakSet()
+"""Of this process."""
+
+
+async def take_over_held_files(stamps: Mapping[str, str]) -> None:
+    """Rebuild this process's held values from files with these stamps. Raises ConfigError for those that stay.
+
+    Values of other files stay, too: they belong to the configuration before, which lookups under way still use.
+    """
+    failures = []
+    for held in [one for one in _held_files if one.files and stamps.keys() >= set(one.files)]:
+        try:
+            await held.take_over(stamps)
+        except ConfigError as error:
+            failures.append(str(error))
+    if failures:
+        raise ConfigError("; ".join(sorted(failures)))
+
+
+def file_stamps(files: Iterable[str]) -> dict[str, str]:
+    """Return what differs for each file once it has changed, as text; "" for one that cannot be read."""
+    return {file: ":".join(map(str, _stamp_of(file) or ())) for file in files if file}
+
+
+def _built(key: str, files: Sequence[str], build: Callable[[], ValueT]) -> ValueT:
+    """Build a value; raise ConfigError for OSError, too."""
+    try:
+        return build()
+    except OSError as error:
+        raise ConfigError(f"{key}: {error.filename or ', '.join(files)}: {error.strerror}") from None
 
 
 def _stamp_of(file: str) -> tuple[int, int, int, int] | None:

@@ -11,6 +11,7 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 from prometheus_client import CollectorRegistry, Gauge
@@ -29,6 +30,9 @@ RETRY_PAUSE_MAX_S = 600.0
 DISABLED_POLL_S = 5.0
 """Interval of checks whether a reload has turned the watch on."""
 
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
+
 MISSING = b"missing"
 NOT_WATCHED = b""
 """Fingerprints of a file that cannot be read, and of what is no regular file (a pipe can be read only once)."""
@@ -46,24 +50,29 @@ def fingerprint(path: Path) -> bytes:
         return MISSING
 
 
-def _fingerprint_in_thread(path: Path) -> bytes:
-    """Compute ``fingerprint`` in a thread that receives no signals.
+async def in_thread_without_signals(read: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
+    """Read files in a thread that receives no signals: a file system that hangs must not stop the supervisor.
 
     The thread outlives a cancelled call, and a signal that it received during an exec, which only blocks the main
     thread's signals, would be lost.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    return fingerprint(path)
+
+    def in_thread() -> ResultT:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        return read(argument)
+
+    return await trio.to_thread.run_sync(in_thread, abandon_on_cancel=True)
 
 
 class ChangeDetector:
     """Decides when a content is due: it was the same at two polls, and is new or due for another attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Backoff | None = None) -> None:
+        """``pauses``: between attempts with a content that failed."""
         self._tried = NOT_WATCHED
         self._seen = NOT_WATCHED
         self._again_at_s = NEVER
-        self._pauses = Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
+        self._pauses = pauses or Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
 
     def note_attempt(self, content: bytes) -> None:
         """Note that this content is being tried, by the watch or by an operator."""
@@ -75,6 +84,10 @@ class ChangeDetector:
     def note_failure(self, now_s: float) -> None:
         """Schedule another attempt: what the content lacks (a key file, say) may come, what was slow may pass."""
         self._again_at_s = now_s + self._pauses.next_pause_s()
+
+    def note_chance(self) -> None:
+        """Note that what a content lacked may have come: it is due at the next poll."""
+        self._again_at_s = -NEVER
 
     def is_due(self, content: bytes, now_s: float) -> bool:
         """Return True if this content should be tried now, and note it as tried."""
@@ -105,14 +118,17 @@ class ConfigFileWatcher:
         while True:
             interval_ms = self._interval_ms()
             await trio.sleep(seconds(interval_ms) or DISABLED_POLL_S)
-            if interval_ms and self._detector.is_due(await self._read_fingerprint(), trio.current_time()):
+            if not interval_ms:
+                continue
+            content = await in_thread_without_signals(fingerprint, self._path)
+            if self._detector.is_due(content, trio.current_time()):
                 done = await self._on_change()
                 if not done:
                     self._detector.note_failure(trio.current_time())
 
-    async def _read_fingerprint(self) -> bytes:
-        """Read the fingerprint in a thread: a file system that hangs must not stop the supervisor."""
-        return await trio.to_thread.run_sync(_fingerprint_in_thread, self._path, abandon_on_cancel=True)
+    def note_chance(self) -> None:
+        """Note that a content that was refused may be applied now; what is in force already is not applied again."""
+        self._detector.note_chance()
 
     def note_reload(self) -> None:
         """Note that an operator's reload tries the file's present content."""
@@ -123,6 +139,8 @@ class ReloadMetrics:
     """Metrics of the last reload, with the names that Prometheus has for its own."""
 
     def __init__(self, registry: CollectorRegistry | None, unix_s: Callable[[], float]) -> None:
+        self.successful = True
+        """Whether the configuration in the file is in force, as far as is known."""
         self._unix_s = unix_s
         self._successful = Gauge(
             "pulsar_proxy_config_last_reload_successful",
@@ -138,9 +156,11 @@ class ReloadMetrics:
 
     def record_success(self) -> None:
         """Record that the configuration in the file is in force."""
+        self.successful = True
         self._successful.set(1)
         self._success_timestamp.set(self._unix_s())
 
     def record_failure(self) -> None:
         """Record that the configuration in the file is not in force."""
+        self.successful = False
         self._successful.set(0)

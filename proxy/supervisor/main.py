@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from proto.roles import Role
 from proxy import __version__
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
-from proxy.config.changes import changes_that_need_new_processes, new_binds
+from proxy.config.changes import changes_that_need_new_processes, new_binds, reload_refusal
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.methods import forwarding_warnings
@@ -22,15 +22,16 @@ from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.process.hardening import become_subreaper, harden_process
+from proxy.supervisor.broker_changes import FILES_NOTE, BrokerChanges
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigFileWatcher, ReloadMetrics
 from proxy.supervisor.handover.exec_handover import (
     SIGNALS,
     HandoverState,
     SerializedHandover,
-    check_command_line,
     exec_next_program,
 )
+from proxy.supervisor.handover.installed_program import installed_program_fault
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport
@@ -40,15 +41,14 @@ from proxy.supervisor.processes.worker_process import WorkerProcess
 from proxy.supervisor.startup.open_files import raise_open_file_limit
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
-PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01
 DRAIN_END_S_MAX = 10.0
 """How much longer than its time limit a drain may take, even where a worker hangs."""
 REPLY_GRACE_S = 0.1
 """Time for the operator's connection to receive its reply before an upgrade ends it."""
 
-
 NOT_RELOADED = "the configuration was not reloaded; the old one stays"
+CONFIG_NOTE = "the changed configuration is not in force; the log says why"
 
 
 class Supervisor:
@@ -69,6 +69,9 @@ class Supervisor:
         self._drain_wanted = trio.Event()
         self._upgrade_wanted = trio.Event()
         self._reload_lock = trio.Lock()
+        self._broker_changes = BrokerChanges(self._cluster, self._report.brokers_accept_proxy, self._reload_lock)
+        self._broker_changes.on_files_taken_over = self._config_watcher.note_chance
+        self._report.supervisor_notes = self._notes
         self._reload_shields: set[trio.CancelScope] = set()
         self._is_ending = False
         self._change_refused_because = ""
@@ -91,7 +94,8 @@ class Supervisor:
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
-                nursery.start_soon(self._watch_config, ready)
+                for watch in (self._config_watcher.run, self._broker_changes.watch_files):
+                    nursery.start_soon(_run_when_ready, ready, watch)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
                 async with self._exec_lock:  # during an exec, the next program drains
@@ -164,9 +168,10 @@ class Supervisor:
         except (ConfigError, ReloadRefused) as error:
             get_logger().error(NOT_RELOADED, reason=str(error))
 
-    async def _watch_config(self, ready: trio.Event) -> None:
-        await ready.wait()
-        await self._config_watcher.run()
+    def _notes(self) -> list[str]:
+        """Return what operators should know: what has changed and is not in force."""
+        notes = [] if self._reload_metrics.successful else [CONFIG_NOTE]
+        return [*notes, FILES_NOTE] if self._broker_changes.are_files_held else notes
 
     async def _reload_changed_file(self) -> bool:
         """Reload a changed file, unless the change makes no difference; return False if it should be tried again.
@@ -192,13 +197,15 @@ class Supervisor:
     def _differs(self, config: Config) -> bool:
         return config != self._cluster.config
 
-    async def _reload(self) -> None:
+    async def _reload(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 -- a callback for operators
         """Read the configuration file and apply it to all workers. Raises ConfigError, ReloadRefused."""
         self._config_watcher.note_reload()
-        await self._reload_if(is_due=lambda _config: True)
+        await self._reload_if(is_due=lambda _config: True, force=force)
 
-    async def _reload_if(self, *, is_due: Callable[[Config], bool]) -> None:
+    async def _reload_if(self, *, is_due: Callable[[Config], bool], force: bool = False) -> None:
         """Read the configuration file and apply it to all workers if ``is_due``. Raises ConfigError, ReloadRefused.
+
+        ``force``: even if no broker accepts the proxy with it.
 
         Shielded: an operator who leaves in the middle must not leave half of the workers with another configuration.
         """
@@ -207,7 +214,7 @@ class Supervisor:
             try:
                 async with self._reload_lock:
                     try:
-                        await self._apply_config(is_due)
+                        await self._apply_config(is_due, force=force)
                     except Exception:
                         self._reload_metrics.record_failure()
                         raise
@@ -221,16 +228,21 @@ class Supervisor:
         for shield in self._reload_shields:
             shield.shield = False
 
-    async def _apply_config(self, is_due: Callable[[Config], bool]) -> None:
+    async def _apply_config(self, is_due: Callable[[Config], bool], *, force: bool) -> None:
         forwarders = self._cluster.config.cluster.forwarders
         plan = load_plan(self._config_file, os.environ, running_forwarders=forwarders)
         config = plan.require().config
         if not is_due(config):
             return
-        if changes_that_need_new_processes(self._cluster.config, config):
-            # Running processes would refuse what they cannot use; new ones would only fail to start.
-            await self._check_installed_program(ReloadRefused)
+        changes = self._broker_changes
+        untried = force or reload_refusal(self._cluster.config, config)  # for which the cluster refuses it
+        stamps = await (changes.read_stamps(config) if untried else changes.require_acceptance(config))
+        needs_processes = changes_that_need_new_processes(self._cluster.config, config)
+        # Running processes would refuse what they cannot use; new ones would only fail to start.
+        if needs_processes and (fault := await installed_program_fault(self._config_file)):
+            raise ReloadRefused(fault)
         await self._cluster.reload(config)
+        changes.on_applied(stamps)
         configure_logs(config.log, Role.SUPERVISOR, 0)
         get_logger().info("the configuration was reloaded")
         _log_plan(plan)
@@ -251,7 +263,8 @@ class Supervisor:
 
     async def _preflight(self) -> None:
         """Check that the installed program can take this cluster over. Raises UpgradeRefused."""
-        await self._check_installed_program(UpgradeRefused)
+        if fault := await installed_program_fault(self._config_file):
+            raise UpgradeRefused(fault)
         try:
             config = load_config(self._config_file, os.environ)
         except ConfigError:
@@ -261,24 +274,14 @@ class Supervisor:
         if config.relay.crash_safe != self._cluster.config.relay.crash_safe:
             raise UpgradeRefused("a restart is needed to change: relay.crash_safe")
         try:
+            await self._broker_changes.require_acceptance(config)
+        except ReloadRefused as refused:
+            raise UpgradeRefused(str(refused)) from None
+        try:
             for key, bind in new_binds(self._cluster.config, config):
                 bind_tcp(key, bind).close()
         except StartFailed as error:
             raise UpgradeRefused(f"{error}; where the address is the cluster's own, a restart is needed") from None
-
-    async def _check_installed_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
-        """Run the installed program's ``check``; raise ``refusal`` where it fails: its exec would end the cluster."""
-        command = check_command_line(self._config_file)
-        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as preflight_limit:
-            try:
-                with child_reaper.pause_while_spawning():  # its process id is not known here
-                    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-            except OSError as error:
-                raise refusal(f"the program that is installed now cannot be run: {error}") from None
-            if done.returncode:
-                raise refusal(f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}")
-        if preflight_limit.cancelled_caught:
-            raise refusal("the program that is installed now does not answer")
 
     async def _upgrade(self) -> None:
         """Execute the installed program once an upgrade is wanted and an earlier one is complete."""
@@ -317,6 +320,11 @@ class Supervisor:
             except OSError as error:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
+
+
+async def _run_when_ready(ready: trio.Event, watch: Callable[[], Awaitable[None]]) -> None:
+    await ready.wait()
+    await watch()
 
 
 def _log_plan(plan: MemoryPlan) -> None:

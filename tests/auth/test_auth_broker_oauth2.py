@@ -21,6 +21,7 @@ from auth.broker_credentials import broker_authentication
 from auth.broker_oauth2 import LIFETIME_UNKNOWN_S, REQUEST_TIMEOUT_MS, RETRY_INTERVAL_S, OAuth2Credentials
 from auth.state import CredentialsUnavailable
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerCredentials, Brokers
 
 Clock = trio.testing.MockClock
@@ -279,7 +280,8 @@ async def test_a_changed_account_asks_for_a_token_of_its_own(
     await token(credentials)
     issuer.token = {"access_token": "token-2"}
     file.write_text(json.dumps({**ACCOUNT, "client_secret": "another"}))
-    await trio.sleep(1)
+    assert await token(credentials) == b"token-1"
+    await take_over_held_files(file_stamps([str(file)]))
     assert await token(credentials) == b"token-2"
     assert form(issuer)["client_secret"] == ["another"]
 
@@ -291,7 +293,7 @@ async def test_a_changed_account_is_not_kept_waiting_by_the_failure_of_the_one_b
     await unavailable(credentials)
     issuer.answers.clear()
     file.write_text(json.dumps({**ACCOUNT, "client_secret": "the right one"}))
-    await trio.sleep(1)
+    await take_over_held_files(file_stamps([str(file)]))
     assert await token(credentials) == b"token-1"
 
 
@@ -300,7 +302,8 @@ async def test_an_account_that_became_rubbish(
 ) -> None:
     await token(credentials)
     file.write_text("rubbish")
-    await trio.sleep(1)
+    with pytest.raises(ConfigError, match="malformed"):
+        await take_over_held_files(file_stamps([str(file)]))
     assert await token(credentials) == b"token-1"
     assert issuer.fetches == 1
 

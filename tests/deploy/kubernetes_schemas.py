@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from local import chart_tools
+from local.kubernetes_definitions import closed, reachable
 
 LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
 _PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA = chart_tools.MODULES[-4:]
@@ -56,30 +57,9 @@ def _of_api(specification: Any) -> Iterator[tuple[str, Any]]:
     for name, schema in schemas.items():
         for kind in schema.get("x-kubernetes-group-version-kind", ()):
             if kind["kind"] in _KINDS:
-                reached = {one: closed(schemas[one]) for one in _reachable(name, schemas)}
+                reached = {one: closed(schemas[one]) for one in reachable([name], schemas, _REFERENCE)}
                 tree = {"$ref": f"{_REFERENCE}{name}", "components": {"schemas": reached}}
                 yield file_name(kind["group"], kind["version"], kind["kind"]), tree
-
-
-def _reachable(name: str, schemas: dict[str, Any]) -> set[str]:
-    found, to_do = {name}, [name]
-    while to_do:
-        for reference in _references(schemas[to_do.pop()]):
-            if reference not in found:
-                found.add(reference)
-                to_do.append(reference)
-    return found
-
-
-def _references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(reference := node.get("$ref"), str):
-            yield reference.removeprefix(_REFERENCE)
-        for value in node.values():
-            yield from _references(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _references(value)
 
 
 def _of_definition(definition: Any) -> Iterator[tuple[str, Any]]:
@@ -88,22 +68,6 @@ def _of_definition(definition: Any) -> Iterator[tuple[str, Any]]:
         schema = version["schema"]["openAPIV3Schema"]
         schema["properties"]["metadata"] = {"type": "object"}
         yield file_name(spec["group"], version["name"], spec["names"]["kind"]), closed(schema)
-
-
-def closed(node: Any) -> Any:
-    """A schema whose objects have no other fields than those that it names."""
-    if isinstance(node, list):
-        return [closed(entry) for entry in node]
-    if not isinstance(node, dict):
-        return node
-    tree = {key: closed(value) for key, value in node.items()}
-    if node.get("x-kubernetes-int-or-string"):
-        tree.pop("type", None)
-        tree["anyOf"] = [{"type": "integer"}, {"type": "string"}]
-    names_fields = isinstance(node.get("properties"), dict) and node.get("type") == "object"
-    if names_fields and "additionalProperties" not in node and not node.get("x-kubernetes-preserve-unknown-fields"):
-        tree["additionalProperties"] = False
-    return tree
 
 
 def file_name(group: str, version: str, kind: str) -> str:

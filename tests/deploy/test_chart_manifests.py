@@ -11,6 +11,7 @@ import pytest
 import yaml
 from local import chart_tools
 from local.generate import chart_copies
+from local.kubernetes_definitions import closed
 
 from analytics.receiver.config import Config as ReceiverConfig
 from proxy.config.types import Config
@@ -28,7 +29,7 @@ from tests.deploy.chart import (
     needs_tools,
     write,
 )
-from tests.deploy.kubernetes_schemas import LOCATION, closed, write_schemas
+from tests.deploy.kubernetes_schemas import LOCATION, write_schemas
 from tests.deploy.metric_names import ROOT
 
 pytestmark = needs_tools

@@ -63,6 +63,10 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 }
 """What else must be said for a value to count; the longest beginning of its path decides."""
 
+_TOLERATIONS = [{"key": "edge", "operator": "Exists"}]
+_PEERS = [{"podSelector": {"matchLabels": {"app": "client"}}}]
+_ENV = [{"name": "A", "value": "b"}]
+
 CHANGED: dict[str, Any] = {
     "image.digest": f"sha256:{'1' * 64}",
     "image.pullPolicy": "Always",
@@ -116,14 +120,54 @@ CHANGED: dict[str, Any] = {
     "analytics.rollup.resources.limits.ephemeral-storage": "6Gi",
     "analytics.receiver.config": {"log": {"level": "debug"}},
     "analytics.receiver.persistence.accessModes": ["ReadWriteMany"],
+    "tls.certManager.ipAddresses": ["192.0.2.1"],
+    "service.clusterIP": "10.0.0.7",
+    "service.loadBalancerIP": "192.0.2.7",
+    "service.loadBalancerSourceRanges": ["198.51.100.0/24"],
+    "volumes.sizeLimit": "1Gi",
+    "analytics.receiver.persistence.size": "50Gi",
+    "analytics.rollup.scratchSize": "5Gi",
+    "analytics.rollup.schedule": "@hourly",
+    **{f"{owner}resources.requests.cpu": 1 for owner in ("", "analytics.receiver.", "analytics.rollup.")},
+    **{
+        f"{owner}resources.{kind}.memory": "3Gi"
+        for owner in ("", "analytics.receiver.", "analytics.rollup.")
+        for kind in ("requests", "limits")
+    },
+    "podSecurityContext.fsGroupChangePolicy": "Always",
+    "podSecurityContext.seccompProfile.type": "Unconfined",
+    "securityContext.capabilities.drop": ["NET_RAW"],
+    "autoscaling.metrics": [
+        {
+            "type": "Resource",
+            "resource": {"name": "memory", "target": {"type": "Utilization", "averageUtilization": 80}},
+        }
+    ],
+    **{
+        f"autoscaling.behavior.{way}.policies": [{"type": "Pods", "value": 3, "periodSeconds": 30}]
+        for way in ("scaleUp", "scaleDown")
+    },
+    "imagePullSecrets": [{"name": "registry"}],
+    "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+    "affinity": {"podAffinity": {}},
+    "dnsConfig": {"nameservers": ["192.0.2.53"]},
+    **{f"{owner}tolerations": _TOLERATIONS for owner in ("", "analytics.receiver.", "analytics.rollup.")},
+    **dict.fromkeys(("networkPolicy.clients", "networkPolicy.admin", "analytics.receiver.peers"), _PEERS),
+    "networkPolicy.egress": [{"to": _PEERS}],
+    **{
+        f"{monitor}.{kind}": [{"action": "drop"}]
+        for monitor in ("serviceMonitor", "podMonitor")
+        for kind in ("relabelings", "metricRelabelings")
+    },
+    "extraEnv": _ENV,
+    "analytics.rollup.extraEnv": _ENV,
+    "extraEnvFrom": [{"secretRef": {"name": "s"}}],
+    "extraVolumes": [{"name": "v", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    "extraContainers": [{"name": "c", "image": "i"}],
+    "initContainers": [{"name": "c", "image": "i"}],
 }
 """Values that cannot be made up by their type alone."""
-
-OBJECT_LISTS = {
-    "imagePullSecrets", "tolerations", "topologySpreadConstraints", "clients", "admin", "egress", "metrics", "peers",
-    "triggers", "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
-    "extraContainers", "initContainers",
-}  # fmt: skip
 
 
 def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -148,7 +192,7 @@ def changed(path: str, value: Any) -> Any:
         return f"{value}x" if value else "x"
     if isinstance(value, dict):
         return {"changed": "x"}
-    return [{"name": "x"}] if path.rpartition(".")[2] in OBJECT_LISTS else ["x"]
+    return ["x"]
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:

@@ -136,6 +136,11 @@ CASES = {
         | steady(f'pulsar_proxy_config_last_reload_successful{{{C},instance="q"}}', 1), 6, 4,
         [steady(f'pulsar_proxy_config_last_reload_successful{{{C},instance="p"}}', 1)],
     ),
+    "PulsarProxyBrokerFilesHeld": Case(
+        steady(f'pulsar_proxy_broker_files_held{{{C},instance="p"}}', 1)
+        | steady(f'pulsar_proxy_broker_files_held{{{C},instance="q"}}', 0), 6, 4,
+        [steady(f'pulsar_proxy_broker_files_held{{{C},instance="p"}}', 0)],
+    ),
     "PulsarProxyDefect": Case(
         rate(f'pulsar_proxy_ended_connections_total{{{C},cause="defect"}}', 0.1), 20, None,
         [steady(f'pulsar_proxy_ended_connections_total{{{C},cause="defect"}}', 3),

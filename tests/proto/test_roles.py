@@ -19,6 +19,7 @@ MATRIX: dict[int, set[str]] = {
     23: {"supervisor"},  # DRAIN
     24: {"supervisor"},  # COLLECT_METRICS
     25: {"supervisor"},  # GET_STATUS
+    26: {"supervisor"},  # TAKE_OVER_FILES
     30: {"operator"},  # CLUSTER_STATUS
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD

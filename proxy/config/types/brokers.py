@@ -17,7 +17,8 @@ from proxy.config.types.base import (
 
 
 class BrokerTls(Strict, frozen=True):
-    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change.
+    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change,
+    and take effect once a broker accepts the proxy with them.
 
     trust: PEM file with the authorities that sign brokers' certificates; empty: the system's
     certificate: PEM file with the proxy's own certificate; empty: it has none
@@ -37,8 +38,9 @@ class BrokerCredentials(Strict, frozen=True):
     """The proxy's own identity at the brokers. Its role must be among the brokers' `proxyRoles`.
 
     method: authentication method of the proxy; `tls` uses `brokers.tls.certificate`
-    file: the secret, read again when it changes, so it may be rotated at any time. `token`: the token; `basic`:
-        `user:password`; `sasl`: the keytab; `oauth2`: JSON with `client_id` and `client_secret`
+    file: the secret, read again when it changes, so it may be rotated at any time: it takes effect once a broker
+        accepts it (of `sasl` in any case). `token`: the token; `basic`: `user:password`; `sasl`: the keytab;
+        `oauth2`: JSON with `client_id` and `client_secret`
     token: the token itself, for method `token` in place of a file (from the environment, for example)
     principal: for `sasl`, the proxy's Kerberos principal, such as `proxy/host@REALM`
     broker_service: for `sasl`, the first part of the brokers' principals: `broker` for `broker/<host>@REALM`

@@ -76,7 +76,7 @@ class Dialer:
         failed.set()
 
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
-        context = None if self._tls is None else await self._tls.current_value()
+        context = None if self._tls is None else self._tls.value
         transport = await _connect(address, broker.port, self.config.congestion_control)
         if context is None:
             return transport

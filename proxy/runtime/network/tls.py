@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import ReloadingFile
+from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 
 RECEIVE_BYTES = 65536
@@ -292,10 +292,10 @@ def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
     return front
 
 
-def broker_context(config: BrokerTls) -> ReloadingFile[ssl.SSLContext]:
-    """Return the context for connections to brokers, reloaded when its files change. Raises ConfigError."""
+def broker_context(config: BrokerTls) -> HeldFile[ssl.SSLContext]:
+    """Return the context for connections to brokers, which changes once a broker accepts it. Raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
-    return ReloadingFile("brokers.tls", files, lambda: _new_broker_context(config))
+    return HeldFile("brokers.tls", files, lambda: _new_broker_context(config))
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:

@@ -1,8 +1,9 @@
 """Lifecycle of a worker process: inherited descriptors, the supervisor's control channel, the liveness pipe.
 
 A worker starts with nothing but its descriptors. The supervisor's START brings the configuration; then the worker
-serves until the liveness pipe ends, which happens when the supervisor closes it or exits, for whatever reason. Two
-calls may come between: CONFIGURE (a reload) and DRAIN (finish what is in flight).
+serves until the liveness pipe ends, which happens when the supervisor closes it or exits, for whatever reason. Among
+the calls that may come between are CONFIGURE (a reload), TAKE_OVER_FILES (changed files that a broker has accepted) and
+DRAIN (finish what is in flight).
 """
 
 import gc
@@ -18,8 +19,19 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
-from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
+from proto.rpc_pb2 import (
+    ConfigureRequest,
+    DrainRequest,
+    Empty,
+    Method,
+    SetPeersRequest,
+    StartRequest,
+    Status,
+    TakeOverFilesRequest,
+    Text,
+)
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import take_over_held_files
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
 from proxy.runtime.loop.reactor import Reactor
@@ -154,6 +166,7 @@ class _Worker:
             Method.START: self._start,
             Method.SET_PEERS: self._set_peers,
             Method.CONFIGURE: self._configure,
+            Method.TAKE_OVER_FILES: self._take_over_files,
             Method.DRAIN: self._drain,
             Method.COLLECT_METRICS: self._collect_metrics,
             Method.GET_STATUS: self._get_status,
@@ -198,6 +211,14 @@ class _Worker:
     async def _configure(self, data: bytes, _caller: Caller) -> bytes:
         try:
             await self._started().configure(decode_config(ConfigureRequest.FromString(data).config))
+        except ConfigError as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return b""
+
+    async def _take_over_files(self, data: bytes, _caller: Caller) -> bytes:
+        files = TakeOverFilesRequest.FromString(data).files
+        try:
+            await take_over_held_files({file.path: file.stamp for file in files})
         except ConfigError as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return b""

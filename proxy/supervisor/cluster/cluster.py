@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from proxy.config.changes import (
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.rpc.errors import RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.listeners import ClientListeners
 from proxy.supervisor.cluster.metrics import ClusterMetrics
@@ -35,6 +35,7 @@ from proxy.supervisor.processes.configure import (
     configure_or_kill,
     configure_replaced,
     encode_config_for,
+    take_over_files,
 )
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import RuntimeDirectory
@@ -262,6 +263,22 @@ class Cluster:
         if new_processes:
             get_logger().info("replacing all workers", because_of=",".join(new_processes))
             await self.replace_all()
+
+    async def take_over_files(self, stamps: Mapping[str, str]) -> list[str]:
+        """Have all workers take over changed files of ``brokers``; return the reasons of those that refuse.
+
+        A replaced forwarder has no vote, as in a reload; one that hangs is ended, and its successor reads the files.
+        """
+        async with self._workers_lock:
+            running = self._running({Role.AUTH, Role.LOOKUP, Role.FORWARDER})
+            failures = await take_over_files([*running, *self._leaving_forwarders()], self.config, stamps)
+        refusals = []
+        for worker, error in failures.items():
+            if worker in running and isinstance(error, RpcCallRefused):
+                refusals.append(f"the {worker.role} worker with pid {worker.pid}: {error.reason}")
+            elif worker in running:
+                worker.kill()
+        return refusals
 
     # ---- new processes
 

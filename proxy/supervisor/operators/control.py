@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from proto.rpc_pb2 import Empty, Method, Status, Text
+from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
 from proxy.common.errors import ConfigError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
@@ -28,7 +28,7 @@ class ControlServer:
         self,
         report: ClusterReport,
         drain: Callable[[], None],
-        reload: Callable[[], Awaitable[None]],
+        reload: Callable[[bool], Awaitable[None]],
         upgrade: Callable[[], Awaitable[int]],
     ) -> None:
         self._report = report
@@ -60,9 +60,8 @@ class ControlServer:
         return b""
 
     async def _cluster_reload(self, data: bytes, _caller: Caller) -> bytes:
-        Empty.FromString(data)
         try:
-            await self._reload()
+            await self._reload(ReloadRequest.FromString(data).force)
         except (ConfigError, ReloadRefused) as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return b""

@@ -95,6 +95,8 @@ class ClusterReport:
         self._cluster = cluster
         self._logged: set[str] = set()
         self._refused_clients: list[str] = []
+        self.supervisor_notes: Callable[[], list[str]] = list
+        """What operators should know of the supervisor's own decisions, though clients may be sent here."""
 
     def places(self) -> list[ProcessIdentity]:
         """Return the processes whose metrics can be read here; the admin worker, which asks, has its own."""
@@ -197,7 +199,12 @@ class ClusterReport:
         is_for_all = notes and not forwards_credentials(self._cluster.config)
         if is_for_all and all(lookup.original_data_checked == "all" for lookup in lookups if lookup.ready):
             reasons, notes = [*reasons, *notes], []
-        return Reasons(reasons=reasons, notes=notes)
+        return Reasons(reasons=reasons, notes=[*notes, *self.supervisor_notes()])
+
+    async def brokers_accept_proxy(self) -> bool:
+        """Return True if a lookup worker reports a broker that accepts the proxy, with what is in force now."""
+        lookups = [one for one in self._answering_workers() if one.slot.role is Role.LOOKUP and not one.is_leaving]
+        return any(told.ready for told in _decode_all(await self._call_all(lookups), _decode_readiness).values())
 
     def _clients_refused(self, lookups: list[_Readiness]) -> list[str]:
         """Return a sentence for each kind of client that brokers refuse, as they check clients' own credentials."""

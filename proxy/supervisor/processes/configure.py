@@ -3,13 +3,14 @@
 The admin worker has no vote.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import ConfigureRequest, Method
+from proto.rpc_pb2 import ConfigureRequest, FileStamp, Method, TakeOverFilesRequest
 from proxy.common.logs import get_logger
+from proxy.config.trial import broker_files
 from proxy.config.types import Config
 from proxy.config.worker_config import encode_config, without_secrets
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
@@ -77,6 +78,28 @@ async def _configure_replaced(worker: WorkerProcess, config: Config) -> None:
             pid=worker.pid,
             reason=str(error),
         )
+
+
+async def take_over_files(
+    workers: Iterable[WorkerProcess], config: Config, stamps: Mapping[str, str]
+) -> dict[WorkerProcess, RpcError]:
+    """Have workers take over changed files of ``brokers``, all of them concurrently; return which did not, and why."""
+    failures: dict[WorkerProcess, RpcError] = {}
+
+    async def tell(worker: WorkerProcess) -> None:
+        files = broker_files(config, with_credentials=worker.role is Role.AUTH)
+        request = TakeOverFilesRequest(files=[FileStamp(path=file, stamp=stamps[file]) for file in files])
+        try:
+            await worker.send_command(Method.TAKE_OVER_FILES, request, timeout_s=CONFIGURE_TIMEOUT_S)
+        except RpcConnectionLost:
+            pass  # it has ended, and its successor reads the files
+        except RpcError as error:
+            failures[worker] = error
+
+    async with trio.open_nursery() as nursery:
+        for worker in workers:
+            nursery.start_soon(tell, worker)
+    return failures
 
 
 async def _configure(worker: WorkerProcess, config: Config) -> None:

@@ -14,7 +14,13 @@ import trio
 import trio.testing
 
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
+from proxy.common.reloading_file import (
+    CHECK_INTERVAL_S,
+    HeldFile,
+    ReloadingFile,
+    file_stamps,
+    take_over_held_files,
+)
 
 KEY = "table.key"
 
@@ -262,3 +268,72 @@ async def test_a_defect_does_not_end_the_looking(
     assert await watched.current_value() == "first"
     watched._build = build
     assert await a_second_later(watched) == "second"
+
+
+# ---- held
+
+
+def stamps_of(*files: Path) -> dict[str, str]:
+    return file_stamps([str(file) for file in files])
+
+
+async def test_a_held_value_changes_when_it_is_told_to_and_by_nothing_else(file: Path, value: Value) -> None:
+    held = HeldFile(KEY, [str(file)], value)
+    file.write_text("another")
+    assert held.value == "first"
+    await take_over_held_files(stamps_of(file))
+    assert held.value == "another"
+    assert value.threads[-1] is not threading.current_thread(), "it may take long: not in the loop"
+
+
+async def test_only_the_content_that_was_accepted_is_taken_over(file: Path, value: Value) -> None:
+    """Two changes in a row: the second one has not been tried."""
+    held = HeldFile(KEY, [str(file)], value)
+    file.write_text("accepted")
+    accepted = stamps_of(file)
+    file.write_text("not tried yet")
+    with pytest.raises(ConfigError, match=f"^{KEY}: {file}: changed once more$"):
+        await take_over_held_files(accepted)
+    assert held.value == "first"
+
+
+async def test_a_content_that_changes_while_it_is_read_is_not_taken_over(file: Path) -> None:
+    built: list[str] = []
+
+    def build() -> str:
+        text = file.read_text()
+        if built:
+            file.write_text("changed while it was read")
+        built.append(text)
+        return text
+
+    held = HeldFile(KEY, [str(file)], build)
+    file.write_text("accepted")
+    with pytest.raises(ConfigError, match="changed once more"):
+        await take_over_held_files(stamps_of(file))
+    assert held.value == "first"
+
+
+async def test_values_of_other_files_are_left_alone(file: Path, value: Value, tmp_path: Path) -> None:
+    """Of the configuration before, which lookups under way still use; and those without files."""
+    other = tmp_path / "other"
+    other.write_text("other")
+    before = HeldFile(KEY, [str(file), str(other)], value)
+    without: HeldFile[str] = HeldFile(KEY, [""], lambda: str(len(value.threads)))
+    file.write_text("another")
+    await take_over_held_files(stamps_of(file))
+    assert (before.value, without.value) == ("first", "1")
+    await take_over_held_files(stamps_of(file, other))
+    assert before.value == "another"
+
+
+async def test_one_that_cannot_be_used_leaves_the_others_to_change(file: Path, value: Value, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    missing.write_text("there")
+    broken = HeldFile("other.key", [str(missing)], missing.read_text)
+    held = HeldFile(KEY, [str(file)], value)
+    missing.unlink()
+    file.write_text("another")
+    with pytest.raises(ConfigError, match=f"^other.key: {missing}: No such file or directory$"):
+        await take_over_held_files(stamps_of(file, missing))
+    assert (held.value, broken.value) == ("another", "there")

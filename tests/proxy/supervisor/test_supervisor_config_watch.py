@@ -20,7 +20,6 @@ from test_supervisor_main import Setup
 
 from proxy.common.errors import ConfigError
 from proxy.config.load import load_config, load_plan
-from proxy.supervisor import config_watch
 from proxy.supervisor.config_watch import (
     DISABLED_POLL_S,
     MISSING,
@@ -31,6 +30,7 @@ from proxy.supervisor.config_watch import (
     ConfigFileWatcher,
     ReloadMetrics,
     fingerprint,
+    in_thread_without_signals,
 )
 from proxy.supervisor.handover.exec_handover import SIGNALS
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -115,6 +115,13 @@ def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> N
     assert detector.is_due(b"a", 1 + RETRY_PAUSE_FIRST_S)
 
 
+def test_what_may_be_applied_now_is_tried_at_the_next_look() -> None:
+    detector = ChangeDetector()
+    assert tried_at(detector, 10) == [1]
+    detector.note_chance()
+    assert [detector.is_due(b"a", 10.0) for _ in range(3)] == [True, False, False]
+
+
 def test_what_is_not_watched_is_never_tried() -> None:
     detector = ChangeDetector()
     assert [detector.is_due(NOT_WATCHED, 0.0) for _ in range(3)] == [False] * 3
@@ -174,15 +181,14 @@ async def test_a_thread_that_looks_takes_no_signals(tmp_path: Path, monkeypatch:
     """It outlives the look; a signal that it took in the moment of an upgrade's exec would be lost."""
     masks: list[Any] = []
 
-    def fingerprint_there(_path: Path) -> bytes:
+    def read(path: Path) -> Path:
         assert threading.current_thread() is not threading.main_thread()
         masks.append(mask_of_this_thread(signal.SIG_BLOCK, ()))
-        return MISSING
+        return path
 
     monkeypatch.setattr(signal, "pthread_sigmask", mask_of_this_thread)
     monkeypatch.setattr(trio.to_thread, "run_sync", run_in_thread)
-    monkeypatch.setattr(config_watch, "fingerprint", fingerprint_there)
-    await ConfigFileWatcher(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._read_fingerprint()
+    assert await in_thread_without_signals(read, tmp_path) == tmp_path
     assert masks[0] >= SIGNALS
     assert not SIGNALS & mask_of_this_thread(signal.SIG_BLOCK, ())
 

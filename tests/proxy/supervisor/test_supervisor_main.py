@@ -23,12 +23,14 @@ from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit_to_container
+from proxy.config.trial import BrokerTrial
 from proxy.config.types import Config
 from proxy.supervisor import main
+from proxy.supervisor.broker_changes import BrokerChanges
 from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
+from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
-    PREFLIGHT_TIMEOUT_S,
     REPLY_GRACE_S,
     StoppedBySecondSignal,
     Supervisor,
@@ -137,6 +139,9 @@ class Setup:
         monkeypatch.setattr(main, "RuntimeDirectory", self._runtime_dir)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
+        self.tried: list[str] = []
+        self.trial = BrokerTrial(accepted=True)
+        monkeypatch.setattr(main, "BrokerChanges", partial(BrokerChanges, trial=self._try))
         monkeypatch.setattr(ControlServer, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "raise_open_file_limit", lambda _config: None)
@@ -148,6 +153,11 @@ class Setup:
     def plan(self, memory_mib: int | None = None) -> MemoryPlan:
         """The configuration, fitted to a container with so much memory."""
         return fit_to_container(self.config, (), ContainerLimits(None, memory_mib and memory_mib << 20))
+
+    async def _try(self, config: Config) -> BrokerTrial:
+        await trio.lowlevel.checkpoint()
+        self.tried.append(config.brokers.service_url)
+        return self.trial
 
     def _runtime_dir(self, path: str, lock: int) -> FakeDirectory:
         self.log.append((path, lock))
@@ -363,6 +373,45 @@ async def test_sighup_reloads(setup: Setup, nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
+WRONG = '[brokers]\nservice_url = "pulsar://wrong:6650"\n'
+
+
+async def test_a_configuration_that_no_broker_accepts_is_applied_by_force_alone(
+    setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await setup.run(nursery)
+    setup.trial = BrokerTrial(accepted=False, reason="wrong:6650: not resolved")
+
+    async def works() -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    monkeypatch.setattr(setup.supervisor._broker_changes, "_works", works)
+    setup.cluster.config = setup.plan().config  # what a file without any other key says
+    setup.config_file.write_text(WRONG)
+    with pytest.raises(ReloadRefused, match="wrong:6650: not resolved"):
+        await setup.supervisor._reload()
+    assert (setup.cluster.reloaded, setup.supervisor._notes()) == ([], [main.CONFIG_NOTE])
+    assert setup.tried == ["pulsar://wrong:6650"]
+    await setup.supervisor._reload(force=True)
+    assert [config.brokers.service_url for config in setup.cluster.reloaded] == ["pulsar://wrong:6650"]
+    assert (len(setup.tried), setup.supervisor._notes()) == (1, [])
+    setup.supervisor._broker_changes.are_files_held = True
+    assert setup.supervisor._notes() == [main.FILES_NOTE]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_needs_an_upgrade_is_not_tried(setup: Setup, nursery: trio.Nursery) -> None:
+    """Its refusal is the answer."""
+    await setup.run(nursery)
+    setup.cluster.reload_error = ReloadRefused("an upgrade is needed")
+    setup.config_file.write_text(f"{WRONG}[cluster]\nforwarders = 5\n")
+    with pytest.raises(ReloadRefused, match="an upgrade is needed"):
+        await setup.supervisor._reload()
+    assert setup.tried == []
+    nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("text", ["[limits]\nmax_conections = 5\n", "["])
 async def test_a_bad_configuration_is_not_taken_over(setup: Setup, nursery: trio.Nursery, text: str) -> None:
     ended = await setup.run(nursery)
@@ -572,7 +621,29 @@ async def test_a_program_that_fails_its_check(
     asked_at = trio.current_time()
     with pytest.raises(UpgradeRefused, match="does not answer"):
         await upgrades.ask()
-    assert trio.current_time() - asked_at == pytest.approx(PREFLIGHT_TIMEOUT_S)
+    assert trio.current_time() - asked_at == pytest.approx(CHECK_TIMEOUT_S)
+    nursery.cancel_scope.cancel()
+
+
+async def test_no_upgrade_to_a_configuration_that_no_broker_accepts(
+    setup: Setup,
+    upgrades: Upgrades,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def works() -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    await setup.run(nursery)
+    monkeypatch.setattr(setup.supervisor._broker_changes, "_works", works)
+    setup.trial = BrokerTrial(accepted=False, reason="wrong:6650: not resolved")
+    setup.config_file.write_text(WRONG)
+    with pytest.raises(UpgradeRefused, match="wrong:6650: not resolved"):
+        await upgrades.ask()
+    await trio.sleep(10)
+    assert upgrades.states == []
     nursery.cancel_scope.cancel()
 
 

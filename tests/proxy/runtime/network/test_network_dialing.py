@@ -16,8 +16,8 @@ import trio.testing
 from e2e.lab.certificates import OTHER_HOST, Authority, Pair
 
 from proto.addresses import HostPort
-from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime.network import dialing
 from proxy.runtime.network.congestion import _system_default
@@ -258,14 +258,6 @@ def tls_dialer(authority: Authority, **tls: Any) -> Dialer:
     return new_dialer(service_url="pulsar+ssl://localhost", tls={"trust": authority.file, **tls})
 
 
-async def look(dialer: Dialer) -> None:
-    """At its files, so that it will not within the next second: that is done in a thread, of which the test's clock
-    knows nothing.
-    """
-    assert dialer._tls is not None
-    await dialer._tls.current_value()
-
-
 async def test_tls(hosts: Hosts, authority: Authority) -> None:
     there = hosts.at["127.0.0.1"] = TlsHost(authority.server("broker"))
     stream = await tls_dialer(authority).dial_any(HERE, ("127.0.0.1",))
@@ -340,7 +332,6 @@ async def test_a_silent_handshake_is_left_and_closed(
 
     hosts.at["10.0.0.1"] = silent
     dialer = new_dialer(service_url="pulsar+ssl://localhost", tls={"trust": authority.file}, connect_timeout_ms=2000)
-    await look(dialer)
     if how == "in time":
         assert str(await failure(dialer, "10.0.0.1")) == "10.0.0.1: no answer within 2000 ms"
         assert trio.current_time() == pytest.approx(2)
@@ -350,19 +341,16 @@ async def test_a_silent_handshake_is_left_and_closed(
     await closed.wait()
 
 
-async def test_a_new_certificate_is_shown_without_a_reload(
-    hosts: Hosts, authority: Authority, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_new_certificate_is_shown_without_a_reload(hosts: Hosts, authority: Authority) -> None:
     there = hosts.at["127.0.0.1"] = TlsHost(authority.server("watching"), client_ca=authority.file)
     proxy = authority.client("renewed-proxy")
     dialer = tls_dialer(authority, certificate=proxy.certificate, key=proxy.key)
     for _ in range(2):
-        await look(dialer)
         stream = await dialer.dial_any(HERE, ("127.0.0.1",))
         assert await stream.receive_some(5) == b"hello"
         await stream.aclose()
         authority.client("renewed-proxy")
-        await trio.sleep(watched.CHECK_INTERVAL_S)
+        await take_over_held_files(file_stamps([authority.file, proxy.certificate, proxy.key]))
     assert len(set(there.certificates)) == 2
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import ssl
@@ -18,10 +17,11 @@ import structlog.testing
 import trio
 import trio.testing
 from cryptography.hazmat.primitives import serialization
-from e2e.lab.certificates import Authority, Pair
+from e2e.lab.certificates import Authority, Pair, replace
 
 from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
@@ -867,17 +867,18 @@ async def test_authorities_are_watched_too(
 ) -> None:
     trust = tmp_path / "trust.pem"
     trust.write_bytes(Path(authority.file).read_bytes())
-    for watched_context in (
-        listener_context(
-            "listener[0].tls", ListenerTls(certificate=server.certificate, key=server.key, client_ca=str(trust))
-        ),
-        broker_context(BrokerTls(trust=str(trust))),
-    ):
-        [before] = (await watched_context.current_value()).get_ca_certs()
-        os.replace(trust, tmp_path / "old.pem")
-        trust.write_bytes(Path(stranger.file).read_bytes())
-        await trio.sleep(watched.CHECK_INTERVAL_S)
-        [after] = (await watched_context.current_value()).get_ca_certs()
-        assert "ours" in str(before["subject"])
-        assert "strange" in str(after["subject"])
-        os.replace(tmp_path / "old.pem", trust)
+    config = ListenerTls(certificate=server.certificate, key=server.key, client_ca=str(trust))
+    watched_context = listener_context("listener[0].tls", config)
+    held_context = broker_context(BrokerTls(trust=str(trust)))
+    await watched_context.current_value()
+    replace(trust, Path(stranger.file).read_bytes())
+    await trio.sleep(watched.CHECK_INTERVAL_S)
+    assert "strange" in only_authority(await watched_context.current_value())
+    assert "ours" in only_authority(held_context.value), "no broker has accepted it yet"
+    await take_over_held_files(file_stamps([str(trust)]))
+    assert "strange" in only_authority(held_context.value)
+
+
+def only_authority(context: ssl.SSLContext) -> str:
+    [known] = context.get_ca_certs()
+    return str(known["subject"])

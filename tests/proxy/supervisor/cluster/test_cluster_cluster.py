@@ -1165,3 +1165,61 @@ async def test_a_drain_in_the_middle_of_a_hand_over(
     assert new.adopted == [1, 2]
     assert any(method == Method.DRAIN for method, _request in new.calls), "they have their drain time"
     nursery.cancel_scope.cancel()
+
+
+# ---- changed files of brokers
+
+
+def files_told(worker: FakeWorker) -> list[dict[str, str]]:
+    return [
+        {one.path: one.stamp for one in told.files} for method, told in worker.calls if method == Method.TAKE_OVER_FILES
+    ]
+
+
+FILES = {
+    "service_url": "pulsar+ssl://b0:6651",
+    "tls": {"trust": "/trust.pem", "certificate": "/proxy.pem", "key": "/proxy.key"},
+    "credentials": {"method": "token", "file": "/proxy.jwt"},
+}
+STAMPS = {"/trust.pem": "1", "/proxy.pem": "2", "/proxy.key": "3", "/proxy.jwt": "4"}
+
+
+async def test_accepted_files_are_taken_over_by_those_that_may_know_them(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = await setup.started(nursery, brokers=FILES)
+    assert await cluster.take_over_files(STAMPS) == []
+    tls = {file: stamp for file, stamp in STAMPS.items() if file != "/proxy.jwt"}
+    for role, told in ((Role.AUTH, STAMPS), (Role.LOOKUP, tls), (Role.FORWARDER, tls)):
+        assert [files_told(worker) for worker in setup.workshop.of(role)] == [[told]] * len(setup.workshop.of(role))
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_does_not_take_files_over(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A refusal is told; one that hangs is ended, and its successor reads the files; one that has gone has no vote."""
+    cluster = await setup.started(nursery, brokers=FILES)
+    [auth], [lookup], [gone, _] = (setup.workshop.of(role) for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER))
+    auth.answers[Method.TAKE_OVER_FILES] = lambda _: RpcCallRefused(Status.INVALID_REQUEST, "changed once more")
+    lookup.answers[Method.TAKE_OVER_FILES] = lambda _: RpcDeadlineExceeded("no answer")
+    gone.answers[Method.TAKE_OVER_FILES] = lambda _: RpcConnectionLost("the worker went away")
+    [refusal] = await cluster.take_over_files(STAMPS)
+    assert refusal == f"the auth worker with pid {auth.pid}: changed once more"
+    assert (auth.code, lookup.code, gone.code) == (None, -9, None)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_replaced_forwarder_takes_files_over_too_and_has_no_vote(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = await setup.crash_safe(nursery, brokers=FILES)
+    old: list[Any] = [slot.worker for slot in cluster.slots_of(Role.FORWARDER)]
+    for worker in old:
+        worker.answers[Method.DRAIN] = leaving_line(worker, 20)
+        worker.answers[Method.TAKE_OVER_FILES] = lambda _: RpcDeadlineExceeded("no answer")
+    await cluster.replace_all([Role.FORWARDER])
+    assert await cluster.take_over_files(STAMPS) == []
+    assert [len(files_told(worker)) for worker in old] == [1, 1]
+    assert [worker.code for worker in old] == [None, None]
+    nursery.cancel_scope.cancel()

@@ -13,9 +13,10 @@ import pytest
 import trio
 import trio.testing
 from click.testing import CliRunner, Result
+from google.protobuf.message import Message
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_pb2 import Empty, Method, Status, Text
+from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
 from proxy import cli
 from proxy.common.errors import ConfigError
 from proxy.runtime.rpc.client import RpcClient, unix_connector
@@ -40,6 +41,9 @@ STATUS: dict[str, Any] = {
 }
 
 
+NOTHING = Empty()
+
+
 class FakeReport:
     async def status_json(self) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -49,7 +53,7 @@ class FakeReport:
 class Operated:
     def __init__(self) -> None:
         self.drained = 0
-        self.reloaded = 0
+        self.reloaded: list[str] = []
         self.reload_error: Exception | None = None
         self.upgraded = 0
         self.upgrade_error: Exception | None = None
@@ -58,11 +62,11 @@ class Operated:
     def _drain(self) -> None:
         self.drained += 1
 
-    async def _reload(self) -> None:
+    async def _reload(self, force: bool) -> None:
         await trio.lowlevel.checkpoint()
         if self.reload_error is not None:
             raise self.reload_error
-        self.reloaded += 1
+        self.reloaded.append("by force" if force else "if a broker accepts it")
 
     async def _upgrade(self) -> int:
         await trio.lowlevel.checkpoint()
@@ -102,8 +106,9 @@ async def test_drain(operated: Operated, nursery: trio.Nursery) -> None:
 
 async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
     client = operated.client(nursery)
-    await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
-    assert operated.reloaded == 1
+    for request in (Empty(), ReloadRequest(), ReloadRequest(force=True)):
+        await client.call(Method.CLUSTER_RELOAD, request, Text, timeout_s=60)
+    assert operated.reloaded == ["if a broker accepts it"] * 2 + ["by force"]
     for error in (ConfigError("limits: bad"), ReloadRefused("a restart is needed")):
         operated.reload_error = error
         with pytest.raises(RpcCallRefused, match=str(error)) as caught:
@@ -184,10 +189,12 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     (tmp_path / CONTROL_SOCKET).touch()
     answers: dict[int, Any] = {}
 
-    async def call(path: str, method: int) -> str:
+    async def call(path: str, method: int, request: Message = NOTHING) -> str:
         await trio.lowlevel.checkpoint()
         assert path == str(tmp_path / CONTROL_SOCKET)
         answer = answers.get(method, "")
+        if callable(answer):
+            return str(answer(request))
         if isinstance(answer, Exception):
             raise answer
         return str(answer)
@@ -236,6 +243,14 @@ def test_status_for_people_and_for_programs(run: Run, running: dict[int, Any]) -
     assert json.loads(run("status", "--json").output) == STATUS
 
 
+def test_reload_command_by_force(run: Run, running: dict[int, Any]) -> None:
+    asked: list[Message] = []
+    running[Method.CLUSTER_RELOAD] = asked.append
+    for arguments in (("reload",), ("reload", "--force")):
+        assert run(*arguments).output == "reloaded\n"
+    assert asked == [ReloadRequest(force=False), ReloadRequest(force=True)]
+
+
 def test_reload_command(run: Run, running: dict[int, Any]) -> None:
     assert run("reload").output == "reloaded\n"
     running[Method.CLUSTER_RELOAD] = RpcCallRefused(Status.INVALID_REQUEST, "a restart is needed to change: admin")
@@ -269,10 +284,10 @@ def upgrading(run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch
     running[Method.CLUSTER_UPGRADE] = "3"
     real_run, real_call = trio.run, cli._call
 
-    async def call(path: str, method: int) -> str:
+    async def call(path: str, method: int, request: Message = NOTHING) -> str:
         if method == Method.CLUSTER_STATUS:
             [*_, running[method]] = [status for since, status in statuses if since <= trio.current_time()]
-        return await real_call(path, method)
+        return await real_call(path, method, request)
 
     monkeypatch.setattr(cli, "_call", call)
     clock = trio.testing.MockClock(autojump_threshold=0)

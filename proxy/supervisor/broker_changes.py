@@ -1,0 +1,183 @@
+"""Changes by which brokers are reached: tried at brokers, and in force only once one of them accepts the proxy.
+
+They are settings (``brokers.service_url``, ``tls``, ``credentials``), or the content of the files that these name. A
+wrong one would fail every client of every instance at the same time. So what was accepted last stays in force:
+
+* changed settings are refused as long as those in force work; where these do not work either, there is nothing to lose;
+* changed files are not taken over, even in an outage of the brokers: what the workers have of the content before exists
+  nowhere else.
+
+No client has a say: the verdict is that of logins which the proxy makes for itself. One trial decides for all workers,
+so a removed authority is trusted by none of them as soon as one broker was accepted without it.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+from prometheus_client import Gauge
+
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import file_stamps
+from proxy.config.trial import BrokerTrial, broker_files, reaches_brokers_alike
+from proxy.config.types import Config
+from proxy.runtime.loop.tasks import Backoff
+from proxy.supervisor.cluster.cluster import Cluster
+from proxy.supervisor.config_watch import ChangeDetector, in_thread_without_signals
+from proxy.supervisor.processes.broker_trial import TrialNotRun, run_trial
+from proxy.supervisor.processes.configure import ReloadRefused
+
+WATCH_INTERVAL_S = 1.0
+RETRY_PAUSE_FIRST_S = 5.0
+RETRY_PAUSE_MAX_S = 30.0
+"""Pause before refused files are tried again: a broker may know a new token later, or come back."""
+
+IN_FORCE_WAIT_S = 6.0
+"""Time in which lookup workers show that what is in force works: they may have been reconfigured a moment ago."""
+IN_FORCE_POLL_S = 0.5
+
+FILES_NOTE = (
+    "changed files of brokers.tls or brokers.credentials are not in force, since no broker accepts the proxy with them"
+)
+
+Stamps = dict[str, str]
+
+
+class BrokerChanges:
+    """Decides on changes of a cluster. ``works``: whether brokers accept the proxy with what is in force.
+    ``lock`` excludes reloads.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        works: Callable[[], Awaitable[bool]],
+        lock: trio.Lock,
+        trial: Callable[[Config], Awaitable[BrokerTrial]] = run_trial,
+    ) -> None:
+        self._cluster = cluster
+        self._works = works
+        self._lock = lock
+        self._trial = trial
+        self._stamps: Stamps = _read_stamps(cluster.config)
+        self._detector = ChangeDetector(Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S))
+        self._logged: Stamps | None = None
+        self.on_files_taken_over: Callable[[], None] = lambda: None
+        """Called for files that a broker has accepted: a configuration that was refused may have waited for them."""
+        self.are_files_held = False
+        """Whether files have changed, and the content before is in force."""
+        held = Gauge(
+            "pulsar_proxy_broker_files_held",
+            "Whether changed files of brokers.tls or brokers.credentials are not in force, since no broker accepts "
+            "the proxy with them.",
+            registry=cluster.registry,
+        )
+        held.set_function(lambda: float(self.are_files_held))
+
+    # ---- settings
+
+    async def require_acceptance(self, config: Config) -> Stamps:
+        """Return the stamps of the files that go with a configuration, for ``on_applied``, if it may be applied.
+
+        Raises ReloadRefused where no broker accepts the proxy with it, and one does with what is in force.
+        """
+        stamps = await self.read_stamps(config)
+        if reaches_brokers_alike(self._cluster.config, config) and stamps == self._stamps:
+            return stamps
+        try:
+            trial = await self._trial(config)
+            why = f"no broker accepts the proxy with the changed settings or files ({trial.reason})"
+        except TrialNotRun as not_run:
+            trial, why = BrokerTrial(accepted=False), f"the changed settings or files cannot be tried ({not_run})"
+        if not trial.accepted:
+            if await self._in_force_works():
+                raise ReloadRefused(
+                    f"brokers: {why}, and those in force work; correct them, or apply them all the same by "
+                    "`pulsar-trio-proxy reload --force`"
+                )
+            get_logger().warning("applying settings that no broker accepts: those in force do not work", reason=why)
+        if stamps != await self.read_stamps(config):
+            raise ReloadRefused("brokers: their files have changed while they were tried; reload once more")
+        return stamps
+
+    def on_applied(self, stamps: Stamps) -> None:
+        """Record that all workers have the cluster's configuration, and the content of files with these stamps."""
+        self._stamps = stamps
+        self._release()
+
+    async def _in_force_works(self) -> bool:
+        with trio.move_on_after(IN_FORCE_WAIT_S):
+            while not await self._works():  # noqa: ASYNC110 -- another process knows
+                await trio.sleep(IN_FORCE_POLL_S)
+            return True
+        return False
+
+    # ---- files
+
+    async def watch_files(self) -> None:
+        """Try changed files, and have workers take them over once a broker accepts the proxy with them."""
+        while True:
+            await trio.sleep(WATCH_INTERVAL_S)
+            stamps = await self.read_stamps(self._cluster.config)
+            content = repr(sorted(stamps.items())).encode()
+            if stamps == self._stamps:
+                self._detector.note_attempt(content)
+                self._release()
+            elif self._detector.is_due(content, trio.current_time()):
+                async with self._lock:
+                    done = await self._take_over_changed_files()
+                if not done:
+                    self._detector.note_failure(trio.current_time())
+
+    async def _take_over_changed_files(self) -> bool:
+        """Return False where it should be tried again."""
+        config = self._cluster.config
+        stamps = await self.read_stamps(config)
+        if stamps == self._stamps:
+            return True
+        try:
+            trial = await self._trial(config)
+        except TrialNotRun as not_run:
+            if await self._in_force_works():
+                self._hold(stamps, f"it cannot be tried: {not_run}")
+                return False
+        else:
+            if not trial.accepted:
+                self._hold(stamps, f"no broker accepts the proxy with it: {trial.reason}")
+                return False
+        if stamps != await self.read_stamps(config):
+            return False  # another content than the one that was tried
+        failures = await self._cluster.take_over_files(stamps)
+        if failures:
+            self._hold(stamps, f"a broker accepts it, but not every worker took it over: {'; '.join(failures)}")
+            return False
+        changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
+        get_logger().info("took over a changed file", key="brokers", files=", ".join(changed))
+        self.on_applied(stamps)
+        self.on_files_taken_over()
+        return True
+
+    def _hold(self, stamps: Stamps, reason: str) -> None:
+        """Go on with the content before; log it once for each content."""
+        self.are_files_held = True
+        if stamps != self._logged:
+            self._logged = stamps
+            changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
+            get_logger().error(
+                "a changed file is not in force; going on with what it was before",
+                key="brokers",
+                files=", ".join(changed),
+                reason=reason,
+            )
+
+    def _release(self) -> None:
+        self.are_files_held = False
+        self._logged = None
+
+    @staticmethod
+    async def read_stamps(config: Config) -> Stamps:
+        """Read the stamps of a configuration's files, in a thread: a file system that hangs must not stop all else."""
+        return await in_thread_without_signals(_read_stamps, config) if broker_files(config) else {}
+
+
+def _read_stamps(config: Config) -> Stamps:
+    return file_stamps(broker_files(config))
