@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from local import release
 from local.release import CHANGELOG, CHART, ReleaseError, check_release, version
 
 from proxy import __version__
@@ -32,3 +33,14 @@ def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
 
 def test_what_is_complete_is_not_refused() -> None:
     check_release("1.2.3", "# Changelog\n\n## 1.2.3 (2026-11-23)\n", CHART_TEXT)
+
+
+def test_without_root_the_way_to_the_python_packages_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("sys.argv", ["release"])
+    assert release.main() == 1
+    error = capsys.readouterr().err
+    assert "Images are built by root." in error
+    assert "Wheel and sdist alone, without images and chart: ARGS=--no-images" in error
