@@ -88,11 +88,14 @@ def serve(config_file: Path, handover_fd: int | None) -> None:
 @main.command()
 @_config_option
 @click.option("--connect", is_flag=True, help="Also log in at each broker with the proxy's own credentials, and leave.")
-def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's manner
+@click.option(
+    "--any-broker", is_flag=True, help="Also log in at brokers until one accepts the proxy, as a reload does."
+)
+def check(config_file: Path, connect: bool, any_broker: bool) -> None:  # noqa: FBT001 -- click's manner
     """Validate the configuration and the files that it names, and say what is wrong with them."""
     plan = _load_plan(config_file)
     try:
-        findings = trio.run(_check, plan, connect)
+        findings = trio.run(_check, plan, connect, any_broker)
     except ConfigError as error:
         _fail(str(error))
     click.echo(f"{config_file}: in order")
@@ -101,8 +104,9 @@ def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's 
         _fail("not every broker can be used; see above")
 
 
-async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
+async def _check(plan: MemoryPlan, connect: bool, any_broker: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
     """Prove the configuration, its memory and, if asked to, the brokers. Raises ConfigError."""
+    from proxy.commands.broker_trial import try_brokers
     from proxy.commands.check import check_objects, find_warnings, suppress_logs
     from proxy.commands.connect import check_brokers
 
@@ -111,6 +115,10 @@ async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: F
         for warning in await find_warnings(plan.config, credentials, methods):
             click.echo(f"pulsar-trio-proxy: warning: {warning}", err=True)
         plan.require()
+        if any_broker:
+            trial = await try_brokers(plan.config)
+            if not trial.accepted:
+                raise ConfigError(f"no broker accepts the proxy: {trial.reason}")
         return await check_brokers(plan.config, credentials, methods) if connect else []
 
 

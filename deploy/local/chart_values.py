@@ -246,6 +246,13 @@ class Pdb(Values, frozen=True):
     unhealthy_pod_eviction_policy: Literal["AlwaysAllow", "IfHealthyBudget"] = "AlwaysAllow"
 
 
+class ConfigCheck(Values, frozen=True):
+    enabled: bool = True
+    connect: bool = True
+    retries: Natural = 0
+    timeout_seconds: Count = 1
+
+
 class TopologySpread(Values, frozen=True):
     zones: WhenUnsatisfiable = ""
     hosts: WhenUnsatisfiable = ""
@@ -327,6 +334,7 @@ class ChartValues(Values, frozen=True):
     revision_history_limit: Natural = 0
     progress_deadline_seconds: Count = 1
     rollout_on_config_change: Literal["needed", "always", "never"] = "always"
+    config_check: ConfigCheck = ConfigCheck()
     termination_grace_period_seconds: Count = 1
     lifecycle: Lifecycle = {}
     probes: Probes = Probes()

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from local import images, machine
+from local import images, machine, previous_release
 from local.console import print_status
 from local.distribution import pulsar_home
 from local.environment import Environment
@@ -39,11 +39,14 @@ def prepare(lab: Lab, *, keep_images: bool) -> Environment:
     environment.prepare("test")
     pulsar_home()
     lab.build()
+    if not images.image_id(previous_release.IMAGE.name):
+        previous_release.build_image()
+        keep_images = False  # this tree's have lost their names to it
     for image in images.IMAGES:
         if keep_images and images.image_id(image.name):
             continue
         images.build_image(image)
-    for image in images.IMAGES:
+    for image in (*images.IMAGES, previous_release.IMAGE):
         images.export_image(image, lab.images)
     return environment
 

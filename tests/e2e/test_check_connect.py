@@ -54,6 +54,19 @@ def write_token(broker: Standalone, file: Path, role: str, lifetime_s: float | N
     return token
 
 
+def test_one_of_two_brokers_is_enough_where_any_is_asked_for(secured_broker: Standalone, file: Path) -> None:
+    write_token(secured_broker, file, "proxy", 3600)
+    url = f"pulsar://127.0.0.1:1,127.0.0.1:{secured_broker.broker_port}"
+    tables = with_token(secured_broker, file, service_url=url)
+    assert checked(tables)[0] == 1, "--connect wants every broker"
+    assert ProxyCluster(tables).command("check", "--any-broker").returncode == 0
+    file.write_text("no.valid.token")
+    refused = ProxyCluster(tables).command("check", "--any-broker")
+    assert refused.returncode == 1
+    assert "no broker accepts the proxy: " in refused.stderr
+    assert "AuthenticationError" in refused.stderr
+
+
 def test_accepted(secured_broker: Standalone, file: Path) -> None:
     token = write_token(secured_broker, file, "proxy", 3600)
     code, lines, errors = checked(with_token(secured_broker, file))

@@ -14,14 +14,15 @@ from pathlib import Path
 from local.distribution import pulsar_home
 from local.standalone import BrokerOptions, Standalone
 
+from tests.e2e.lab.certificates import Authority
 from tests.e2e.lab.dns import NameServer
 from tests.e2e.lab.security import grant
-from tests.kubernetes import steps
+from tests.kubernetes import changes, steps
 from tests.kubernetes.accounting import accounting
 from tests.kubernetes.migration import first_command, migration
 from tests.kubernetes.pulsar_chart import broker_settings
 from tests.kubernetes.results import chosen
-from tests.kubernetes.scene import CHART_NAMESPACE, NODE_ADDRESS, Scene
+from tests.kubernetes.scene import BROKER_TLS_PORT, CHART_NAMESPACE, NODE_ADDRESS, Scene
 
 STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "install": steps.install,
@@ -32,6 +33,10 @@ STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "forwarder-kill": steps.forwarder_kill,
     "oom": steps.oom,
     "configmap": steps.configmap,
+    "rendered-as-live": changes.rendered_as_live,
+    "refused-upgrade": changes.refused_upgrade,
+    "wrong-changes": changes.wrong_changes,
+    "upgrade-from-previous": changes.upgrade_from_previous,
     "scale-out": steps.scale_out,
     "first-command": first_command,
     "migration": migration,
@@ -73,7 +78,15 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="ptp-kubernetes-"))
     directory.chmod(0o755)
     began_s = time.monotonic()
-    conf = {**broker_settings(CHART_NAMESPACE), "brokerDeleteInactiveTopicsEnabled": "false"}
+    authority = Authority(directory, "lab")
+    pair = authority.server("broker", NODE_ADDRESS)
+    conf = {
+        **broker_settings(CHART_NAMESPACE),
+        "brokerDeleteInactiveTopicsEnabled": "false",
+        "brokerServicePortTls": str(BROKER_TLS_PORT),
+        "tlsCertificateFilePath": pair.certificate,
+        "tlsKeyFilePath": pair.key,
+    }
     standalone = Standalone(
         pulsar_home(),
         directory / "broker",
@@ -90,7 +103,7 @@ def main() -> int:
     with standalone as broker, NameServer(NODE_ADDRESS, DNS_PORT) as names:  # where pods ask for names
         grant(broker)
         print(f"the broker is up after {time.monotonic() - began_s:.0f} s; files in {directory}", flush=True)
-        failed = run_steps(Scene(directory, broker, names), chosen_steps)
+        failed = run_steps(Scene(directory, broker, names, authority), chosen_steps)
     print(
         f"{len(chosen_steps) - len(failed)} of {len(chosen_steps)} steps ok, {time.monotonic() - began_s:.0f} s",
         flush=True,

@@ -17,7 +17,7 @@ from local.distribution import pulsar_home
 
 from tests.e2e.lab.waiting import eventually
 from tests.kubernetes.node import SOON_S, Namespace, Object
-from tests.kubernetes.scene import NODE_ADDRESS, Scene
+from tests.kubernetes.scene import BROKER_TLS_PORT, NODE_ADDRESS, Scene
 
 RELEASE = "pulsar"
 BROKER, HEADLESS, PROXY = "pulsar-broker", "pulsar-broker-headless", "pulsar-proxy"
@@ -57,7 +57,10 @@ def broker_settings(namespace: str) -> dict[str, str]:
     return {
         "bindAddress": "0.0.0.0",
         "advertisedAddress": "",
-        "advertisedListeners": f"node:pulsar://{NODE_ADDRESS}:{PORT},kubernetes:pulsar://{pod}:{PORT}",
+        "advertisedListeners": (
+            f"node:pulsar://{NODE_ADDRESS}:{PORT},node:pulsar+ssl://{NODE_ADDRESS}:{BROKER_TLS_PORT},"
+            f"kubernetes:pulsar://{pod}:{PORT}"
+        ),
         "internalListenerName": "node",
         "bindAddresses": f"kubernetes:pulsar://0.0.0.0:{SERVICE_PORT}",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tests.kubernetes.workload import Observation, observed
 
 NODE_ADDRESS = "10.77.0.1"
 PORT, TLS_PORT = 30650, 30651
+BROKER_TLS_PORT = 6651
 CHART_NAMESPACE, RELEASE = "pulsar", "pulsar-trio-proxy"
 REPLICAS = 3
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,12 +49,12 @@ def reference(image: images.Image) -> dict[str, str]:
 class Scene:
     """A secured broker, and a release of the chart in a namespace that enforces `restricted`."""
 
-    def __init__(self, directory: Path, broker: Standalone, names: NameServer) -> None:
+    def __init__(self, directory: Path, broker: Standalone, names: NameServer, authority: Authority) -> None:
         self.directory = directory
         self.broker = broker
         self.names = names
         self.namespace = Namespace(CHART_NAMESPACE, RELEASE)
-        self.authority = Authority(directory, "lab")
+        self.authority = authority
         self.values = self._values()
 
     def _values(self) -> Values:
@@ -112,15 +113,23 @@ class Scene:
 
     def install(self, **over: Any) -> list[Object]:
         """Install or upgrade the release with some other values; returns the pods when all is settled."""
-        values = merged(self.values, over)
-        path = self.directory / "values.json"  # JSON is YAML
-        path.write_text(json.dumps(values))
+        return self.apply(merged(self.values, over))
+
+    def apply(self, values: Values, chart: Path = CHART, options: Sequence[str] = ()) -> list[Object]:
+        """Install or upgrade the release of a chart with exactly these values; returns the pods when all is settled."""
+        path = self.write_values(values)
         # Helm 4 applies on the server, and refuses to overwrite what somebody else has patched: as a step here does.
-        options = ("--install", "--force-conflicts", "--wait", HELM_PATIENCE)
-        self.namespace.helm("upgrade", RELEASE, str(CHART), "-f", str(path), *options)
+        always = ("--install", "--force-conflicts", "--wait", HELM_PATIENCE)
+        self.namespace.helm("upgrade", RELEASE, str(chart), "-f", str(path), *always, *options)
         address = self.namespace.get("service", RELEASE)["spec"]["clusterIP"]
         self.names.add(f"{RELEASE}.{self.namespace.name}.svc.cluster.local", "A", address)
         return self.namespace.wait_until_settled(values["replicaCount"])
+
+    def write_values(self, values: Values) -> Path:
+        """Write values into a file for Helm; returns its path."""
+        path = self.directory / "values.json"  # JSON is YAML
+        path.write_text(json.dumps(values))
+        return path
 
     def observed(self, name: str, clients: int, **options: object) -> AbstractContextManager[Observation]:
         """Run so many clients, and newcomers, through the node's port for as long as the block."""

@@ -238,6 +238,15 @@ def test_a_folder_of_somebody_else(run: Run, file: Path, monkeypatch: pytest.Mon
     assert re.search(r"^FAILED  127\.0\.0\.1:1", result.stdout, re.MULTILINE), "brokers are tried all the same"
 
 
+def test_no_broker_that_accepts_the_proxy(run: Run) -> None:
+    content = "[cluster]\nruntime_dir = 'DIR/run'\n[brokers]\nservice_url = 'pulsar://127.0.0.1:1'"
+    result = run(content, "check", "--any-broker")
+    assert result.exit_code == 1
+    assert re.match(r"pulsar-trio-proxy: no broker accepts the proxy: 127\.0\.0\.1:1 at ", result.stderr), result.stderr
+    assert result.stdout == "", "not in order"
+    assert run(content, "check").exit_code == 0, "brokers are not tried unasked"
+
+
 def warned(result: Result) -> str:
     """What `check` says of cluster.runtime_dir, where it takes the configuration all the same."""
     assert result.exit_code == 0, result.output

@@ -1,0 +1,70 @@
+{{/* The configuration that is checked before an upgrade: all of it, but not a certificate that cert-manager may not have made yet. YAML. */}}
+{{- define "pulsar-trio-proxy.checkedConfig" -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromYaml -}}
+{{- if and .Values.tls.enabled .Values.tls.certManager.enabled -}}
+{{- $listeners := list -}}
+{{- range $config.listener -}}
+{{- $listeners = append $listeners (omit . "tls") -}}
+{{- end -}}
+{{- $_ := set $config "listener" $listeners -}}
+{{- end -}}
+{{- $config | toYaml -}}
+{{- end -}}
+
+{{/* The Secrets that the check mounts (JSON list); all but the one that cert-manager may not have made yet. */}}
+{{- define "pulsar-trio-proxy.checkedSecretMounts" -}}
+{{- $mounts := list -}}
+{{- range include "pulsar-trio-proxy.secretMounts" . | fromJsonArray -}}
+{{- if not (and (eq .folder "tls") $.Values.tls.certManager.enabled) -}}
+{{- $mounts = append $mounts . -}}
+{{- end -}}
+{{- end -}}
+{{- $mounts | toJson -}}
+{{- end -}}
+
+{{/* The mounts of a container that runs the proxy's program. Call: include "pulsar-trio-proxy.mounts" (list . SECRET_MOUNTS) */}}
+{{- define "pulsar-trio-proxy.mounts" -}}
+{{- $root := index . 0 -}}
+- name: config
+  mountPath: /etc/pulsar-trio-proxy
+  readOnly: true
+- name: runtime
+  mountPath: /run/pulsar-trio-proxy
+- name: tmp
+  mountPath: /tmp
+{{- range index . 1 | fromJsonArray }}
+- name: secret-{{ .folder }}
+  mountPath: {{ include "pulsar-trio-proxy.secretsDirectory" $root }}/{{ .folder }}
+  readOnly: true
+{{- end }}
+{{- with $root.Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The volumes of a pod that runs the proxy's program. Call: include "pulsar-trio-proxy.volumes" (list . CONFIG_MAP SECRET_MOUNTS) */}}
+{{- define "pulsar-trio-proxy.volumes" -}}
+{{- $root := index . 0 -}}
+- name: config
+  configMap:
+    name: {{ index . 1 }}
+{{- range list "runtime" "tmp" }}
+- name: {{ . }}
+  emptyDir:
+    sizeLimit: {{ $root.Values.volumes.sizeLimit }}
+{{- end }}
+{{- range index . 2 | fromJsonArray }}
+- name: secret-{{ .folder }}
+  secret:
+    secretName: {{ .secret }}
+    defaultMode: 0440
+    items:
+      {{- range .keys }}
+      - key: {{ . }}
+        path: {{ . }}
+      {{- end }}
+{{- end }}
+{{- with $root.Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
