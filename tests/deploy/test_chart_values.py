@@ -26,7 +26,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tls.certManager": _CERT_MANAGER,
     "workload.daemonSet": {"workload": {"kind": "DaemonSet"}},
     "workload.daemonSet.hostNetwork": {"workload": {"kind": "DaemonSet"}, "adminToken": {"secret": "admin"}},
-    "workload.daemonSet.openAdminPort": {"workload": {"kind": "DaemonSet", "daemonSet": {"hostPorts": {"admin": 8080}}}},
+    "workload.daemonSet.openAdminPort": {
+        "workload": {"kind": "DaemonSet", "daemonSet": {"hostPorts": {"admin": 8080}}}
+    },
     "tls.certManager.serviceNames": deep_merge(
         _CERT_MANAGER, {"tls": {"certManager": {"dnsNames": ["p.example.org"]}}}
     ),
