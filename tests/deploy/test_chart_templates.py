@@ -33,7 +33,7 @@ def pod_specs(manifests: Any) -> dict[str, Any]:
         match one["kind"]:
             case "Pod":
                 found[one["metadata"]["name"]] = one["spec"]
-            case "Deployment" | "StatefulSet":
+            case "Deployment" | "DaemonSet" | "StatefulSet" | "Job":
                 found[one["metadata"]["name"]] = one["spec"]["template"]["spec"]
             case "CronJob":
                 found[one["metadata"]["name"]] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
