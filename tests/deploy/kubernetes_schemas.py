@@ -24,8 +24,8 @@ _APIS = (
     "apis__policy__v1",
 )
 _KINDS = {
-    "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy",
-    "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet",
+    "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job",
+    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet",
 }  # fmt: skip
 _CRDS = {
     _PROMETHEUS: tuple(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import NAME, Manifests, needs_tools, render
+from tests.deploy.chart import CHART, NAME, OPTIONS, RELEASE, Manifests, assert_equal, helms, needs_tools, render
 
 pytestmark = needs_tools
 
@@ -47,6 +47,12 @@ def test_the_check_sees_what_the_proxy_will_see() -> None:
         volume["name"]: volume for volume in manifests.pod["spec"]["volumes"] if volume["name"] in volumes
     }
     assert checked(manifests) == manifests.configuration
+    brought = {"initContainers": [{"name": "c", "image": "i"}], "podAnnotations": {"example.org/inject": "files"}}
+    manifests = render(**brought, podLabels={"app": "pulsar"})
+    assert pod_of(manifests)["initContainers"] == brought["initContainers"]
+    metadata = manifests.get("Job", CHECK)["spec"]["template"]["metadata"]
+    assert metadata["annotations"] == brought["podAnnotations"]
+    assert "app" not in metadata["labels"], "a Service that selects the proxy's pods would lead to it"
 
 
 def test_a_certificate_that_cert_manager_has_yet_to_make_is_not_waited_for() -> None:
@@ -66,3 +72,28 @@ def test_brokers_are_left_out_on_demand(value: bool) -> None:
 
 def test_the_check_can_be_left_out() -> None:
     assert CHECK not in render(configCheck={"enabled": False}).names("Job")
+
+
+def test_the_check_is_an_object_of_the_chart_as_all_others() -> None:
+    """Labels, security contexts and the place of its pod; beside the labels by which the proxy's pods are found."""
+    own = {"nodeSelector": {"pool": "edge"}, "priorityClassName": "high", "runtimeClassName": "gvisor"}
+    manifests = render(commonLabels={"team": "a"}, podSecurityContext={"fsGroup": 2000}, **own)
+    job = manifests.get("Job", CHECK)
+    for one in (job, job["spec"]["template"], manifests.get("ConfigMap", CHECK)):
+        labels = one["metadata"]["labels"]
+        assert labels["team"] == "a"
+        assert labels["app.kubernetes.io/component"] == "config-check"
+    pod = pod_of(manifests)
+    assert pod["securityContext"] == manifests.pod["spec"]["securityContext"]
+    assert pod["securityContext"]["fsGroup"] == 2000
+    assert own.items() <= pod.items()
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_tools_can_leave_the_hooks_out() -> None:
+    """`--no-hooks` leaves out the Job and its ConfigMap, and nothing that the proxy needs."""
+    outcomes = helms("template", RELEASE, CHART, *OPTIONS, "--no-hooks")
+    assert_equal(outcomes)
+    without = Manifests(outcomes["helm"].stdout)
+    assert NAME in without.names("ConfigMap")
+    assert CHECK not in without.names("Job") + without.names("ConfigMap")

@@ -78,7 +78,7 @@ def test_sizes_are_recommended_and_never_changed() -> None:
     [
         ({**KEDA, "autoscaling": {"enabled": True}}, "keda.enabled and autoscaling.enabled"),
         ({**KEDA, "autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
-        ({"keda": {"enabled": True}}, "keda.serverAddress"),
+        ({"keda": {"enabled": True}}, "keda.enabled: KEDA would have no Prometheus"),
     ],
 )
 def test_what_keda_cannot_do_is_refused(values: dict[str, Any], says: str) -> None:

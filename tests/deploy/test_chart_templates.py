@@ -33,7 +33,7 @@ def pod_specs(manifests: Any) -> dict[str, Any]:
         match one["kind"]:
             case "Pod":
                 found[one["metadata"]["name"]] = one["spec"]
-            case "Deployment" | "StatefulSet":
+            case "Deployment" | "DaemonSet" | "StatefulSet" | "Job":
                 found[one["metadata"]["name"]] = one["spec"]["template"]["spec"]
             case "CronJob":
                 found[one["metadata"]["name"]] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -154,7 +154,7 @@ def test_the_selector_stays_when_versions_and_labels_change() -> None:
 def test_every_pod_passes_the_restricted_standard() -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/, and a read-only root beside."""
     specs = pod_specs(render(analytics=ANALYTICS))
-    assert len(specs) == 4
+    assert len(specs) == 5
     for name, spec in specs.items():
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["runAsUser"] > 0, name

@@ -25,6 +25,10 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tls.requireClientCertificate": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
     "tls.certManager": _CERT_MANAGER,
     "workload.daemonSet": {"workload": {"kind": "DaemonSet"}},
+    "workload.daemonSet.hostNetwork": {"workload": {"kind": "DaemonSet"}, "adminToken": {"secret": "admin"}},
+    "workload.daemonSet.openAdminPort": {
+        "workload": {"kind": "DaemonSet", "daemonSet": {"hostPorts": {"admin": 8080}}}
+    },
     "tls.certManager.serviceNames": deep_merge(
         _CERT_MANAGER, {"tls": {"certManager": {"dnsNames": ["p.example.org"]}}}
     ),
@@ -38,11 +42,10 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "service.loadBalancer": {"service": {"type": "LoadBalancer"}},
     "service.allocateLoadBalancerNodePorts": {"service": {"type": "LoadBalancer"}},
     "service.externalTrafficPolicy": {"service": {"type": "LoadBalancer"}},
-    "service.healthCheck": {"service": {"type": "LoadBalancer"}},
+    "service.healthCheck": {"service": {"type": "LoadBalancer"}, "terminationGracePeriodSeconds": 80},
     "service.ipFamil": {"bindAddress": "[::]"},
     "autoscaling": {"autoscaling": {"enabled": True, "connections": {"targetAverage": 1000}}},
     "keda": {"keda": {"enabled": True, "serverAddress": "http://p:9090"}},
-    "keda.enabled": {"keda": {"serverAddress": "http://p:9090"}},
     "clusterDomain": _CERT_MANAGER,
     "pdb.minAvailable": {"pdb": {"maxUnavailable": "", "minAvailable": 1}},
     "ingress": {
@@ -56,7 +59,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "test.tokenKey": {"test": {"tokenSecret": "client"}},
     "test.ca": _TLS,
     "test.clientCertificateSecret": _TLS,
-    "extraVolumeMounts": {"extraVolumes": [{"name": "x", "emptyDir": {}}]},
+    "extraVolumeMounts": {"extraVolumes": [{"name": "v", "emptyDir": {}}]},
     "analytics": _RECEIVER,
     "analytics.receiver.tokenKey": deep_merge(_RECEIVER, {"analytics": {"receiver": {"tokenSecret": "t"}}}),
     "analytics.rollup": deep_merge(_RECEIVER, {"analytics": {"rollup": {"enabled": True}}}),
@@ -76,10 +79,6 @@ CHANGED: dict[str, Any] = {
     "analytics.image.digest": f"sha256:{'1' * 64}",
     "analytics.image.pullPolicy": "Always",
     "bindAddress": "[::]",
-    "config.brokers.service_url": "pulsar://b:6650",
-    "resources.limits.memory": "3Gi",
-    "analytics.receiver.resources.limits.memory": "3Gi",
-    "analytics.rollup.resources.limits.memory": "3Gi",
     "auth.token.algorithm": "symmetric",
     "tls.certManager.duration": "2161h",
     "tls.certManager.renewBefore": "1h",
@@ -139,9 +138,9 @@ CHANGED: dict[str, Any] = {
     "analytics.rollup.schedule": "@hourly",
     **{f"{owner}resources.requests.cpu": 1 for owner in ("", "analytics.receiver.", "analytics.rollup.")},
     **{
-        f"{owner}resources.{kind}.memory": "3Gi"
+        f"{owner}resources.{kind}.memory": size
         for owner in ("", "analytics.receiver.", "analytics.rollup.")
-        for kind in ("requests", "limits")
+        for kind, size in {"requests": "768Mi", "limits": "3Gi"}.items()
     },
     "podSecurityContext.fsGroupChangePolicy": "Always",
     "podSecurityContext.seccompProfile.type": "Unconfined",
@@ -156,6 +155,7 @@ CHANGED: dict[str, Any] = {
         f"autoscaling.behavior.{way}.policies": [{"type": "Pods", "value": 3, "periodSeconds": 30}]
         for way in ("scaleUp", "scaleDown")
     },
+    "keda.triggers": [{"type": "cpu", "metricType": "Utilization", "metadata": {"value": "70"}}],
     "imagePullSecrets": [{"name": "registry"}],
     "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
     "affinity": {"podAffinity": {}},

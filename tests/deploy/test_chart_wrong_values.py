@@ -543,7 +543,13 @@ REALISTIC: dict[str, dict[str, Any]] = {
     "resources in every notation": {
         "resources": {
             "requests": {"cpu": 0.5, "memory": 536870912, "ephemeral-storage": "1Gi"},
-            "limits": {"cpu": "2", "memory": "1.5Gi", "hugepages-2Mi": "64Mi", "example.org/nic": 1},
+            "limits": {
+                "cpu": "2",
+                "memory": "1.5Gi",
+                "ephemeral-storage": "2e9",
+                "hugepages-2Mi": "64Mi",
+                "example.org/nic": 1,
+            },
         },
         "analytics": {"rollup": {"resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "2G"}}}},
     },
@@ -595,7 +601,8 @@ REALISTIC: dict[str, dict[str, Any]] = {
             },
             "labels": {"team": "data_platform.eu"},
             "ipFamilyPolicy": "PreferDualStack",
-        }
+        },
+        "bindAddress": "[::]",
     },
     "node ports at the ends of the range": {
         "service": {"type": "NodePort", "nodePorts": {"pulsar": 30000, "pulsarssl": 32767}},
@@ -627,9 +634,11 @@ REALISTIC: dict[str, dict[str, Any]] = {
         "image": {
             "repository": "registry.example.org:5000/team_a/pulsar-trio-proxy",
             "tag": "1.2.3-rc.1_amd64",
-            "digest": f"sha256:{'a1' * 32}",
         },
         "imagePullSecrets": [{"name": "registry.example.org"}],
+    },
+    "an image by its digest": {
+        "image": {"repository": "registry.example.org:5000/team_a/proxy", "digest": f"sha256:{'a1' * 32}"},
     },
     "rollups at night, by names": {
         "analytics": {

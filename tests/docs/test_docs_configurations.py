@@ -151,7 +151,8 @@ def test_prometheus_keys_are_those_of_its_tables(block: Block) -> None:
 def test_the_chart_takes_the_values(block: Block) -> None:
     """Its schema knows every key, so a misspelt one is refused."""
     values = yaml.safe_load(block.text)
-    assert Manifests(helm_template(values)).names("Deployment") == [NAME]
+    kind = values.get("workload", {}).get("kind", "Deployment")
+    assert Manifests(helm_template(values)).names(kind) == [NAME]
     with pytest.raises(Refused):
         helm_template({f"{key}x": value for key, value in values.items()})
 

@@ -83,10 +83,11 @@
 {{- if and (eq $service.ipFamilyPolicy "SingleStack") (gt (len $service.ipFamilies) 1) -}}
 {{- fail "service.ipFamilies: two need ipFamilyPolicy PreferDualStack or RequireDualStack" -}}
 {{- end -}}
-{{- if or (has "IPv6" $service.ipFamilies) (hasSuffix "DualStack" $service.ipFamilyPolicy) -}}
+{{- $byIPv6 := has "IPv6" $service.ipFamilies -}}
+{{- if or $byIPv6 (hasSuffix "DualStack" $service.ipFamilyPolicy) -}}
 {{- range (include "pulsar-trio-proxy.config" . | fromYaml).listener -}}
 {{- if not (hasPrefix "[" (.bind | default "")) -}}
-{{- fail (printf "service.ipFamilies, .ipFamilyPolicy: clients by IPv6 would not reach the listener at %s; set bindAddress: \"[::]\" (config.listener: bind there)" (.bind | default "0.0.0.0:6650")) -}}
+{{- fail (printf "%s: clients by IPv6 would not reach the listener at %s; set bindAddress: \"[::]\" (config.listener: bind there)" (ternary "service.ipFamilies" "service.ipFamilyPolicy" $byIPv6) (.bind | default "0.0.0.0:6650")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -207,7 +207,7 @@ spec:
   activeDeadlineSeconds: {{ $rollup.activeDeadlineSeconds }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  {{- include "pulsar-trio-proxy.analyticsPlacement" (list . $rollup) | nindent 2 }}
+  {{- include "pulsar-trio-proxy.placement" (list . $rollup) | nindent 2 }}
   {{- with include "pulsar-trio-proxy.dataAffinity" . }}
   {{- . | nindent 2 }}
   {{- end }}
