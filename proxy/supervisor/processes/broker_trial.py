@@ -17,7 +17,7 @@ from proxy.config.types import Config
 from proxy.config.worker_config import encode_config
 from proxy.supervisor.processes.children import child_reaper
 
-COMMAND = (sys.executable, "-P", "-m", "proxy.commands.broker_trial")
+COMMAND = (sys.executable, "-P", "-m", "proxy.commands.broker_trial_process")
 
 START_GRACE_S = 10.0
 """Time beyond the trial's own, for a busy machine to start the process."""
