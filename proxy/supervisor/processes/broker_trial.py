@@ -27,6 +27,11 @@ class TrialNotRun(Exception):
     """The trial came to no result, which says nothing of the settings. The text is the reason."""
 
 
+async def _kill(process: trio.Process) -> None:
+    """End it at once. SIGTERM may be blocked in it (proxy.supervisor.config_watch), and nothing may wait for that."""
+    process.kill()
+
+
 async def run_trial(config: Config, command: tuple[str, ...] = COMMAND) -> BrokerTrial:
     """Try a configuration, with the present content of its files. Raises TrialNotRun."""
     with trio.move_on_after(TRIAL_TIMEOUT_S + START_GRACE_S):
@@ -40,6 +45,7 @@ async def run_trial(config: Config, command: tuple[str, ...] = COMMAND) -> Broke
                     check=False,
                     env=worker_environment(os.environ),
                     process_group=0,  # Ctrl-C must reach the supervisor alone
+                    deliver_cancel=_kill,
                 )
             return msgspec.json.decode(done.stdout, type=BrokerTrial)
         except OSError as error:

@@ -424,14 +424,12 @@ async def test_a_command_waits_as_long_as_its_trials_may_take(
             self.run = trio.sleep_forever
 
         async def call(self, _method: int, *_arguments: object, timeout_s: float) -> Text:
-            with trio.fail_after(timeout_s):
-                await trio.sleep(longest_s)
-            return Text(text="done")
+            await trio.sleep(min(longest_s, timeout_s))
+            return Text(text="done" if longest_s < timeout_s else "too slow")
 
     monkeypatch.setattr(cli, "RpcClient", Client)
     assert await cli._call("x", method) == "done"
-    with pytest.raises(trio.TooSlowError):
-        await cli._call("x", Method.CLUSTER_STATUS)
+    assert await cli._call("x", Method.CLUSTER_STATUS) == "too slow"
 
 
 async def test_wait_for_end(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
