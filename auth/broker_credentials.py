@@ -2,12 +2,16 @@
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from auth.jwt_rules import claimed_expiry_unix_ms, parse_unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import HeldFile
 from proxy.config.types import BrokerCredentials
+
+if TYPE_CHECKING:
+    from auth.broker_oauth2 import OAuth2Credentials
 
 SECRET_BYTES_MAX = 64 * 1024
 KEY = "brokers.credentials.file"
@@ -43,7 +47,7 @@ class FixedCredentials(OneForAllBrokers):
 
 
 @functools.lru_cache(maxsize=1)
-def _oauth2_credentials(config: BrokerCredentials) -> BrokerAuthentication:
+def _oauth2_credentials(config: BrokerCredentials) -> "OAuth2Credentials":
     """Kept over reloads that leave the table as it is: the token with it, whether the issuer is there or not."""
     from auth.broker_oauth2 import OAuth2Credentials
 
@@ -90,7 +94,9 @@ def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthenticat
 
         return SaslCredentials(config)
     if config.method == "oauth2":
-        return _oauth2_credentials(config)
+        kept = _oauth2_credentials(config)
+        kept.read_account()
+        return kept
     if config.method == "tls":
         return FixedCredentials("tls", b"")
     if config.token:

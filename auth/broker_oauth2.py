@@ -50,6 +50,10 @@ class OAuth2Credentials(OneForAllBrokers):
         self._account = HeldFile(KEY, [config.file], lambda: _account(config.file))
         self._tokens = _TokenCache(config, self._client, self._account.value)
 
+    def read_account(self) -> None:
+        """Read the key file again, as a reload does with all files. Raises ConfigError."""
+        self._account.read_again()
+
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the token, for CONNECT and for every challenge."""
         account = self._account.value

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from proxy.commands.connect import Finding
 
 CALL_TIMEOUT_S = 40.0
+CHANGE_TIMEOUT_S = 180.0
+"""Of a reload or upgrade, which may wait for a trial under way at brokers that do not answer, before its own."""
 UPGRADE_TIMEOUT_S = 300.0
 UPGRADE_POLL_S = 0.2
 
@@ -251,6 +253,10 @@ def _load_plan(config_file: Path) -> MemoryPlan:
         _fail(str(error))
 
 
+def _timeout_s(method: int) -> float:
+    return CHANGE_TIMEOUT_S if method in {Method.CLUSTER_RELOAD, Method.CLUSTER_UPGRADE} else CALL_TIMEOUT_S
+
+
 def _ask(config: Config, method: int, request: Message = _NOTHING) -> str:
     return _call_cluster_at(control_path(config.cluster.runtime_dir), method, request)
 
@@ -263,7 +269,7 @@ def _call_cluster_at(path: str, method: int, request: Message = _NOTHING) -> str
     except RpcCallRefused as refused:
         _fail(refused.reason)
     except RpcDeadlineExceeded:
-        _fail(f"the cluster has not answered within {CALL_TIMEOUT_S:.0f} s; see its log")
+        _fail(f"the cluster has not answered within {_timeout_s(method):.0f} s; see its log")
     except RpcError:
         _fail("the cluster closed the connection before it answered; its log says whether it ended, or refused it")
     except PermissionError:
@@ -277,7 +283,7 @@ async def _call(path: str, method: int, request: Message = _NOTHING) -> str:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
         try:
-            answer: Any = await client.call(method, request, Text, timeout_s=CALL_TIMEOUT_S)
+            answer: Any = await client.call(method, request, Text, timeout_s=_timeout_s(method))
             return str(answer.text)
         except RpcError as error:
             failure = error

@@ -21,7 +21,6 @@ from proxy.config.trial import TRIAL_TIMEOUT_S, BrokerTrial
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.process.hardening import harden_process
 
 REASONS_MAX = 3
 """Brokers whose reasons are told; of more, their number."""
@@ -78,13 +77,8 @@ def _in_words(reasons: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Run one trial."""
-    harden_process()
+    """Run one trial, in a process that is hardened (proxy.commands.broker_trial_process)."""
     config = decode_config(sys.stdin.buffer.read())
     with suppress_logs():
         trial = trio.run(try_brokers, config)
     sys.stdout.buffer.write(msgspec.json.encode(trial))
-
-
-if __name__ == "__main__":
-    main()

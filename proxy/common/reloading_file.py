@@ -77,7 +77,7 @@ class ReloadingFile(Generic[ValueT]):
 
 
 class HeldFile(Generic[ValueT]):
-    """A value that ``build`` makes from files, rebuilt by ``take_over_held_files`` alone, whenever they change.
+    """A value that ``build`` makes from files, rebuilt when it is told to, not when they change.
 
     ``key``, ``files`` and ``build`` as for ReloadingFile; ``build`` also raises ConfigError for what it cannot use.
     """
@@ -88,6 +88,10 @@ class HeldFile(Generic[ValueT]):
         self._build = build
         self.value = _built(key, self.files, build)
         _held_files.add(self)
+
+    def read_again(self) -> None:
+        """Rebuild the value from the files as they are now, as a new one would be. Raises ConfigError."""
+        self.value = _built(self._key, self.files, self._build)
 
     async def take_over(self, stamps: Mapping[str, str]) -> None:
         """Rebuild the value from the files if they are those with these stamps. Raises ConfigError."""

@@ -61,6 +61,8 @@ class BrokerChanges:
         self._stamps: Stamps = _read_stamps(cluster.config)
         self._detector = ChangeDetector(Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S))
         self._logged: Stamps | None = None
+        self._workers_may_differ = False
+        """Whether files were seen that are not in force: a worker that started then has read them."""
         self.on_files_taken_over: Callable[[], None] = lambda: None
         """Called for files that a broker has accepted: a configuration that was refused may have waited for them."""
         self.are_files_held = False
@@ -102,7 +104,9 @@ class BrokerChanges:
     def on_applied(self, stamps: Stamps) -> None:
         """Record that all workers have the cluster's configuration, and the content of files with these stamps."""
         self._stamps = stamps
-        self._release()
+        self._workers_may_differ = False
+        self.are_files_held = False
+        self._logged = None
 
     async def _in_force_works(self) -> bool:
         with trio.move_on_after(IN_FORCE_WAIT_S):
@@ -114,14 +118,19 @@ class BrokerChanges:
     # ---- files
 
     async def watch_files(self) -> None:
-        """Try changed files, and have workers take them over once a broker accepts the proxy with them."""
+        """Try changed files, and have workers take them over once a broker accepts the proxy with them.
+
+        What is in force needs no trial where it comes back, with the same stamps: a file that is moved aside and back.
+        """
         while True:
             await trio.sleep(WATCH_INTERVAL_S)
             stamps = await self.read_stamps(self._cluster.config)
             content = repr(sorted(stamps.items())).encode()
-            if stamps == self._stamps:
+            if stamps != self._stamps and not self._workers_may_differ:
+                self._workers_may_differ = True
+                self._detector.note_chance()  # of what is in force, too, once it is there again
+            if not self._workers_may_differ:
                 self._detector.note_attempt(content)
-                self._release()
             elif self._detector.is_due(content, trio.current_time()):
                 async with self._lock:
                     done = await self._take_over_changed_files()
@@ -132,46 +141,50 @@ class BrokerChanges:
         """Return False where it should be tried again."""
         config = self._cluster.config
         stamps = await self.read_stamps(config)
-        if stamps == self._stamps:
+        if stamps == self._stamps and not self._workers_may_differ:
             return True
-        try:
-            trial = await self._trial(config)
-        except TrialNotRun as not_run:
-            if await self._in_force_works():
-                self._hold(stamps, f"it cannot be tried: {not_run}")
-                return False
-        else:
-            if not trial.accepted:
-                self._hold(stamps, f"no broker accepts the proxy with it: {trial.reason}")
-                return False
+        if stamps != self._stamps and not await self._may_take_over(config, stamps):
+            return False
         if stamps != await self.read_stamps(config):
             return False  # another content than the one that was tried
         failures = await self._cluster.take_over_files(stamps)
         if failures:
             self._hold(stamps, f"a broker accepts it, but not every worker took it over: {'; '.join(failures)}")
             return False
-        changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
-        get_logger().info("took over a changed file", key="brokers", files=", ".join(changed))
+        get_logger().info("took over a changed file", key="brokers", files=self._changed_files(stamps))
         self.on_applied(stamps)
         self.on_files_taken_over()
         return True
+
+    async def _may_take_over(self, config: Config, stamps: Stamps) -> bool:
+        """Try the content of files; hold it and return False where workers should go on with the one before."""
+        try:
+            trial = await self._trial(config)
+        except TrialNotRun as not_run:
+            if await self._in_force_works():
+                self._hold(stamps, f"it cannot be tried: {not_run}")
+                return False
+            return True
+        if not trial.accepted:
+            self._hold(stamps, f"no broker accepts the proxy with it: {trial.reason}")
+        return trial.accepted
 
     def _hold(self, stamps: Stamps, reason: str) -> None:
         """Go on with the content before; log it once for each content."""
         self.are_files_held = True
         if stamps != self._logged:
             self._logged = stamps
-            changed = sorted(file for file, stamp in stamps.items() if stamp != self._stamps.get(file))
             get_logger().error(
                 "a changed file is not in force; going on with what it was before",
                 key="brokers",
-                files=", ".join(changed),
+                files=self._changed_files(stamps),
                 reason=reason,
             )
 
-    def _release(self) -> None:
-        self.are_files_held = False
-        self._logged = None
+    def _changed_files(self, stamps: Stamps) -> str:
+        """Name the files that are not as in force; all of them where all are so again."""
+        changed = [file for file, stamp in stamps.items() if stamp != self._stamps.get(file)]
+        return ", ".join(sorted(changed or stamps))
 
     @staticmethod
     async def read_stamps(config: Config) -> Stamps:

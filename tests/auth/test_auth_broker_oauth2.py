@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -92,6 +93,29 @@ async def test_what_the_token_is_wanted_for(make: Make, issuer: FakeIssuer) -> N
 def test_what_the_configuration_asks_for(file: Path) -> None:
     made = broker_authentication(BrokerCredentials(method="oauth2", file=str(file), issuer_url=URL))
     assert isinstance(made, OAuth2Credentials)
+
+
+async def test_a_reload_reads_the_account_again_and_keeps_the_token(
+    issuer: FakeIssuer, file: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: Clock
+) -> None:
+    """What a reload applies, by force too, is no held content: nothing else would tell this worker of the file."""
+    made = partial(OAuth2Credentials, transport=issuer.transport)
+    monkeypatch.setattr("auth.broker_oauth2.OAuth2Credentials", made)
+    config = BrokerCredentials(method="oauth2", file=str(file), issuer_url=URL)
+
+    async def token_after_reload() -> bytes:
+        credentials = broker_authentication(config)
+        assert isinstance(credentials, OAuth2Credentials)
+        return await token(credentials)
+
+    assert [await token_after_reload() for _ in range(2)] == [b"token-1"] * 2
+    assert issuer.fetches == 1
+    issuer.token = {"access_token": "token-2"}
+    file.write_text(json.dumps({**ACCOUNT, "client_secret": "another"}))
+    assert await token_after_reload() == b"token-2"
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"^brokers.credentials.file: "):
+        broker_authentication(config)
 
 
 @pytest.mark.conforms("pip-30.28")

@@ -15,7 +15,7 @@ import resource
 import struct
 
 DATA_WORKER_OOM_SCORE = 200
-"""Added for forwarders and lookup workers: their memory use depends on clients."""
+"""Added for forwarders, lookup workers and trials at brokers: their memory use depends on clients and brokers."""
 
 WORKER_OOM_SCORE = 100
 """Added for auth and admin workers; the supervisor, which holds the descriptors of all relays, adds none."""
@@ -44,6 +44,13 @@ class _Ruleset(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def restrict_process(oom_score: int) -> None:
+    """Harden and confine a process that is not the supervisor. ``oom_score``: see ``raise_oom_score``."""
+    raise_oom_score(oom_score)
+    harden_process()
+    confine_process()
 
 
 def raise_oom_score(more: int) -> None:

@@ -9,11 +9,9 @@ def start_worker(role: str, service: str, oom_score: int) -> None:
     """Harden this process, then run it as a worker until the supervisor ends it.
 
     ``service``: ``module:name`` of the factory of its proxy.runtime.process.worker.Service. ``oom_score``: thousandths
-    of the memory, see ``raise_oom_score``.
+    of the memory, see ``hardening.raise_oom_score``.
     """
-    hardening.raise_oom_score(oom_score)
-    hardening.harden_process()
-    hardening.confine_process()
+    hardening.restrict_process(oom_score)
     from proto.roles import Role
     from proxy.runtime.process.worker import worker_main
 

@@ -17,7 +17,7 @@ from proxy.config.types import Config
 from proxy.config.worker_config import encode_config
 from proxy.supervisor.processes.children import child_reaper
 
-COMMAND = (sys.executable, "-P", "-m", "proxy.commands.broker_trial")
+COMMAND = (sys.executable, "-P", "-m", "proxy.commands.broker_trial_process")
 
 START_GRACE_S = 10.0
 """Time beyond the trial's own, for a busy machine to start the process."""
@@ -25,6 +25,11 @@ START_GRACE_S = 10.0
 
 class TrialNotRun(Exception):
     """The trial came to no result, which says nothing of the settings. The text is the reason."""
+
+
+async def _kill(process: trio.Process) -> None:
+    """End it at once. SIGTERM may be blocked in it (proxy.supervisor.config_watch), and nothing may wait for that."""
+    process.kill()
 
 
 async def run_trial(config: Config, command: tuple[str, ...] = COMMAND) -> BrokerTrial:
@@ -40,6 +45,7 @@ async def run_trial(config: Config, command: tuple[str, ...] = COMMAND) -> Broke
                     check=False,
                     env=worker_environment(os.environ),
                     process_group=0,  # Ctrl-C must reach the supervisor alone
+                    deliver_cancel=_kill,
                 )
             return msgspec.json.decode(done.stdout, type=BrokerTrial)
         except OSError as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import re
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -16,12 +21,17 @@ from lookup.brokers.login import LoginFactory, LoginResult
 from proto.addresses import parse_broker_url
 from proxy.commands import broker_trial
 from proxy.commands.broker_trial import try_brokers
+from proxy.commands.connect import HANDSHAKE_FRAME_BYTES_MAX
 from proxy.config.trial import TRIAL_TIMEOUT_S, BrokerTrial
 from proxy.config.types import BrokerCredentials, Brokers, BrokerTls, Config
+from proxy.config.worker_config import encode_config
+from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE
+from proxy.supervisor.processes.broker_trial import COMMAND
 
 ACCEPTED = LoginResult(CredentialVerdict.ACCEPTED)
 REFUSED = LoginResult(CredentialVerdict.REFUSED, "AuthenticationError: no")
 Clock = trio.testing.MockClock
+ROOT = Path(__file__).resolve().parents[3]
 UNKNOWN = "unknown.example"
 SILENT = LoginResult(CredentialVerdict.UNKNOWN, "did not finish the handshake")
 
@@ -105,3 +115,41 @@ async def test_files_that_cannot_be_used(logins: Logins, tmp_path: Path) -> None
         assert not trial.accepted
         assert trial.reason.startswith(f"{key}: {file}")
         assert "garbage" not in trial.reason
+
+
+# ---- its process
+
+
+@contextmanager
+def trial_process(config: Config) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdin is not None
+        process.stdin.write(encode_config(config))
+        process.stdin.close()
+        yield process
+
+
+def test_a_broker_can_neither_fill_the_memory_nor_have_another_process_ended_for_it() -> None:
+    """Many such brokers are one attacker's, who has a name of ``service_url``."""
+    own_score = int(Path("/proc/self/oom_score_adj").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = before(listener.getsockname()[1])
+        with trial_process(config) as process:
+            connection, _ = listener.accept()
+            score = int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
+            with connection:
+                connection.sendall(struct.pack(">I", HANDSHAKE_FRAME_BYTES_MAX + 1))
+                assert process.stdout is not None
+                answer = process.stdout.read()
+    assert score == min(own_score + DATA_WORKER_OOM_SCORE, 1000)
+    trial = msgspec.json.decode(answer, type=BrokerTrial)
+    assert trial.reason.endswith(f"the limit is {HANDSHAKE_FRAME_BYTES_MAX}")
+
+
+def test_it_is_hardened_before_it_imports_what_takes_long() -> None:
+    """Until then another process of the user could read the configuration, which waits in the pipe."""
+    text = (ROOT / "proxy/commands/broker_trial_process.py").read_text()
+    imports = re.findall(r"^(?:from|import) .*", text, re.MULTILINE)
+    assert imports == ["from proxy.runtime.process import hardening"]
+    assert 0 < text.find("    hardening.restrict_process(") < text.find("    from proxy.commands.broker_trial import")
+    assert COMMAND[-1] == "proxy.commands.broker_trial_process"

@@ -283,6 +283,36 @@ async def test_a_file_that_cannot_be_tried(
     nursery.cancel_scope.cancel()
 
 
+async def test_a_content_that_comes_back_is_told_to_workers_that_may_have_started_with_the_other(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The same file is moved back, with the same stamp: it is in force, so it needs no trial, and no broker."""
+    await watch(setup, nursery)
+    aside, before = setup.file.with_name("aside"), setup.stamps
+    setup.outcome = REFUSED
+    setup.file.rename(aside)
+    setup.write()
+    await trio.sleep(TWO_POLLS_S)
+    assert (setup.held, len(setup.tried)) == (1, 1)
+    aside.rename(setup.file)
+    assert setup.stamps == before
+    setup.cluster.refusals = ["the auth worker with pid 7: changed once more"]
+    await trio.sleep(TWO_POLLS_S)
+    assert setup.held == 1
+    setup.cluster.refusals = []
+    await trio.sleep(RETRY_PAUSE_FIRST_S + WATCH_INTERVAL_S)
+    assert (setup.held, setup.cluster.taken_over) == (0, [before])
+    await trio.sleep(300)
+    assert (len(setup.tried), len(setup.cluster.taken_over)) == (1, 1)
+    setup.file.rename(aside)
+    setup.write()
+    await trio.sleep(WATCH_INTERVAL_S)  # too short for a trial, but not for a start
+    aside.rename(setup.file)
+    await trio.sleep(TWO_POLLS_S)
+    assert (len(setup.tried), setup.cluster.taken_over) == (1, [before, before])
+    nursery.cancel_scope.cancel()
+
+
 async def test_the_last_of_several_changes_counts(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -189,7 +189,9 @@ def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after:
 def test_every_worker_says_so_before_the_file_is_roots(package: str) -> None:
     assert "    start_worker(" in (ROOT / package / "__main__.py").read_text().partition("__name__")[2]
     start = (ROOT / "proxy/runtime/process/start.py").read_text()
-    text = start.partition("def start_worker")[2].partition('"""\n    ')[2]
+    assert start.partition("def start_worker")[2].partition('"""\n    ')[2].startswith("hardening.restrict_process(")
+    hardening = (ROOT / "proxy/runtime/process/hardening.py").read_text()
+    text = hardening.partition("def restrict_process")[2].partition('"""\n')[2]
     assert 0 < text.find("raise_oom_score(") < text.find("harden_process()")
 
 

@@ -19,11 +19,15 @@ from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
 from proxy import cli
 from proxy.common.errors import ConfigError
+from proxy.config.trial import TRIAL_TIMEOUT_S
 from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
+from proxy.supervisor.broker_changes import IN_FORCE_WAIT_S
+from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
+from proxy.supervisor.processes.broker_trial import START_GRACE_S
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory
 
@@ -405,6 +409,27 @@ def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.Mo
     result = run("status")
     assert result.exit_code == 1
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+@pytest.mark.parametrize("method", [Method.CLUSTER_RELOAD, Method.CLUSTER_UPGRADE])
+async def test_a_command_waits_as_long_as_its_trials_may_take(
+    monkeypatch: pytest.MonkeyPatch, method: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """At brokers that do not answer: of changed files, whose trial is under way, and then of the command's own."""
+    of_one_trial_s = TRIAL_TIMEOUT_S + START_GRACE_S + IN_FORCE_WAIT_S
+    longest_s = 2 * of_one_trial_s + CHECK_TIMEOUT_S
+
+    class Client:
+        def __init__(self, *_arguments: object, **_keywords: object) -> None:
+            self.run = trio.sleep_forever
+
+        async def call(self, _method: int, *_arguments: object, timeout_s: float) -> Text:
+            await trio.sleep(min(longest_s, timeout_s))
+            return Text(text="done" if longest_s < timeout_s else "too slow")
+
+    monkeypatch.setattr(cli, "RpcClient", Client)
+    assert await cli._call("x", method) == "done"
+    assert await cli._call("x", Method.CLUSTER_STATUS) == "too slow"
 
 
 async def test_wait_for_end(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,3 +82,11 @@ async def test_a_process_that_hangs(monkeypatch: pytest.MonkeyPatch, autojump_cl
     with pytest.raises(TrialNotRun, match="did not end in time"):
         await run_trial(CONFIG)
     assert trio.current_time() == pytest.approx(TRIAL_TIMEOUT_S + START_GRACE_S)
+
+
+async def test_a_process_that_is_not_wanted_any_more_is_killed(child: Child) -> None:
+    """Not asked to end: it may have inherited a mask of signals, and the end of the cluster would wait for it."""
+    await run_trial(CONFIG)
+    killed: list[bool] = []
+    await child.options["deliver_cancel"](SimpleNamespace(kill=lambda: killed.append(True)))
+    assert killed == [True]
