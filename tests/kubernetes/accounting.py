@@ -17,7 +17,7 @@ from tests.e2e.lab.prometheus import JOB, REPLICA, Prometheus
 from tests.e2e.lab.waiting import eventually
 from tests.kubernetes.node import SOON_S, Object, admin_url, name_of, run
 from tests.kubernetes.results import added, usage_differences
-from tests.kubernetes.scene import NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene
+from tests.kubernetes.scene import ANALYTICS, NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene, merged
 
 USER = 10001
 MESSAGES = 2000
@@ -60,20 +60,21 @@ def accounting(scene: Scene) -> list[str]:
     scene.secret("receiver-token", tokens=token)
     pods = scene.install(
         podAnnotations={"lab/accounting": str(time.time())},  # new pods, whose counters begin now
-        analytics={
-            "receiver": {
-                "enabled": True,
-                "tokenSecret": "receiver-token",
-                "config": {"spool": {"total_bytes_max": 1 << 30}},
-                "persistence": {"size": "5Gi"},
+        analytics=merged(
+            ANALYTICS,
+            {
+                "receiver": {
+                    "tokenSecret": "receiver-token",
+                    "config": {"spool": {"total_bytes_max": 1 << 30}},
+                    "persistence": {"size": "5Gi"},
+                },
+                "rollup": {
+                    "schedule": "0 0 1 1 *",
+                    "sparkArguments": ["--master", "local[1]", "--driver-memory", "768m"],
+                    "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+                },
             },
-            "rollup": {
-                "enabled": True,
-                "schedule": "0 0 1 1 *",
-                "sparkArguments": ["--master", "local[1]", "--driver-memory", "768m"],
-                "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-            },
-        },
+        ),
     )
     directory = scene.directory / "prometheus"
     directory.mkdir(exist_ok=True)
