@@ -61,6 +61,7 @@ def run_steps(scene: Scene, names: list[str]) -> list[str]:
             print(f"== {name} FAILED after {time.monotonic() - began_s:.0f} s", flush=True)
             failed.append(name)
             if name == "install":
+                failed.extend(names[1:])  # without it nothing else can run
                 break
         else:
             for line in lines:

@@ -17,7 +17,7 @@ from tests.e2e.lab.prometheus import JOB, REPLICA, Prometheus
 from tests.e2e.lab.waiting import eventually
 from tests.kubernetes.node import SOON_S, Object, admin_url, name_of, run
 from tests.kubernetes.results import added, usage_differences
-from tests.kubernetes.scene import NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene, Values, merged
+from tests.kubernetes.scene import ANALYTICS, NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene, Values, merged
 
 USER = 10001
 MESSAGES = 2000
@@ -69,15 +69,17 @@ def account(scene: Scene, name: str, rollup: Values) -> list[str]:
     data, token = _volume(scene), scene.directory / "receiver-token"
     pods = scene.install(
         podAnnotations={"lab/accounting": str(time.time())},  # new pods, whose counters begin now
-        analytics={
-            "receiver": {
-                "enabled": True,
-                "tokenSecret": "receiver-token",
-                "config": {"spool": {"total_bytes_max": 1 << 30}},
-                "persistence": {"size": "5Gi"},
+        analytics=merged(
+            ANALYTICS,
+            {
+                "receiver": {
+                    "tokenSecret": "receiver-token",
+                    "config": {"spool": {"total_bytes_max": 1 << 30}},
+                    "persistence": {"size": "5Gi"},
+                },
+                "rollup": merged(ROLLUP, rollup),
             },
-            "rollup": merged(ROLLUP, rollup),
-        },
+        ),
     )
     tables = Tables(data / "tables")
     before = tables.usage() if tables.root.exists() else {}

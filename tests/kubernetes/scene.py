@@ -46,6 +46,14 @@ def reference(image: images.Image) -> dict[str, str]:
     return {"repository": repository, "tag": tag, "pullPolicy": "Never"}
 
 
+ANALYTICS: Values = {
+    "image": reference(images.ANALYTICS),
+    "receiver": {"enabled": True, "resources": NO_STORAGE},
+    "rollup": {"enabled": True, "resources": NO_STORAGE},
+}
+"""What steps with the analytics merge their values into; elsewhere the chart would refuse values without an effect."""
+
+
 class Scene:
     """A secured broker, and a release of the chart in a namespace that enforces `restricted`."""
 
@@ -78,11 +86,6 @@ class Scene:
                 NO_STORAGE, {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "768Mi"}}
             ),
             "test": {"tokenSecret": "client-token", "topic": f"non-persistent://{NAMESPACE}/helm-test"},
-            "analytics": {
-                "image": reference(images.ANALYTICS),
-                "receiver": {"resources": NO_STORAGE},
-                "rollup": {"resources": NO_STORAGE},
-            },
         }
 
     def token(self, role: str = "alice") -> str:
