@@ -12,9 +12,9 @@ def start_worker(role: str, service: str, oom_score: int) -> None:
     ``service``: ``module:name`` of the factory of its proxy.runtime.process.worker.Service. ``oom_score``: thousandths
     of the memory, see ``hardening.raise_oom_score``.
     """
+    hardening.restrict_process(oom_score)
     # A thread of the supervisor that starts processes may have signals blocked (proxy.supervisor.config_watch).
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    hardening.restrict_process(oom_score)
     from proto.roles import Role
     from proxy.runtime.process.worker import worker_main
 
