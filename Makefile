@@ -7,7 +7,7 @@ export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-quick check bench bench-analytics images e2e-kubernetes report-pictures generate lock \
-	release clean
+	release publish clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ generate: ## regenerate the protobuf modules, docs/configuration.md, docs/confor
 lock: ## write the hashes of constraints.txt, and deploy/requirements
 	@$(LOCAL).lock
 
-release: ## build wheel and sdist (twice, compared) with SHA-256 sums and a bill of materials into dist/
-	@$(LOCAL).release
+release: ## wheel, sdist, images, chart, with sums, bills of materials, provenance, into dist/ (root; ARGS=--no-images)
+	@$(LOCAL).release $(ARGS)
+
+publish: ## push dist/ to a registry and sign it; REGISTRY=host/path, COSIGN_KEY=file
+	@$(LOCAL).publish "$(REGISTRY)" $(ARGS)
 
 clean: ## remove what was made in the tree (the Pulsar distribution stays in the cache)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov build dist

@@ -6,6 +6,7 @@ and unpacked. None is installed: no program of the target runs, and neither a sh
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def unpack(packages: list[Path], root: Path) -> None:
     notes.mkdir(parents=True)
     for package in packages:
         control = _run("dpkg-deb", "--field", str(package))
-        (notes / package.name.split("_")[0]).write_text(f"{control.strip()}\n")
+        digest = hashlib.sha256(package.read_bytes()).hexdigest()  # as in Debian's index of packages
+        (notes / package.name.split("_")[0]).write_text(f"{control.strip()}\nSHA256: {digest}\n")
 
 
 def finish(root: Path) -> None:

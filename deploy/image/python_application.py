@@ -80,13 +80,31 @@ def debian_components(root: Path) -> list[dict[str, Any]]:
     """Return the Debian packages of a root as components of a bill of materials."""
     found = re.search(r'^VERSION_ID="?(\w+)', (root / "usr/lib/os-release").read_text(), re.MULTILINE)
     release = f"debian-{found[1]}" if found else "debian"
-    components = []
-    for note in sorted((root / "var/lib/dpkg/status.d").iterdir()):
-        control = HeaderParser().parsestr(note.read_text())
+    components: list[dict[str, Any]] = []
+    for note in _package_notes(root / "var/lib/dpkg"):
+        control = HeaderParser().parsestr(note)
         name, version, architecture = control["Package"], control["Version"], control["Architecture"]
         purl = f"pkg:deb/debian/{name}@{quote(version, safe='~')}?arch={architecture}&distro={release}"
-        components.append({"bom-ref": purl, "type": "library", "name": name, "version": version, "purl": purl})
+        component: dict[str, Any] = {"bom-ref": purl, "type": "library", "name": name, "version": version, "purl": purl}
+        if digest := control["SHA256"]:
+            component["hashes"] = [{"alg": "SHA-256", "content": digest}]
+        components.append(component)
     return components
+
+
+def _package_notes(dpkg: Path) -> list[str]:
+    """Return the control data of each package, in the order of names: dpkg's own list, or one file each."""
+    if (dpkg / "status.d").exists():
+        return [path.read_text() for path in sorted((dpkg / "status.d").iterdir())]
+    blocks = (dpkg / "status").read_text().strip().split("\n\n")
+    return sorted(block for block in blocks if "\nStatus: install ok installed\n" in block)
+
+
+def add_debian(bill: dict[str, Any], root: Path) -> None:
+    """Add the Debian packages of a root to a bill of materials."""
+    debian = debian_components(root)
+    bill["components"] += debian
+    bill["dependencies"] += [{"ref": component["bom-ref"]} for component in debian]
 
 
 def write_bill_of_materials(name: str, packages: Path, root: Path) -> None:
@@ -103,9 +121,7 @@ def write_bill_of_materials(name: str, packages: Path, root: Path) -> None:
     subprocess.run(command, check=True)
     if (root / "var/lib/dpkg/status.d").exists():
         bill = json.loads(target.read_text())
-        debian = debian_components(root)
-        bill["components"] += debian
-        bill["dependencies"] += [{"ref": component["bom-ref"]} for component in debian]
+        add_debian(bill, root)
         target.write_text(f"{json.dumps(bill, indent=2)}\n")
 
 

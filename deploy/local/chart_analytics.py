@@ -6,17 +6,20 @@ from analytics.receiver.config import Config as ReceiverConfig
 from local.chart_types import (
     Affinity,
     Annotations,
+    ApiServer,
     Count,
     DataKey,
     EnvVar,
     ImageValues,
     Labels,
     Name,
+    Natural,
     NonEmpty,
     Peer,
     Resources,
     Schedule,
     Size,
+    SparkMemory,
     Text,
     Toleration,
     Values,
@@ -52,12 +55,47 @@ class Receiver(Values, frozen=True):
     runtime_class_name: Name = ""
 
 
+class Executors(Values, frozen=True):
+    enabled: bool = False
+    api_server: ApiServer = ""
+    count: Count = 1
+    cores: Count = 1
+    memory: SparkMemory = ""
+    memory_overhead: SparkMemory = ""
+    resources: Resources = {}
+
+
+class RetentionDays(Values, frozen=True, rename=str):
+    """By the tables' own names; those that `pulsar-proxy-analytics expire` takes."""
+
+    samples: Natural = 0
+    histograms: Natural = 0
+    rollup_1m: Natural = 0
+    histograms_1m: Natural = 0
+    usage_ledger: Natural = 0
+    rollup_1h: Natural = 0
+    histograms_1h: Natural = 0
+    rollup_1d: Natural = 0
+    histograms_1d: Natural = 0
+    usage_hourly: Natural = 0
+    usage_daily: Natural = 0
+
+
+class Retention(Values, frozen=True):
+    spool_hours: Natural = 0
+    days: RetentionDays = RetentionDays()
+
+
 class Rollup(Values, frozen=True):
     enabled: bool = False
     schedule: Schedule = ""
     tables: NonEmpty = ""
     command: list[NonEmpty] = []
+    master: NonEmpty = ""
     spark_arguments: list[str] = []
+    executors: Executors = Executors()
+    compacted_partitions_max: Count = 1
+    retention: Retention = Retention()
     program: Text = ""
     active_deadline_seconds: Count = 1
     extra_env: list[EnvVar] = []

@@ -1,9 +1,9 @@
-"""What the tests of the Helm chart need and no package has.
+"""What publishing and the tests of the Helm chart need and no package has.
 
-Go builds helm, kubeconform and helm-docs at pinned versions, and fetches the modules that hold Kubernetes' OpenAPI
-descriptions and the custom resources' definitions. All of it comes through the Go module proxy, checked against Go's
-checksum database: the user's own GOPROXY applies, and no address has to be named here. A tool is built elsewhere and
-renamed into its place, so an interrupted run leaves none that is half there.
+Go builds helm, kubeconform, helm-docs and crane at pinned versions, and fetches the modules that hold Kubernetes'
+OpenAPI descriptions and the custom resources' definitions. All of it comes through the Go module proxy, checked against
+Go's checksum database: the user's own GOPROXY applies, and no address has to be named here. A tool is built elsewhere
+and renamed into its place, so an interrupted run leaves none that is half there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,11 @@ TOOLS = (
     Tool("helm3", "helm.sh/helm/v3/cmd/helm", "v3.22.0"),
     Tool("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
     Tool("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
+    Tool("crane", "github.com/google/go-containerregistry/cmd/crane", "v0.22.1"),
 )
+COSIGN = Tool("cosign", "github.com/sigstore/cosign/v3/cmd/cosign", "v3.1.3")
+"""Signs what `make publish` pushes. It takes minutes to build, so `make test` does without."""
+
 HELMS = ("helm", "helm3")
 """The chart is for both."""
 
@@ -73,7 +78,7 @@ PAUSES_S = (2.0, 10.0)
 
 def tool(name: str) -> Path:
     """Return the path of a tool, which may not be built yet."""
-    return next(one for one in TOOLS if one.name == name).path
+    return next(one for one in (*TOOLS, COSIGN) if one.name == name).path
 
 
 def available() -> bool:
@@ -87,7 +92,12 @@ def install(progress: Progress = print_status) -> None:
         return
     for module in MODULES:
         module_directory(module)
-    missing = [one for one in TOOLS if not one.path.exists()]
+    install_tools([one.name for one in TOOLS], progress)
+
+
+def install_tools(names: Sequence[str], progress: Progress = print_status) -> None:
+    """Build those of the named tools that are missing."""
+    missing = [one for one in (*TOOLS, COSIGN) if one.name in names and not one.path.exists()]
     if not missing:
         return
     with locked(cache_directory() / "tools.lock", progress):

@@ -12,6 +12,7 @@ OpenSSL, with Debian's Python 3.13.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -22,10 +23,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from image import python_application
 
 from local import image_check, machine
 from local.console import Progress, print_status
 from local.environment import ROOT
+from local.oci_archive import SUFFIX
 from local.process import run_reporting
 
 BASE = "docker.io/library/python:3.13-slim-trixie"
@@ -56,9 +61,14 @@ class Image:
         return self.name if architecture == NATIVE else f"{self.name}-{architecture}"
 
     @property
+    def repository(self) -> str:
+        """The image's name without a registry and a tag."""
+        return self.name.rpartition("/")[2].partition(":")[0]
+
+    @property
     def archive(self) -> str:
         """The name of the archive's file."""
-        return f"{self.name.rpartition('/')[2].partition(':')[0]}.oci.tar"
+        return f"{self.repository}{SUFFIX}"
 
 
 PROXY = Image("proxy", "lab.local/pulsar-trio-proxy:dev", ("amd64", "arm64"))
@@ -196,13 +206,23 @@ def write_archive(image: Image, directory: Path, progress: Progress = print_stat
 
 
 def write_bill_of_materials(image: Image, directory: Path, architecture: str = NATIVE) -> Path:
-    """Copy the bill of materials out of a built image; return the copy's path."""
+    """Copy the bill of materials out of a built image, with all of Debian's packages; return the copy's path."""
     with _mounted(image.tag(architecture), architecture) as (_, root):
         (inside,) = (root / "usr/share/sbom").glob("*.cdx.json")
-        target = directory / inside.name.replace(".cdx.json", f".image-{architecture}.cdx.json")
+        bill = json.loads(inside.read_text())
+        if (root / "var/lib/dpkg/status").exists():  # installed by dpkg after the bill was written
+            python_application.add_debian(bill, root)
+        target = directory / f"{image.repository}.image-{architecture}.cdx.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(inside.read_bytes())
+        target.write_text(f"{json.dumps(bill, indent=2)}\n")
     return target
+
+
+def base_material() -> dict[str, Any]:
+    """Return name and digest of the base image, as a material of a provenance."""
+    base = ensure_base()
+    digest = _inspect(base, "{{.FromImageDigest}}").removeprefix("sha256:")
+    return {"name": base, "digest": {"sha256": digest}}
 
 
 def write_tar(source: Path, target: Path, epoch_s: int) -> Path:

@@ -114,6 +114,8 @@ PYTHON_HEADERS = Need(
 BUILDAH = Need("buildah", lambda: shutil.which("buildah") is not None, ("buildah",))
 MMDEBSTRAP = Need("mmdebstrap", lambda: shutil.which("mmdebstrap") is not None, ("mmdebstrap",))
 
+UML_KERNEL = "linux.uml"
+USER_MODE_LINUX = Need("User-Mode Linux", lambda: shutil.which(UML_KERNEL) is not None, ("user-mode-linux",))
 CHROMIUM = Need(
     "a headless Chromium", lambda: chromium.executable() is not None, ("chromium-headless-shell", "chromium")
 )
@@ -153,20 +155,25 @@ def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
 
 def ensure_kerberos(progress: Progress = print_status) -> bool:
     """Install what the tests with Kerberos need; return False if that is not possible."""
-    try:
-        ensure(KERBEROS, progress)
-    except MachineError as error:
-        progress(f"The tests with Kerberos will be skipped. {error}")
-        return False
-    return True
+    return _ensure_for("with Kerberos", KERBEROS, progress)
 
 
 def ensure_chromium(progress: Progress = print_status) -> bool:
     """Install a browser for the report's tests; return False if that is not possible."""
+    return _ensure_for("of the report in a browser", (CHROMIUM,), progress)
+
+
+def ensure_user_mode_linux(progress: Progress = print_status) -> bool:
+    """Install a kernel for the tests with cgroups of version 2; return False if that is not possible."""
+    return _ensure_for("with cgroups of version 2", (USER_MODE_LINUX,), progress)
+
+
+def _ensure_for(tests: str, needs: Sequence[Need], progress: Progress) -> bool:
+    """Install what some tests need; if that is not possible, say that they are skipped, and return False."""
     try:
-        ensure((CHROMIUM,), progress)
+        ensure(needs, progress)
     except MachineError as error:
-        progress(f"The tests of the report in a browser will be skipped. {error}")
+        progress(f"The tests {tests} will be skipped. {error}")
         return False
     return True
 

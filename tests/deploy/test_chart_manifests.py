@@ -197,6 +197,28 @@ MATRIX: dict[str, dict[str, Any]] = {
             }
         },
     ),
+    "rollups with executors, on a volume of many nodes": deep_merge(
+        ANALYTICS,
+        {
+            "analytics": {
+                "receiver": {"persistence": {"accessModes": ["ReadWriteMany"], "size": "100Gi"}},
+                "rollup": {
+                    "executors": {
+                        "enabled": True,
+                        "apiServer": "https://192.0.2.1:6443",
+                        "count": 4,
+                        "cores": 2,
+                        "memory": "4g",
+                        "memoryOverhead": "2g",
+                        "resources": {"limits": {"cpu": 2}},
+                    },
+                    "compactedPartitionsMax": 200,
+                    "retention": {"spoolHours": 6, "days": {"samples": 7, "usage_daily": 0}},
+                    "nodeSelector": {"pool": "batch"},
+                },
+            }
+        },
+    ),
     "little": {
         "networkPolicy": {"enabled": False},
         "pdb": {"enabled": False},

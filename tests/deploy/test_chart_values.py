@@ -63,6 +63,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "analytics": _RECEIVER,
     "analytics.receiver.tokenKey": deep_merge(_RECEIVER, {"analytics": {"receiver": {"tokenSecret": "t"}}}),
     "analytics.rollup": deep_merge(_RECEIVER, {"analytics": {"rollup": {"enabled": True}}}),
+    "analytics.rollup.executors": deep_merge(
+        _RECEIVER, {"analytics": {"rollup": {"enabled": True, "executors": {"enabled": True}}}}
+    ),
 }
 """What else must be said for a value to count; the longest beginning of its path decides."""
 
@@ -117,6 +120,12 @@ CHANGED: dict[str, Any] = {
     "analytics.receiver.extraEnv": [{"name": "A", "value": "b"}],
     "analytics.rollup.resources.requests.ephemeral-storage": "32Mi",
     "analytics.rollup.resources.limits.ephemeral-storage": "6Gi",
+    "analytics.rollup.executors.apiServer": "https://192.0.2.1:6443",
+    "analytics.rollup.executors.memory": "2g",
+    "analytics.rollup.executors.memoryOverhead": "2g",
+    "analytics.rollup.executors.resources.requests.cpu": 1,
+    "analytics.rollup.executors.resources.requests.ephemeral-storage": "32Mi",
+    "analytics.rollup.executors.resources.limits.ephemeral-storage": "6Gi",
     "analytics.receiver.config": {"log": {"level": "debug"}},
     "analytics.receiver.persistence.accessModes": ["ReadWriteMany"],
     "tls.certManager.ipAddresses": ["192.0.2.1"],

@@ -23,6 +23,7 @@ from tests.kubernetes.migration import first_command, migration
 from tests.kubernetes.pulsar_chart import broker_settings
 from tests.kubernetes.results import chosen
 from tests.kubernetes.scene import BROKER_TLS_PORT, CHART_NAMESPACE, NODE_ADDRESS, Scene
+from tests.kubernetes.spark import spark_executors
 
 STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "install": steps.install,
@@ -41,6 +42,7 @@ STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "first-command": first_command,
     "migration": migration,
     "accounting": accounting,
+    "spark-executors": spark_executors,
 }
 BROKER_PORT, WEB_PORT, DNS_PORT = 6650, 8080, 53
 

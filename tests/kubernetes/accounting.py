@@ -17,12 +17,19 @@ from tests.e2e.lab.prometheus import JOB, REPLICA, Prometheus
 from tests.e2e.lab.waiting import eventually
 from tests.kubernetes.node import SOON_S, Object, admin_url, name_of, run
 from tests.kubernetes.results import added, usage_differences
-from tests.kubernetes.scene import NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene
+from tests.kubernetes.scene import NODE_ADDRESS, PORT, RELEASE, REPLICAS, Scene, Values, merged
 
 USER = 10001
 MESSAGES = 2000
 INTERVAL = "2s"
 WRITE_PORT = 9291
+ROLLUP: Values = {
+    "enabled": True,
+    "schedule": "0 0 1 1 *",
+    "master": "local[1]",
+    "sparkArguments": ["--driver-memory", "768m"],
+    "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+}
 
 
 class PodsPrometheus(Prometheus):
@@ -54,10 +61,12 @@ class PodsPrometheus(Prometheus):
 
 def accounting(scene: Scene) -> list[str]:
     """From the pods' counters to the table of what each principal used, all in the cluster."""
-    data = _volume(scene)
-    token = scene.directory / "receiver-token"
-    token.write_text("a-token-of-the-lab's-own")
-    scene.secret("receiver-token", tokens=token)
+    return account(scene, "accounting", {})
+
+
+def account(scene: Scene, name: str, rollup: Values) -> list[str]:
+    """Install receiver and rollup with these values, use the proxies, run the CronJob's job; the bill must be exact."""
+    data, token = _volume(scene), scene.directory / "receiver-token"
     pods = scene.install(
         podAnnotations={"lab/accounting": str(time.time())},  # new pods, whose counters begin now
         analytics={
@@ -67,16 +76,13 @@ def accounting(scene: Scene) -> list[str]:
                 "config": {"spool": {"total_bytes_max": 1 << 30}},
                 "persistence": {"size": "5Gi"},
             },
-            "rollup": {
-                "enabled": True,
-                "schedule": "0 0 1 1 *",
-                "sparkArguments": ["--master", "local[1]", "--driver-memory", "768m"],
-                "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
-            },
+            "rollup": merged(ROLLUP, rollup),
         },
     )
-    directory = scene.directory / "prometheus"
-    directory.mkdir(exist_ok=True)
+    tables = Tables(data / "tables")
+    before = tables.usage() if tables.root.exists() else {}
+    directory = scene.directory / f"prometheus-{name}"
+    directory.mkdir()
     url = f"http://{_receiver_address(scene)}:{WRITE_PORT}/api/v1/write"
     prometheus = PodsPrometheus(directory, pods=pods, write_url=url, token_file=token)
     prometheus.start()
@@ -86,22 +92,26 @@ def accounting(scene: Scene) -> list[str]:
         bill = _settle(scene, prometheus)
     finally:
         prometheus.kill()
-    _run_job(scene)
-    tables = Tables(data / "tables")
+    start_job(scene, name)
+    _wait_for_end(scene, name)
     billed = tables.usage()
-    differences = usage_differences(billed, bill)
+    differences = usage_differences(billed, added([before, bill]))
     assert not differences, "; ".join(differences)
-    alice = billed["alice"]
-    assert alice["messages_in"] == MESSAGES, alice
+    assert bill["alice"]["messages_in"] == MESSAGES, bill
     return [
         f"{REPLICAS} pods scraped, {len(tables.rows('series', 'series_id'))} series in the tables",
-        f"usage_hourly is what the pods counted: alice {alice}",
+        f"usage_hourly is what the pods counted: alice {bill['alice']}",
     ]
 
 
 def _volume(scene: Scene) -> Path:
-    """Make a directory of the node the volume that the receiver's claim gets."""
+    """Make a directory of the node the volume that the receiver's claim gets, once for all steps; and the token."""
     data = scene.directory / "volume"
+    if data.exists():
+        return data
+    token = scene.directory / "receiver-token"
+    token.write_text("a-token-of-the-lab's-own")
+    scene.secret("receiver-token", tokens=token)
     data.mkdir()
     os.chown(data, USER, USER)
     data.chmod(0o770)
@@ -146,17 +156,20 @@ def _settle(scene: Scene, prometheus: PodsPrometheus) -> dict[str, dict[str, int
     return added(per_principal(scrape) for scrape in scrapes())
 
 
-def _run_job(scene: Scene) -> None:
-    """Start the CronJob's job now, and wait for its end."""
+def start_job(scene: Scene, name: str) -> None:
+    """Start the CronJob's job now."""
+    (cron_job,) = json.loads(scene.namespace.kubectl("get", "cronjobs", "-o", "json"))["items"]
+    scene.namespace.kubectl("create", "job", name, f"--from=cronjob/{name_of(cron_job)}")
+
+
+def _wait_for_end(scene: Scene, name: str) -> None:
     namespace = scene.namespace
-    (cron_job,) = json.loads(namespace.kubectl("get", "cronjobs", "-o", "json"))["items"]
-    namespace.kubectl("create", "job", "rollup-now", f"--from=cronjob/{name_of(cron_job)}")
 
     def ended() -> dict[str, Any]:
-        conditions = namespace.get("job", "rollup-now")["status"].get("conditions", [])
+        conditions = namespace.get("job", name)["status"].get("conditions", [])
         return {one["type"]: one for one in conditions if one["status"] == "True"}
 
-    conditions = eventually(ended, what="the rollup's job has ended", within_s=900, every_s=2)
+    conditions = eventually(ended, what=f"the job {name} has ended", within_s=900, every_s=2)
     assert "Complete" in conditions or "SuccessCriteriaMet" in conditions, namespace.kubectl(
-        "logs", "job/rollup-now", "--all-containers", "--tail=40"
+        "logs", f"job/{name}", "--all-containers", "--tail=40"
     )

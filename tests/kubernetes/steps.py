@@ -7,10 +7,12 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from local.distribution import pulsar_home
 
 from proto.pulsar_pb2 import BaseCommand
+from tests.e2e.lab import hog
 from tests.e2e.lab.programs import java_program, python_program
 from tests.e2e.lab.waiting import eventually
 from tests.e2e.lab.wire import WireClient
@@ -22,25 +24,7 @@ SOME_CLIENTS = 40
 DEPLOYMENT = f"deployment/{RELEASE}"
 MAX_AGE_MS = 20_000
 _DEBUG = '\n[log]\nlevel = "debug"\n'
-
-# Writes memory that belongs to no process, so that the kernel has to choose one to kill: until the first kill, or
-# without end. `oom_kill` counts the cgroup's kills, of version 1 or 2.
-_HOG = """
-import os, re, sys, time
-def kills():
-    for path in ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"):
-        try:
-            return int(re.search(r"^oom_kill (\\d+)", open(path).read(), re.M)[1])
-        except (OSError, TypeError):
-            continue
-    sys.exit("no counter of kills")
-before, file, piece, written = kills(), os.memfd_create("hog"), bytes(1 << 20), 0
-while written < 4096 and (sys.argv[1] == "for-ever" or kills() == before):
-    os.write(file, piece)
-    written += 1
-os.ftruncate(file, 0)
-print(written, kills() - before)
-"""
+_HOG = Path(hog.__file__).read_text()
 
 # The image has no shell.
 _IDENTITY = """

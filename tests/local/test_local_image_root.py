@@ -1,5 +1,6 @@
 """The root of the proxy's image: what is taken of Debian's packages, and the rules that a built one is checked by."""
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -81,6 +82,8 @@ def test_debians_packages_are_in_the_bill_of_materials(root: Path) -> None:
     (component,) = python_application.debian_components(root)
     assert (component["name"], component["version"]) == ("small", "1:2.3+b1")
     assert component["purl"] == "pkg:deb/debian/small@1%3A2.3%2Bb1?arch=all&distro=debian-13"
+    (package,) = root.parent.glob("*.deb")
+    assert component["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(package.read_bytes()).hexdigest()}]
 
 
 def test_a_library_that_no_package_brings_is_named(tmp_path: Path, fake_command: FakeCommand) -> None:

@@ -1,5 +1,6 @@
 """The images: what is copied into them, and how they are built."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -131,12 +132,38 @@ def test_an_archive_holds_an_index_of_all_architectures(
 def test_the_bill_of_materials_of_each_architecture_is_copied(tmp_path: Path, buildah: Path) -> None:
     inside = tmp_path / "root/usr/share/sbom/pulsar-trio-proxy.cdx.json"
     inside.parent.mkdir(parents=True)
-    inside.write_text("{}")
+    inside.write_text('{"components": [], "dependencies": []}')
     paths = [images.write_bill_of_materials(images.PROXY, tmp_path / "dist", name) for name in ("amd64", "arm64")]
     assert [path.name for path in paths] == [f"pulsar-trio-proxy.image-{name}.cdx.json" for name in ("amd64", "arm64")]
-    assert [path.read_text() for path in paths] == ["{}", "{}"]
+    assert [json.loads(path.read_text())["components"] for path in paths] == [[], []]
     made_of = re.findall(r"^from .*--arch (\S+) (\S+)$", buildah.read_text(), re.MULTILINE)
     assert made_of == [(name, images.PROXY.tag(name)) for name in ("amd64", "arm64")]
+
+
+@pytest.mark.usefixtures("buildah")
+def test_a_bill_of_materials_has_the_packages_that_dpkg_installed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name, text in {
+        "usr/share/sbom/pulsar-proxy-analytics.cdx.json": '{"components": [], "dependencies": []}',
+        "usr/lib/os-release": 'VERSION_ID="13"\n',
+        "var/lib/dpkg/status": """\
+Package: tini
+Status: install ok installed
+Architecture: amd64
+Version: 0.19.0-3
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+""",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    path = images.write_bill_of_materials(images.ANALYTICS, tmp_path / "dist")
+    assert path.name == f"pulsar-trio-proxy-analytics.image-{images.NATIVE}.cdx.json"
+    purls = [component["purl"] for component in json.loads(path.read_text())["components"]]
+    assert purls == ["pkg:deb/debian/tini@0.19.0-3?arch=amd64&distro=debian-13"]
 
 
 @pytest.mark.usefixtures("buildah")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,3 +213,17 @@ def test_a_browser_is_installed_or_its_tests_are_skipped(
     fake_command("apt-get", "echo E: no such package; exit 100")
     assert not machine.ensure_chromium(said.append)
     assert "The tests of the report in a browser will be skipped." in said[-1]
+
+
+def test_a_kernel_is_installed_or_its_tests_are_skipped(
+    root: Path, fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    need = replace(machine.USER_MODE_LINUX, present=(tmp_path / "installed").exists)
+    monkeypatch.setattr(machine, "USER_MODE_LINUX", need)
+    said: list[str] = []
+    assert machine.ensure_user_mode_linux(said.append)
+    assert "install -y --no-install-recommends user-mode-linux" in (root / "apt.log").read_text()
+    (tmp_path / "installed").unlink()
+    fake_command("apt-get", "echo E: no such package; exit 100")
+    assert not machine.ensure_user_mode_linux(said.append)
+    assert "The tests with cgroups of version 2 will be skipped." in said[-1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from local import release
 from local.release import CHANGELOG, CHART, ReleaseError, check_release, version
 
 from proxy import __version__
 
-CHART_TEXT = "name: x\nappVersion: 1.2.3\nkind: y\n"
+CHART_TEXT = "name: x\nversion: 1.2.3\nappVersion: 1.2.3\nkind: y\n"
 
 
 def test_the_version_of_this_tree() -> None:
@@ -20,7 +21,8 @@ def test_the_version_of_this_tree() -> None:
     [
         ("## Unreleased\n", CHART_TEXT, "CHANGELOG.md has no section '## 1.2.3"),
         ("## 1.2.3\n", CHART_TEXT, "CHANGELOG.md has no section"),
-        ("## 1.2.3 (2026-11-23)\n", "\nappVersion: 1.2.30\n", "appVersion in Chart.yaml is not 1.2.3"),
+        ("## 1.2.3 (2026-11-23)\n", "\nversion: 1.2.3\nappVersion: 1.2.30\n", "appVersion in Chart.yaml is not"),
+        ("## 1.2.3 (2026-11-23)\n", "\nversion: 1.2.4\nappVersion: 1.2.3\n", "version in Chart.yaml is not 1.2.3"),
     ],
 )
 def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
@@ -31,3 +33,14 @@ def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
 
 def test_what_is_complete_is_not_refused() -> None:
     check_release("1.2.3", "# Changelog\n\n## 1.2.3 (2026-11-23)\n", CHART_TEXT)
+
+
+def test_without_root_the_way_to_the_python_packages_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("sys.argv", ["release"])
+    assert release.main() == 1
+    error = capsys.readouterr().err
+    assert "Images are built by root." in error
+    assert "Wheel and sdist alone, without images and chart: ARGS=--no-images" in error

@@ -218,7 +218,7 @@
      start. Call: (list . $effectiveConfig) */}}
 {{- define "pulsar-trio-proxy.refuseResources" -}}
 {{- $root := index . 0 -}}{{- $config := index . 1 -}}
-{{- $all := dict "resources" $root.Values.resources "analytics.receiver.resources" $root.Values.analytics.receiver.resources "analytics.rollup.resources" $root.Values.analytics.rollup.resources -}}
+{{- $all := dict "resources" $root.Values.resources "analytics.receiver.resources" $root.Values.analytics.receiver.resources "analytics.rollup.resources" $root.Values.analytics.rollup.resources "analytics.rollup.executors.resources" $root.Values.analytics.rollup.executors.resources -}}
 {{- range $path, $_ := $all -}}
 {{- $resources := get $all $path | default dict -}}
 {{- $limits := $resources.limits | default dict -}}
@@ -361,6 +361,7 @@
 {{- if and .rollup.enabled (not .receiver.enabled) -}}
 {{- fail "analytics.rollup.enabled: the receiver's volume holds the spool; set analytics.receiver.enabled" -}}
 {{- end -}}
+{{- include "pulsar-trio-proxy.refuseRollup" $ -}}
 {{- $drain := dig "limits" "drain_timeout_ms" 30000 .receiver.config -}}
 {{- $needed := add (divf $drain 1000.0 | ceil | int) 5 -}}
 {{- if lt (int .receiver.terminationGracePeriodSeconds) (int $needed) -}}

@@ -145,7 +145,9 @@ analytics.receiver.peers: networkPolicy.enabled is true
 {{- if .analytics.receiver.persistence.existingClaim }}
 analytics.receiver.persistence.size: analytics.receiver.persistence.existingClaim is empty
 analytics.receiver.persistence.storageClassName: analytics.receiver.persistence.existingClaim is empty
-analytics.receiver.persistence.accessModes: analytics.receiver.persistence.existingClaim is empty
+{{- if not .analytics.rollup.enabled }}
+analytics.receiver.persistence.accessModes: analytics.receiver.persistence.existingClaim is empty, or analytics.rollup.enabled is true
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}

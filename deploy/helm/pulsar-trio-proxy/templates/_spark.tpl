@@ -1,0 +1,236 @@
+{{/* The jobs of a run in their order (JSON list): name and options. Upkeep is part of the run, since `compact` must not
+     overlap with `rollup`, and only one CronJob's runs exclude each other. Bills come before it. */}}
+{{- define "pulsar-trio-proxy.jobs" -}}
+{{- $rollup := .Values.analytics.rollup -}}
+{{- $keep := list -}}
+{{- range $table, $days := $rollup.retention.days -}}
+{{- $keep = concat $keep (list "--keep" (printf "%s=%d" $table (int $days))) -}}
+{{- end -}}
+{{- list
+  (dict "name" "ingest" "options" (list "--spool" "/data/spool" "--keep-spool-hours" ($rollup.retention.spoolHours | int | toString)))
+  (dict "name" "rollup" "options" list)
+  (dict "name" "usage" "options" list)
+  (dict "name" "compact" "options" (list "--limit" ($rollup.compactedPartitionsMax | int | toString)))
+  (dict "name" "expire" "options" $keep)
+| toJson -}}
+{{- end -}}
+
+{{/* A container that runs one job. Call: include "pulsar-trio-proxy.job" (list . $job) */}}
+{{- define "pulsar-trio-proxy.job" -}}
+{{- $root := index . 0 -}}{{- $job := index . 1 -}}
+{{- $rollup := $root.Values.analytics.rollup -}}
+- name: {{ $job.name }}
+  image: {{ include "pulsar-trio-proxy.image" (list $root $root.Values.analytics.image) | quote }}
+  imagePullPolicy: {{ $root.Values.analytics.image.pullPolicy }}
+  command:
+    {{- toYaml $rollup.command | nindent 4 }}
+  args:
+    {{- include "pulsar-trio-proxy.sparkArguments" (list $root $job.name) | fromJsonArray | toYaml | nindent 4 }}
+    - {{ $rollup.program | default "/job/analytics_job.py" }}
+    - {{ $job.name }}
+    {{- range $job.options }}
+    - {{ . | quote }}
+    {{- end }}
+    - --tables
+    - {{ $rollup.tables | quote }}
+  env:
+    {{- include "pulsar-trio-proxy.jobEnvironment" $root | nindent 4 }}
+    {{- if include "pulsar-trio-proxy.hasExecutors" (list $root $job.name) }}
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    - name: POD_IP
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    {{- end }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  resources:
+    {{- toYaml $rollup.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml $root.Values.securityContext | nindent 4 }}
+  volumeMounts:
+    - name: job
+      mountPath: /job
+      readOnly: true
+    - name: data
+      mountPath: /data
+    - name: tmp
+      mountPath: /tmp
+{{- end -}}
+
+{{/* Environment of the jobs' containers and of their executors'. YAML. */}}
+{{- define "pulsar-trio-proxy.jobEnvironment" -}}
+- name: HOME
+  value: /tmp
+- name: SPARK_LOCAL_DIRS
+  value: /tmp
+{{- with .Values.analytics.rollup.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The volume with spool and tables, and the rule that keeps its pods on the receiver's node unless it can be mounted on
+     several: pods of one node can share one that is ReadWriteOnce. YAML. */}}
+{{- define "pulsar-trio-proxy.dataVolume" -}}
+- name: data
+  persistentVolumeClaim:
+    claimName: {{ .Values.analytics.receiver.persistence.existingClaim | default (printf "data-%s-receiver-0" (include "pulsar-trio-proxy.fullname" .)) }}
+{{- end -}}
+{{- define "pulsar-trio-proxy.dataAffinity" -}}
+{{- if not (has "ReadWriteMany" .Values.analytics.receiver.persistence.accessModes) -}}
+affinity:
+  podAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            {{- include "pulsar-trio-proxy.receiverSelectorLabels" . | nindent 12 }}
+{{- end -}}
+{{- end -}}
+
+{{/* ---- executors in pods of their own ----------------------------------------------------------------------- */}}
+
+{{/* An error for a volume without room for tables beside the spool, and for executors that would not be the ones that the
+     values describe. */}}
+{{- define "pulsar-trio-proxy.refuseRollup" -}}
+{{- $receiver := .Values.analytics.receiver -}}{{- $rollup := .Values.analytics.rollup -}}
+{{- $spool := dig "spool" dict $receiver.config -}}
+{{- $bytes := addf (get $spool "total_bytes_max" | default 17179869184) (get $spool "free_bytes_min" | default 268435456) -}}
+{{- if and $receiver.enabled (not $receiver.persistence.existingClaim) (le (include "pulsar-trio-proxy.quantity" $receiver.persistence.size | float64) $bytes) -}}
+{{- fail (printf "analytics.receiver.persistence.size: %s leaves no room beside the spool (spool.total_bytes_max and free_bytes_min are %dMi); raise it, or lower analytics.receiver.config.spool.total_bytes_max" $receiver.persistence.size (divf $bytes 1048576 | ceil | int)) -}}
+{{- end -}}
+{{- if and $rollup.enabled $rollup.executors.enabled -}}
+{{- range $option := list "--master" "--properties-file" -}}
+{{- range $argument := $rollup.sparkArguments -}}
+{{- if or (eq $argument $option) (hasPrefix (printf "%s=" $option) $argument) -}}
+{{- fail (printf "analytics.rollup.sparkArguments: %s would replace what executors in pods need; leave it out" $option) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind, $of := $rollup.executors.resources -}}
+{{- if hasKey ($of | default dict) "memory" -}}
+{{- fail (printf "analytics.rollup.executors.resources.%s.memory: Spark sets it; use analytics.rollup.executors.memory and .memoryOverhead" $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a job has executors in pods; `expire` only lists and deletes files. Call: (list . "ingest") */}}
+{{- define "pulsar-trio-proxy.hasExecutors" -}}
+{{- if and (index . 0).Values.analytics.rollup.executors.enabled (ne (index . 1) "expire") -}}true{{- end -}}
+{{- end -}}
+
+{{/* spark-submit's options for a job (JSON list); `sparkArguments` come last, and so take precedence.
+     Call: include "pulsar-trio-proxy.sparkArguments" (list . "ingest") */}}
+{{- define "pulsar-trio-proxy.sparkArguments" -}}
+{{- $root := index . 0 -}}{{- $job := index . 1 -}}
+{{- $rollup := $root.Values.analytics.rollup -}}
+{{- $arguments := list "--master" $rollup.master -}}
+{{- if include "pulsar-trio-proxy.hasExecutors" . -}}
+{{- $arguments = list
+  "--master" (printf "k8s://%s" $rollup.executors.apiServer)
+  "--name" (printf "%s-%s" (include "pulsar-trio-proxy.fullname" $root) $job)
+  "--properties-file" "/job/executors.conf"
+  "--conf" "spark.driver.host=$(POD_IP)"
+  "--conf" "spark.driver.bindAddress=$(POD_IP)"
+  "--conf" "spark.kubernetes.driver.pod.name=$(POD_NAME)"
+-}}
+{{- end -}}
+{{- concat $arguments $rollup.sparkArguments | toJson -}}
+{{- end -}}
+
+{{/* Spark's settings for executors in pods, as a file of properties. This pod is the driver: executors reach it by its
+     address, so that no Service is needed, and Kubernetes removes them with it. Spark makes a new secret for each job,
+     hands it to the executors in their environment, and refuses every peer that does not have it. */}}
+{{- define "pulsar-trio-proxy.executorSettings" -}}
+{{- $executors := .Values.analytics.rollup.executors -}}
+spark.driver.port 7078
+spark.blockManager.port 7079
+spark.ui.enabled false
+spark.authenticate true
+spark.network.crypto.enabled true
+spark.network.crypto.authEngineVersion 2
+spark.network.crypto.cipher AES/GCM/NoPadding
+spark.network.crypto.saslFallback false
+spark.io.encryption.enabled true
+spark.executor.instances {{ int $executors.count }}
+spark.executor.cores {{ int $executors.cores }}
+spark.executor.memory {{ $executors.memory }}
+spark.executor.memoryOverhead {{ $executors.memoryOverhead }}
+{{- with dig "requests" "cpu" "" $executors.resources }}
+spark.kubernetes.executor.request.cores {{ . }}
+{{- end }}
+{{- with dig "limits" "cpu" "" $executors.resources }}
+spark.kubernetes.executor.limit.cores {{ . }}
+{{- end }}
+# As many as the jobs take by themselves for so many cores; Spark's 200 are for large clusters.
+spark.sql.shuffle.partitions {{ mul 2 $executors.count $executors.cores }}
+spark.kubernetes.namespace {{ .Release.Namespace }}
+spark.kubernetes.container.image {{ include "pulsar-trio-proxy.image" (list . .Values.analytics.image) }}
+spark.kubernetes.container.image.pullPolicy {{ .Values.analytics.image.pullPolicy }}
+spark.kubernetes.executor.podTemplateFile /job/executor.yaml
+spark.kubernetes.executor.podTemplateContainerName executor
+# Without these Spark would need rights on ConfigMaps, Services and claims.
+spark.kubernetes.executor.disableConfigMap true
+spark.kubernetes.driver.service.deleteOnTermination false
+spark.kubernetes.driver.ownPersistentVolumeClaim false
+spark.kubernetes.driver.reusePersistentVolumeClaim false
+{{- end -}}
+
+{{/* The labels by which executors' pods are found. */}}
+{{- define "pulsar-trio-proxy.executorSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: rollup-executor
+{{- end -}}
+
+{{/* The labels by which the rollup's own pod is found. */}}
+{{- define "pulsar-trio-proxy.rollupSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: rollup
+{{- end -}}
+
+{{/* Spark's template of an executor's pod; Spark adds image, arguments, memory, CPU and its own labels. */}}
+{{- define "pulsar-trio-proxy.executorPod" -}}
+{{- $rollup := .Values.analytics.rollup -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  labels:
+    {{- merge (include "pulsar-trio-proxy.labels" (list . "rollup-executor") | fromYaml) $rollup.podLabels | toYaml | nindent 4 }}
+  {{- with $rollup.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  restartPolicy: Never
+  # An executor ends with its driver; this is for one that does not notice.
+  activeDeadlineSeconds: {{ $rollup.activeDeadlineSeconds }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  {{- include "pulsar-trio-proxy.placement" (list . $rollup) | nindent 2 }}
+  {{- with include "pulsar-trio-proxy.dataAffinity" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .Values.podSecurityContext | nindent 4 }}
+  containers:
+    - name: executor
+      env:
+        {{- include "pulsar-trio-proxy.jobEnvironment" . | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      resources:
+        {{- toYaml $rollup.executors.resources | nindent 8 }}
+      securityContext:
+        {{- toYaml .Values.securityContext | nindent 8 }}
+      volumeMounts:
+        - name: data
+          mountPath: /data
+        - name: spark-local-dir-1
+          mountPath: /tmp
+  volumes:
+    {{- include "pulsar-trio-proxy.dataVolume" . | nindent 4 }}
+    # By this name Spark knows it as the folder for its files.
+    - name: spark-local-dir-1
+      emptyDir:
+        sizeLimit: {{ $rollup.scratchSize }}
+{{- end -}}
