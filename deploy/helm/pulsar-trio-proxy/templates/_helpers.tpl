@@ -397,3 +397,31 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{/* ---- the analytics ---------------------------------------------------------------------------------------- */}}
+
+{{/* The labels by which the receiver's pod is found. */}}
+{{- define "pulsar-trio-proxy.receiverSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: receiver
+{{- end -}}
+
+{{/* The receiver's configuration: addresses, files and the spool's folder, and `analytics.receiver.config` over it. YAML. */}}
+{{- define "pulsar-trio-proxy.receiverConfig" -}}
+{{- $receiver := .Values.analytics.receiver -}}
+{{- $secrets := include "pulsar-trio-proxy.secretsDirectory" . -}}
+{{- $listen := dict "bind" (printf "%s:9291" .Values.bindAddress) -}}
+{{- if $receiver.tlsSecret -}}
+{{- $_ := set $listen "tls" (dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets)) -}}
+{{- end -}}
+{{- $config := dict
+  "listen" $listen
+  "spool" (dict "directory" "/data/spool")
+  "admin" (dict "bind" (printf "%s:9292" .Values.bindAddress))
+-}}
+{{- if $receiver.tokenSecret -}}
+{{- $_ := set $config "authentication" (dict "token_files" (list (printf "%s/tokens/%s" $secrets $receiver.tokenKey))) -}}
+{{- end -}}
+{{- mergeOverwrite $config (deepCopy $receiver.config) | toYaml -}}
+{{- end -}}
