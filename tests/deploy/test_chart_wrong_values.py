@@ -551,7 +551,10 @@ REALISTIC: dict[str, dict[str, Any]] = {
                 "example.org/nic": 1,
             },
         },
-        "analytics": {"rollup": {"resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "2G"}}}},
+        "analytics": {
+            "receiver": {"enabled": True},
+            "rollup": {"enabled": True, "resources": {"requests": {"cpu": "1500m"}, "limits": {"memory": "2G"}}},
+        },
     },
     "security contexts": {
         "podSecurityContext": {
