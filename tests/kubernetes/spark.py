@@ -56,8 +56,9 @@ def _started(scene: Scene) -> Counter[str]:
 def _check_rights(scene: Scene) -> str:
     """The account may handle pods, and neither read Secrets nor reach another namespace."""
     assert _may(scene, "create", "pods")
-    for verb, what in (("get", "secrets"), ("create", "configmaps"), ("create", "pods/exec"), ("patch", "pods")):
+    for verb, what in (("get", "secrets"), ("create", "configmaps"), ("patch", "pods")):
         assert not _may(scene, verb, what), f"the driver's account may {verb} {what}"
+    assert not _may(scene, "create", "pods", "--subresource=exec")
     assert not _may(scene, "list", "pods", "--namespace=default")
     return "the driver's account may make and delete pods, and nothing else of what was asked"
 
