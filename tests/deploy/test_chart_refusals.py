@@ -477,7 +477,7 @@ def test_the_least_memory_is_what_the_program_needs(values: dict[str, Any]) -> N
     """
 
     def limited(number: int) -> dict[str, Any]:
-        return deep_merge(values, {"resources": {"requests": {"memory": 1}, "limits": {"memory": str(number)}}})
+        return deep_merge(values, {"resources": {"requests": {"memory": "1Mi"}, "limits": {"memory": str(number)}}})
 
     tree = Manifests(helm_template(limited(1 << 40))).configuration
     config, given = msgspec.convert(tree, Config), {f"limits.{key}" for key in tree.get("limits", {})}
