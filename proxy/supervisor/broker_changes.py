@@ -31,6 +31,14 @@ RETRY_PAUSE_FIRST_S = 5.0
 RETRY_PAUSE_MAX_S = 30.0
 """Pause before refused files are tried again: a broker may know a new token later, or come back."""
 
+UNSETTLED_POLLS_MAX = 3
+"""Polls at each of which files had another content, after which they are tried all the same."""
+ACCEPTED_IN_MOTION = 2
+"""Contents that brokers have accepted and that were replaced during their trial, one after the other, after which the
+content that replaced the last one is taken over untried. Otherwise a token that a sidecar replaces every second would
+never be taken over, and the one in force would end.
+"""
+
 IN_FORCE_WAIT_S = 6.0
 """Time in which lookup workers show that what is in force works: they may have been reconfigured a moment ago."""
 IN_FORCE_POLL_S = 0.5
@@ -61,6 +69,9 @@ class BrokerChanges:
         self._stamps: Stamps = _read_stamps(cluster.config)
         self._detector = ChangeDetector(Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S))
         self._logged: Stamps | None = None
+        self._seen: Stamps = self._stamps
+        self._unsettled_polls = 0
+        self._accepted_in_motion = 0
         self._workers_may_differ = False
         """Whether files were seen that are not in force: a worker that started then has read them."""
         self.on_files_taken_over: Callable[[], None] = lambda: None
@@ -97,9 +108,10 @@ class BrokerChanges:
                     "`pulsar-trio-proxy reload --force`"
                 )
             get_logger().warning("applying settings that no broker accepts: those in force do not work", reason=why)
-        if stamps != await self.read_stamps(config):
+        after = await self.read_stamps(config)
+        if stamps != after and not (trial.accepted and self._are_files_in_motion):
             raise ReloadRefused("brokers: their files have changed while they were tried; reload once more")
-        return stamps
+        return after
 
     def on_applied(self, stamps: Stamps) -> None:
         """Record that all workers have the cluster's configuration, and the content of files with these stamps."""
@@ -129,13 +141,28 @@ class BrokerChanges:
             if stamps != self._stamps and not self._workers_may_differ:
                 self._workers_may_differ = True
                 self._detector.note_chance()  # of what is in force, too, once it is there again
+            never_settle = self._never_settle(stamps)
             if not self._workers_may_differ:
                 self._detector.note_attempt(content)
-            elif self._detector.is_due(content, trio.current_time()):
+            elif self._detector.is_due(content, trio.current_time()) or never_settle:
                 async with self._lock:
                     done = await self._take_over_changed_files()
                 if not done:
                     self._detector.note_failure(trio.current_time())
+
+    def _never_settle(self, stamps: Stamps) -> bool:
+        """Return True where the files had another content at each of the last polls."""
+        self._unsettled_polls = self._unsettled_polls + 1 if stamps != self._seen else 0
+        self._seen = stamps
+        if self._unsettled_polls < UNSETTLED_POLLS_MAX:
+            return False
+        self._unsettled_polls = 0
+        return True
+
+    @property
+    def _are_files_in_motion(self) -> bool:
+        """Whether files are replaced faster than they can be tried, by a writer whose contents brokers accept."""
+        return self._accepted_in_motion >= ACCEPTED_IN_MOTION
 
     async def _take_over_changed_files(self) -> bool:
         """Return False where it should be tried again."""
@@ -145,8 +172,14 @@ class BrokerChanges:
             return True
         if stamps != self._stamps and not await self._may_take_over(config, stamps):
             return False
-        if stamps != await self.read_stamps(config):
-            return False  # another content than the one that was tried
+        after = await self.read_stamps(config)
+        if stamps == after:
+            self._accepted_in_motion = 0
+        else:  # another content than the one that was tried
+            self._accepted_in_motion += 1
+            if not self._are_files_in_motion:
+                return False
+            stamps = after
         failures = await self._cluster.take_over_files(stamps)
         if failures:
             self._hold(stamps, f"a broker accepts it, but not every worker took it over: {'; '.join(failures)}")
@@ -166,6 +199,7 @@ class BrokerChanges:
                 return False
             return True
         if not trial.accepted:
+            self._accepted_in_motion = 0
             self._hold(stamps, f"no broker accepts the proxy with it: {trial.reason}")
         return trial.accepted
 

@@ -60,7 +60,7 @@ def test_one_of_two_brokers_is_enough_where_any_is_asked_for(secured_broker: Sta
     tables = with_token(secured_broker, file, service_url=url)
     assert checked(tables)[0] == 1, "--connect wants every broker"
     assert ProxyCluster(tables).command("check", "--any-broker").returncode == 0
-    file.write_text("no.valid.token")
+    file.write_text(make_token(b"a key that is not this broker's, and long enough", "proxy"))
     refused = ProxyCluster(tables).command("check", "--any-broker")
     assert refused.returncode == 1
     assert "no broker accepts the proxy: " in refused.stderr

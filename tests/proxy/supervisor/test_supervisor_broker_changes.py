@@ -345,6 +345,48 @@ async def test_a_file_that_changes_during_its_trial_is_tried_again(
     nursery.cancel_scope.cancel()
 
 
+async def replace_all_the_time(setup: Setup, nursery: trio.Nursery) -> None:
+    """As a sidecar that replaces the token every second: no content is the same at two polls, or during a trial."""
+
+    async def go_on() -> None:
+        while True:
+            setup.write()
+            await trio.sleep(WATCH_INTERVAL_S / 2)
+
+    setup.during_trial = setup.write
+    await watch(setup, nursery)
+    nursery.start_soon(go_on)
+
+
+async def test_a_file_that_is_replaced_all_the_time_is_taken_over(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    await replace_all_the_time(setup, nursery)
+    await trio.sleep(60)
+    assert len(setup.cluster.taken_over) > 10, "the one in force would end"
+    assert len(setup.tried) == len(setup.cluster.taken_over) + 1, "two contents were accepted before one was untried"
+    assert await setup.changes.require_acceptance(setup.with_brokers(**OTHER)) == setup.stamps, "a reload goes on, too"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_is_replaced_all_the_time_is_held_where_no_broker_accepts_it(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.outcome = REFUSED
+    await replace_all_the_time(setup, nursery)
+    await trio.sleep(60)
+    assert len(setup.tried) > 2, "it is tried"
+    assert setup.cluster.taken_over == []
+    assert setup.held == 1
+    setup.outcome = ACCEPTED
+    await trio.sleep(20)
+    assert setup.cluster.taken_over
+    setup.outcome, setup.cluster.taken_over[:] = REFUSED, []
+    await trio.sleep(60)
+    assert setup.cluster.taken_over == [], "a refusal ends what the acceptances before it have allowed"
+    nursery.cancel_scope.cancel()
+
+
 async def test_what_not_all_workers_take_over_is_tried_again(
     setup: Setup, nursery: trio.Nursery, logs: list[Any], autojump_clock: trio.testing.MockClock
 ) -> None:
