@@ -244,7 +244,7 @@ def kill_in_a_batch(ingest: OwnedProcess, tables: Tables) -> None:
         assert ingest.exit_code() is None, ingest.log_tail()
         return re.search(r"^batch \d+: [\d,]+ samples", ingest.log.read_text(), re.MULTILINE) is not None
 
-    eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=90)
+    eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=180)
     wait_for_staging(tables.root, "batch", ingest)
     ingest.kill()
 
