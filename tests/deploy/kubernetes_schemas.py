@@ -22,10 +22,11 @@ _APIS = (
     "apis__batch__v1",
     "apis__networking.k8s.io__v1",
     "apis__policy__v1",
+    "apis__rbac.authorization.k8s.io__v1",
 )
 _KINDS = {
     "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job",
-    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet",
+    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Service", "ServiceAccount", "StatefulSet",
 }  # fmt: skip
 _CRDS = {
     _PROMETHEUS: tuple(
