@@ -12,15 +12,13 @@ from proto.rpc_pb2 import Reasons
 from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CollectedMetrics
 from proxy.common.logs import get_logger
+from proxy.common.readiness import LEAVING_REASON
 from proxy.runtime.rpc.errors import RpcError
 
 JSON = "application/json"
 
 TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
 """The other paths reveal only yes or no, and Kubernetes' probes have no token."""
-
-LEAVING = "leaving"
-"""What the supervisor gives as the reason while it still accepts clients (`shutdown.delay_ms`)."""
 
 
 class ClusterView(Protocol):
@@ -112,8 +110,8 @@ class AdminApplication:
         pod is still sent the clients that load balancers bring to its node.
         """
         readiness = await self._view.readiness()  # shared with other requests: not to be changed
-        reasons = [reason for reason in readiness.reasons if reason != LEAVING]
-        left_out = [LEAVING] if LEAVING in readiness.reasons else []
+        reasons = [reason for reason in readiness.reasons if reason != LEAVING_REASON]
+        left_out = [LEAVING_REASON] if LEAVING_REASON in readiness.reasons else []
         return _answer_of(Reasons(reasons=reasons, notes=[*readiness.notes, *left_out]))
 
     async def _status_html(self) -> HttpResponse:

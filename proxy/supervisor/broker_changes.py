@@ -67,10 +67,9 @@ class BrokerChanges:
         self._lock = lock
         self._trial = trial
         self._stamps: Stamps = _read_stamps(cluster.config)
-        self._detector = ChangeDetector(Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S))
+        pauses = Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
+        self._detector = ChangeDetector(pauses, UNSETTLED_POLLS_MAX)
         self._logged: Stamps | None = None
-        self._seen: Stamps = self._stamps
-        self._unsettled_polls = 0
         self._accepted_in_motion = 0
         self._workers_may_differ = False
         """Whether files were seen that are not in force: a worker that started then has read them."""
@@ -141,23 +140,13 @@ class BrokerChanges:
             if stamps != self._stamps and not self._workers_may_differ:
                 self._workers_may_differ = True
                 self._detector.note_chance()  # of what is in force, too, once it is there again
-            never_settle = self._never_settle(stamps)
             if not self._workers_may_differ:
                 self._detector.note_attempt(content)
-            elif self._detector.is_due(content, trio.current_time()) or never_settle:
+            elif self._detector.is_due(content, trio.current_time()):
                 async with self._lock:
                     done = await self._take_over_changed_files()
                 if not done:
                     self._detector.note_failure(trio.current_time())
-
-    def _never_settle(self, stamps: Stamps) -> bool:
-        """Return True where the files had another content at each of the last polls."""
-        self._unsettled_polls = self._unsettled_polls + 1 if stamps != self._seen else 0
-        self._seen = stamps
-        if self._unsettled_polls < UNSETTLED_POLLS_MAX:
-            return False
-        self._unsettled_polls = 0
-        return True
 
     @property
     def _are_files_in_motion(self) -> bool:

@@ -67,15 +67,20 @@ async def in_thread_without_signals(read: Callable[[ArgumentT], ResultT], argume
 class ChangeDetector:
     """Decides when a content is due: it was the same at two polls, and is new or due for another attempt."""
 
-    def __init__(self, pauses: Backoff | None = None) -> None:
-        """``pauses``: between attempts with a content that failed."""
+    def __init__(self, pauses: Backoff | None = None, unsettled_polls_max: float = NEVER) -> None:
+        """``pauses``: between attempts with a content that failed. ``unsettled_polls_max``: polls at each of which the
+        content was another one, after which it is due all the same.
+        """
         self._tried = NOT_WATCHED
         self._seen = NOT_WATCHED
+        self._unsettled_polls = 0
+        self._unsettled_polls_max = unsettled_polls_max
         self._again_at_s = NEVER
         self._pauses = pauses or Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
 
     def note_attempt(self, content: bytes) -> None:
         """Note that this content is being tried, by the watch or by an operator."""
+        self._unsettled_polls = 0
         if content != self._tried:
             self._tried = content
             self._again_at_s = NEVER
@@ -92,7 +97,10 @@ class ChangeDetector:
     def is_due(self, content: bytes, now_s: float) -> bool:
         """Return True if this content should be tried now, and note it as tried."""
         before, self._seen = self._seen, content
-        if content == NOT_WATCHED or content != before:
+        if content == NOT_WATCHED:
+            return False
+        self._unsettled_polls = self._unsettled_polls + 1 if content != before else 0
+        if 0 < self._unsettled_polls < self._unsettled_polls_max:
             return False
         if content == self._tried and now_s < self._again_at_s:
             return False
@@ -103,8 +111,7 @@ class ChangeDetector:
 
 class ConfigFileWatcher:
     """Polls one file. ``interval_ms`` is called before each poll (0: the watch is off). ``on_change`` applies the
-    file
-    and returns False if it should be tried again.
+    file, and returns False if it should be tried again.
     """
 
     def __init__(self, path: Path, interval_ms: Callable[[], int], on_change: Callable[[], Awaitable[bool]]) -> None:

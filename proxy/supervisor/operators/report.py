@@ -17,6 +17,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Reasons, Text
 from proxy import __version__
 from proxy.common.logs import get_logger
+from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
 from proxy.config.types import Listener
 from proxy.runtime.fairness.utf8 import utf8_bytes
@@ -182,7 +183,7 @@ class ClusterReport:
         if self._cluster.draining:
             reasons.append("draining")
         elif self._cluster.leaving:
-            reasons.append("leaving")
+            reasons.append(LEAVING_REASON)
         if not self._cluster.started:
             reasons.append("starting")
         reasons += [
