@@ -34,6 +34,8 @@ CHANGE_TIMEOUT_S = 180.0
 """Of a reload or upgrade, which may wait for a trial under way at brokers that do not answer, before its own."""
 UPGRADE_TIMEOUT_S = 300.0
 UPGRADE_POLL_S = 0.2
+UPGRADE_FAILED_STARTS = 3
+"""Starts of one worker after an upgrade that may fail before the command says so."""
 
 _NOTHING = Empty()
 
@@ -169,15 +171,30 @@ def upgrade(config_file: Path) -> None:
 
 
 async def _wait_for_generation(path: str, generation: int) -> list[str]:
-    """Return once a cluster is at least at a generation, with all workers replaced: which of them do not run."""
-    with trio.fail_after(UPGRADE_TIMEOUT_S):
+    """Return the workers that do not run once a cluster is at least at a generation and all workers are replaced.
+
+    A worker that was killed in the exec, because it did not come to rest, may still be starting then: it counts as not
+    running only after it has failed to start UPGRADE_FAILED_STARTS times, or when the time is up.
+    """
+    first_restarts: dict[str, int] = {}
+    not_running: list[str] | None = None
+    with trio.move_on_after(UPGRADE_TIMEOUT_S):
         while True:
             await trio.sleep(UPGRADE_POLL_S)
             with contextlib.suppress(RpcError, OSError):  # during the exec, no process answers
                 status = msgspec.json.decode(await _call(path, Method.CLUSTER_STATUS))
-                if status["generation"] >= generation and not status["replacing_workers"]:
-                    workers = status["workers"]
-                    return [f"{one['role']}-{one['worker']}" for one in workers if one["state"] != "running"]
+                if status["generation"] < generation or status["replacing_workers"]:
+                    continue
+                workers = {f"{one['role']}-{one['worker']}": one for one in status["workers"]}
+                not_running = [name for name, one in workers.items() if one["state"] != "running"]
+                for name in workers:
+                    first_restarts.setdefault(name, workers[name]["restarts"])
+                failed = {name: workers[name]["restarts"] - first_restarts[name] for name in not_running}
+                if min(failed.values(), default=UPGRADE_FAILED_STARTS) >= UPGRADE_FAILED_STARTS:
+                    return not_running
+    if not_running is None:
+        raise trio.TooSlowError
+    return not_running
 
 
 @main.command()

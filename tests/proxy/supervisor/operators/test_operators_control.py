@@ -326,6 +326,27 @@ def test_upgrade_command_returns_when_all_is_new(
     assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_POLL_S + 0.01)]
 
 
+def one_worker(state: str, *, restarts: int = 0) -> str:
+    workers = [{"role": "forwarder", "worker": 1, "state": state, "restarts": restarts}]
+    return json.dumps(json.loads(status_of(4, replacing=False)) | {"workers": workers})
+
+
+def test_an_upgrade_waits_for_a_worker_that_was_killed_in_it(run: Run, upgrading: Statuses) -> None:
+    """One that does not come to rest before the exec is killed, and its successor is new; it takes its time."""
+    upgrading += [(0, one_worker("starting")), (40, one_worker("restarting", restarts=1)), (50, one_worker("running"))]
+    result = run("upgrade")
+    assert (result.exit_code, result.output) == (0, "upgrading\nupgraded\n")
+
+
+@pytest.mark.parametrize("seconds_to_next_start", [1, 200])
+def test_an_upgrade_names_a_worker_that_does_not_run(run: Run, upgrading: Statuses, seconds_to_next_start: int) -> None:
+    """After three failed starts, or when the time is up."""
+    upgrading += [(n * seconds_to_next_start, one_worker("restarting", restarts=7 + n)) for n in range(5)]
+    result = run("upgrade")
+    assert (result.exit_code, result.stdout) == (1, "upgrading\n")
+    assert "upgraded, but these do not run: forwarder-1; see the cluster's log" in result.stderr
+
+
 def test_another_upgrade_may_have_followed(run: Run, upgrading: Statuses) -> None:
     upgrading += [(0, status_of(6, replacing=False))]
     assert run("upgrade").exit_code == 0
