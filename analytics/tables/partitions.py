@@ -1,15 +1,31 @@
-"""Names of partitions: `date=2026-11-21/hour=7` below a table, for an hour; `date=2026-11-21`, for a day. All UTC."""
+"""Partitions: the values of a table's columns width, date and hour, in which its files lie. All times are UTC."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from datetime import UTC, date, datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, time
+from typing import Final, NamedTuple
+from urllib.parse import unquote
 
-from analytics.tables.schemas import PARTITIONS
+from analytics.tables.schemas import View
 
-_DAY = re.compile(r"date=(\d{4})-(\d\d)-(\d\d)")
-HOUR_FORMAT = "%Y-%m-%dT%H"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+HOUR_FORMAT: Final = "%Y-%m-%dT%H"
+
+
+class Partition(NamedTuple):
+    """A partition; None for a column that the table has not, or that is null."""
+
+    width: str | None = None
+    date: date | None = None
+    hour: int | None = None
+
+    @property
+    def first_hour(self) -> datetime:
+        """The partition's first hour. Raises ValueError for a partition without a date."""
+        if self.date is None:
+            raise ValueError(f"{self} has no date")
+        return datetime.combine(self.date, time(self.hour or 0), UTC)
 
 
 def hour_of(moment: datetime) -> datetime:
@@ -19,37 +35,24 @@ def hour_of(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
-def hour_text(hour: datetime) -> str:
-    """Return an hour as `2026-11-21T07`, the form in marks and messages."""
-    return hour_of(hour).strftime(HOUR_FORMAT)
-
-
-def hour_from_text(text: str) -> datetime:
-    """Parse the form of `hour_text`. Raises ValueError."""
-    return datetime.strptime(text, HOUR_FORMAT).replace(tzinfo=UTC)
-
-
-def partition_of(table: str, hour: datetime) -> str:
-    """Return the partition of `table` with this hour, relative to the table; "" for a table without partitions."""
+def partition_of(view: View, hour: datetime) -> Partition:
+    """Return the partition of a view that holds this hour."""
     hour = hour_of(hour)
-    names = {"date": f"date={hour:%Y-%m-%d}", "hour": f"hour={hour.hour}"}
-    return "/".join(names[column] for column in PARTITIONS[table])
+    return Partition(view.width, hour.date() if view.by else None, hour.hour if view.by == "hour" else None)
 
 
-def partitions_of(table: str, hours: Iterable[datetime]) -> list[str]:
-    """Return the partitions that hold these hours, each once, sorted."""
-    return sorted({partition_of(table, hour) for hour in hours})
+def partitions_of(view: View, hours: Iterable[datetime]) -> set[Partition]:
+    """Return the partitions that hold these hours."""
+    return {partition_of(view, hour) for hour in hours}
 
 
-def day_of(partition: str) -> date | None:
-    """Return the day of a partition's first directory; None for other names."""
-    match = _DAY.match(partition)
-    return date(*map(int, match.groups())) if match else None
+def values_in_path(path: str) -> dict[str, str | None]:
+    """Return the partition's values that a path names (`…/date=2026-11-21/hour=7/…`), as Delta's log has them."""
+    pairs = (name.partition("=") for name in path.split("/")[:-1] if "=" in name)
+    return {column: None if value == _NULL else unquote(value) for column, _, value in pairs}
 
 
-def hour_of_partition(partition: str) -> datetime:
-    """Return the first hour of a partition. Raises ValueError for other names."""
-    day, _, hour = partition.partition("/")
-    if (parsed := day_of(day)) is None or (hour and not re.fullmatch(r"hour=\d{1,2}", hour)):
-        raise ValueError(f"{partition!r} is not a partition")
-    return datetime(parsed.year, parsed.month, parsed.day, int(hour.removeprefix("hour=") or 0), tzinfo=UTC)
+def partition_from(values: Mapping[str, str | None]) -> Partition:
+    """Return the partition with these values, as Delta's log has them."""
+    day, hour = values.get("date"), values.get("hour")
+    return Partition(values.get("width"), date.fromisoformat(day) if day else None, int(hour) if hour else None)

@@ -2,13 +2,15 @@
 
 Columns are only added, never renamed, retyped or removed: old files stay readable, and columns that they lack are null.
 All timestamps are UTC with a precision of milliseconds. The columns of PARTITIONS come last in a schema.
+
+A table is one Delta table, so all its rows change at once. Tables with the column `width` hold windows of several
+widths, and have a *view* for each of them, as which jobs read and write them.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     BooleanType,
     DataType,
     DateType,
@@ -22,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 
 def _struct(*columns: tuple[str, DataType] | tuple[str, DataType, bool]) -> StructType:
@@ -33,7 +35,8 @@ def _struct(*columns: tuple[str, DataType] | tuple[str, DataType, bool]) -> Stru
 _LONG, _DOUBLE, _INT, _TIME, _STRING = LongType(), DoubleType(), IntegerType(), TimestampType(), StringType()
 _DOUBLES, _INTS = ArrayType(_DOUBLE), ArrayType(_INT)
 _DATE = (("date", DateType()),)
-_DATE_HOUR = (("date", DateType()), ("hour", _INT))
+_DATE_HOUR = (("date", DateType()), ("hour", _INT, True))
+_WIDTH = (("width", _STRING),)
 
 # One native histogram at one instant. Offsets are absolute bucket indexes, counts are per bucket (not cumulative);
 # schema -53 has custom bounds, 0 to 8 and -4 to -1 are exponential.
@@ -59,29 +62,14 @@ SERIES: Final = _struct(
     ("kind", _STRING, True),
     ("first_seen", _TIME),
 )
-SAMPLES: Final = _struct(
-    ("series_id", _LONG),
-    ("ts", _TIME),
-    ("start_ts", _TIME, True),
-    ("value", _DOUBLE),
-    ("batch_id", _LONG),
-    *_DATE_HOUR,
-)
-HISTOGRAMS: Final = _struct(
-    ("series_id", _LONG),
-    ("ts", _TIME),
-    ("start_ts", _TIME, True),
-    *_BUCKETS,
-    ("batch_id", _LONG),
-    *_DATE_HOUR,
-)
-
-_ROLLUP = (
+_KEY = (("series_id", _LONG), ("replica", _LONG), ("ts", _TIME), ("start_ts", _TIME, True))
+SAMPLES: Final = _struct(*_KEY, ("value", _DOUBLE), ("counter_id", _LONG, True), *_DATE_HOUR)
+HISTOGRAMS: Final = _struct(*_KEY, *_BUCKETS, *_DATE_HOUR)
+ROLLUP: Final = _struct(
     ("series_id", _LONG),
     ("window", _TIME),
     ("n", _LONG),
     ("sum", _DOUBLE),
-    ("sum_lo", _DOUBLE),
     ("min", _DOUBLE),
     ("max", _DOUBLE),
     ("first_ts", _TIME),
@@ -90,13 +78,15 @@ _ROLLUP = (
     ("last_ts", _TIME),
     ("last_v", _DOUBLE),
     ("last_start_ts", _TIME, True),
+    ("last_replica", _LONG),
     ("entry", _DOUBLE),
     ("increase", _DOUBLE),
-    ("increase_lo", _DOUBLE),
     ("resets", _LONG),
     ("overlaps", _LONG),
+    *_WIDTH,
+    *_DATE_HOUR,
 )
-_HISTOGRAM_ROLLUP = (
+HISTOGRAM_ROLLUP: Final = _struct(
     ("series_id", _LONG),
     ("window", _TIME),
     ("n", _LONG),
@@ -107,13 +97,9 @@ _HISTOGRAM_ROLLUP = (
     ("last", HISTOGRAM),
     ("resets", _LONG),
     ("refused", _LONG),
+    *_WIDTH,
+    *_DATE_HOUR,
 )
-ROLLUP_1M: Final = _struct(*_ROLLUP, *_DATE_HOUR)
-ROLLUP_1H: Final = _struct(*_ROLLUP, *_DATE)
-ROLLUP_1D: Final = ROLLUP_1H
-HISTOGRAMS_1M: Final = _struct(*_HISTOGRAM_ROLLUP, *_DATE_HOUR)
-HISTOGRAMS_1H: Final = _struct(*_HISTOGRAM_ROLLUP, *_DATE)
-HISTOGRAMS_1D: Final = HISTOGRAMS_1H
 
 # The growth of each of the proxy's usage counters by hour: usage_hourly is summed from it.
 USAGE_LEDGER: Final = _struct(
@@ -129,7 +115,7 @@ USAGE_LEDGER: Final = _struct(
     ("last_start_ts", _TIME, True),
     *_DATE_HOUR,
 )
-USAGE_HOURLY: Final = _struct(
+USAGE: Final = _struct(
     ("cluster", _STRING),
     ("principal", _STRING),
     ("window", _TIME),
@@ -139,26 +125,46 @@ USAGE_HOURLY: Final = _struct(
     ("messages_out", _LONG),
     ("sessions", _LONG),
     ("closed", BooleanType()),
+    *_WIDTH,
     *_DATE,
 )
-USAGE_DAILY: Final = USAGE_HOURLY
 
 SCHEMAS: Final[dict[str, StructType]] = {
     "series": SERIES,
     "samples": SAMPLES,
     "histograms": HISTOGRAMS,
-    "rollup_1m": ROLLUP_1M,
-    "rollup_1h": ROLLUP_1H,
-    "rollup_1d": ROLLUP_1D,
-    "histograms_1m": HISTOGRAMS_1M,
-    "histograms_1h": HISTOGRAMS_1H,
-    "histograms_1d": HISTOGRAMS_1D,
+    "rollup": ROLLUP,
+    "histogram_rollup": HISTOGRAM_ROLLUP,
     "usage_ledger": USAGE_LEDGER,
-    "usage_hourly": USAGE_HOURLY,
-    "usage_daily": USAGE_DAILY,
+    "usage": USAGE,
 }
+_PARTITION_COLUMNS: Final = ("width", "date", "hour")
 PARTITIONS: Final[dict[str, tuple[str, ...]]] = {
-    name: tuple(field for field in ("date", "hour") if field in schema.fieldNames()) for name, schema in SCHEMAS.items()
+    name: tuple(field for field in _PARTITION_COLUMNS if field in schema.fieldNames())
+    for name, schema in SCHEMAS.items()
 }
-CONTENT: Final = _struct(("content", BinaryType(), True))
-"""Whole files, as returned by `Tables.read_file_contents`."""
+
+
+class View(NamedTuple):
+    """A table's rows of one width (None: all); `by`: the time of one partition, "hour", "day", or "" for no time."""
+
+    table: str
+    width: str | None
+    by: str
+
+
+VIEWS: Final[dict[str, View]] = {
+    "series": View("series", None, ""),
+    "samples": View("samples", None, "hour"),
+    "histograms": View("histograms", None, "hour"),
+    "rollup_1m": View("rollup", "1m", "hour"),
+    "rollup_1h": View("rollup", "1h", "day"),
+    "rollup_1d": View("rollup", "1d", "day"),
+    "histograms_1m": View("histogram_rollup", "1m", "hour"),
+    "histograms_1h": View("histogram_rollup", "1h", "day"),
+    "histograms_1d": View("histogram_rollup", "1d", "day"),
+    "usage_ledger": View("usage_ledger", None, "hour"),
+    "usage_hourly": View("usage", "1h", "day"),
+    "usage_daily": View("usage", "1d", "day"),
+}
+"""What jobs read and write, by name."""

@@ -1,160 +1,267 @@
-"""The tables below one root: snapshots to read, transactions to write.
+"""The tables below one root, as Delta tables: Spark writes and reads Parquet, delta-rs keeps the log.
 
 tables = Tables.open(spark, "s3a://bucket/metrics")
-dirty = tables.dirty("rollup")
-frame = tables.read("samples", dirty.hours)
-with tables.transaction("rollup") as change:
-    change.overwrite("rollup_1m", rolled, hours=dirty.hours)
-    change.mark_dirty("usage", dirty.hours)
-    change.clear(dirty)
+samples = tables.snapshot("samples")
+with tables.change("rollup") as change:
+    written = change.write("rollup_1m", rolled(samples.read("samples", hours)))
+    change.replace(written, hours=hours)
+    change.record("samples", samples.version)
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from analytics.tables import commits, dirty_hours, manifest
-from analytics.tables.filesystem import Entry, Filesystem
-from analytics.tables.partitions import day_of, hour_of_partition, partitions_of
-from analytics.tables.schemas import CONTENT, PARTITIONS, SCHEMAS
-from analytics.tables.transaction import Transaction, empty_frame
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import create_table_with_add_actions
+from pyarrow import fs as arrow_fs
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from analytics.tables import manifest
+from analytics.tables.change import TableChange
+from analytics.tables.errors import ChangedMeanwhile, NoTables, TablesError
+from analytics.tables.locations import Location, locate
+from analytics.tables.partitions import Partition, partition_from, partitions_of
+from analytics.tables.schemas import PARTITIONS, SCHEMAS, VIEWS, View
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-SNAPSHOT_ATTEMPTS_MAX = 60
-SNAPSHOT_PAUSE_S = 0.5
-
-
-class NoSnapshot(Exception):
-    """Other jobs changed the tables during every attempt to list them."""
+ATTEMPTS_MAX: Final = 20
+HISTORY_DAYS: Final = 7
+_SETTINGS: Final = {"delta.logRetentionDuration": f"interval {HISTORY_DAYS} days", "delta.checkpointInterval": "100"}
+Result = TypeVar("Result")
 
 
-class NoTables(Exception):
-    """There are no tables at this root."""
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a table: path relative to the table, and what Delta's log says of it."""
+
+    path: str
+    size_bytes: int
+    partition: Partition
+
+
+class Snapshot:
+    """One version of a table."""
+
+    def __init__(self, spark: SparkSession, location: Location, table: str, delta: DeltaTable) -> None:
+        self.table = table
+        self.version = delta.version()
+        self._spark = spark
+        self._url = f"{location.spark_url}/{table}"
+        self.delta = delta
+
+    @cached_property
+    def files(self) -> list[DataFile]:
+        """The files of this version."""
+        found: dict[str, Any] = pa.table(self.delta.get_add_actions(flatten=True)).to_pydict()
+        rows = len(found["path"])
+        columns = [found.get(f"partition.{column}", [None] * rows) for column in Partition._fields]
+        partitions = (Partition(*values) for values in zip(*columns, strict=True))
+        return [
+            DataFile(path, size, partition)
+            for path, size, partition in zip(found["path"], found["size_bytes"], partitions, strict=True)
+        ]
+
+    def files_of(self, view: str, hours: Iterable[datetime] | None = None) -> list[DataFile]:
+        """Return a view's files; `hours`: only those of the partitions that hold these hours."""
+        chosen = self._view(view)
+        files = [file for file in self.files if chosen.width is None or file.partition.width == chosen.width]
+        if hours is None:
+            return files
+        wanted = partitions_of(chosen, hours)
+        return [file for file in files if file.partition in wanted]
+
+    def read(self, view: str, hours: Iterable[datetime] | None = None) -> DataFrame:
+        """Return a view's rows; `hours`: only the partitions that hold these hours."""
+        return read_files(self._spark, view, [f"{self._url}/{file.path}" for file in self.files_of(view, hours)])
+
+    def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
+        """Return the hours of the view's partitions (of one by day, the days' first hours) from `first` to `last`."""
+        by_day = self._view(view).by == "day"
+        found = {file.partition.first_hour for file in self.files_of(view)}
+        return sorted(
+            hour for hour in found if (first.date() <= hour.date() <= last.date() if by_day else first <= hour <= last)
+        )
+
+    def recorded(self, app: str) -> int | None:
+        """Return the number that a change recorded under this name; None without any."""
+        return self.delta.transaction_version(app)
+
+    def _view(self, view: str) -> View:
+        if VIEWS[view].table != self.table:
+            raise ValueError(f"{view} is no view of {self.table}")
+        return VIEWS[view]
 
 
 class Tables:
-    """The tables below a root on a Hadoop filesystem. Raises FilesystemError, NewerTables, BrokenCommit, NoSnapshot."""
+    """The tables below a root. Methods raise TablesError."""
 
-    def __init__(self, spark: SparkSession, files: Filesystem) -> None:
+    def __init__(self, spark: SparkSession, location: Location) -> None:
         self.spark = spark
-        self.files = files
+        self.location = location
 
     @classmethod
     def open(cls, spark: SparkSession, root: str, *, create: bool = True) -> Tables:
-        """Check the manifest and apply pending changes. Raises NoTables if there are none and `create` is false."""
-        files = Filesystem(spark, root)
-        if not create and manifest.read_version(files) is None:
-            raise NoTables(f"there are no tables at {files.root}: has `ingest` run, and with the same --tables?")
-        manifest.ensure_manifest(files)
-        commits.apply_pending(files)
-        return cls(spark, files)
+        """Check the manifest and make missing tables. Raises NoTables if there are none and `create` is false."""
+        location = locate(spark, root)
+        tables = cls(spark, location)
+        _write_without_checksums(spark)
+        absent = f"there are no tables at {location.spark_url}: has `ingest` run, with the same --tables?"
+        if create and location.spark_url.startswith("file:"):
+            Path(location.delta_url).mkdir(parents=True, exist_ok=True)
+        with storage_errors(location.spark_url, absent):
+            files = tables.filesystem()
+            if manifest.read_version(files, location.spark_url) is None:
+                if not create:
+                    raise NoTables(absent)
+                manifest.write_manifest(spark, location.spark_url)
+            for table, schema in SCHEMAS.items():
+                create_table_with_add_actions(
+                    f"{location.delta_url}/{table}",
+                    Schema.from_arrow(to_arrow_schema(_nullable(schema), timezone="UTC")),
+                    [],
+                    mode="ignore",
+                    partition_by=list(PARTITIONS[table]),
+                    configuration=_SETTINGS,
+                    storage_options=location.options,
+                )
+        return tables
 
-    def read(self, table: str, hours: Iterable[datetime] | None = None) -> DataFrame:
-        """Return a snapshot of a table, with whole changes only. `hours`: only the partitions that hold these hours."""
-        partitions = None if hours is None else partitions_of(table, hours)
-        for _ in range(SNAPSHOT_ATTEMPTS_MAX):
-            before = commits.read_state(self.files)
-            if not before[0]:
-                frame = self._read_partitions(
-                    table, partitions
-                )  # Spark lists the files here, not when the rows are read
-                if commits.read_state(self.files) == before:
-                    return frame
-            else:
-                time.sleep(SNAPSHOT_PAUSE_S)
-                commits.apply_pending(self.files)
-        raise NoSnapshot(f"{self.files.url(table)} was changed {SNAPSHOT_ATTEMPTS_MAX} times while it was being listed")
+    def filesystem(self, path: str = "") -> arrow_fs.FileSystem:
+        """Return the files below the root, or below a path in it."""
+        url = f"{self.location.delta_url}/{path}".rstrip("/")
+        return arrow_fs.PyFileSystem(DeltaStorageHandler(url, self.location.options))
 
-    def _read_partitions(self, table: str, partitions: list[str] | None) -> DataFrame:
-        paths = [table] if partitions is None else [f"{table}/{name}" for name in partitions]
-        present = [self.files.url(path) for path in paths if self.files.exists(path)]
-        if not present:
-            return empty_frame(self.spark, SCHEMAS[table])
-        return self._reader(table).parquet(*present)
+    def snapshot(self, table: str, version: int | datetime | None = None) -> Snapshot:
+        """Return a version of a table: the newest, that of a number, or the newest of a moment."""
+        url = f"{self.location.delta_url}/{table}"
+        with storage_errors(f"{self.location.spark_url}/{table}"):
+            delta = DeltaTable(url, storage_options=self.location.options)
+            if version is not None:
+                delta.load_as_version(version)
+            return Snapshot(self.spark, self.location, table, delta)
 
-    def _reader(self, table: str) -> DataFrameReader:
-        return self.spark.read.schema(SCHEMAS[table]).option("basePath", self.files.url(table))
+    def read(self, view: str, hours: Iterable[datetime] | None = None) -> DataFrame:
+        """Return the newest rows of a view; `hours`: only the partitions that hold these hours.
 
-    def partitions(self, table: str) -> list[str]:
-        """Return a table's partitions (`date=…/hour=…`), sorted; [""] for a table without partitions."""
-        found = [""]
-        for column in PARTITIONS[table]:
-            found = [
-                f"{parent}/{name}".lstrip("/")
-                for parent in found
-                for name in self.files.names(f"{table}/{parent}".rstrip("/"))
-                if name.startswith(f"{column}=")
-            ]
+        Series are there once, however many batches met them.
+        """
+        rows = self.snapshot(VIEWS[view].table).read(view, hours)
+        if view != "series":
+            return rows
+        return rows.groupBy("series_id").agg(
+            F.first("metric").alias("metric"),
+            F.first("labels").alias("labels"),
+            F.max("kind").alias("kind"),
+            F.min("first_seen").alias("first_seen"),
+        )
+
+    def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
+        """Return the hours of the view's partitions, as `Snapshot.hours`."""
+        return self.snapshot(VIEWS[view].table).hours(view, first, last)
+
+    def changed_hours(self, snapshot: Snapshot, since: int | None) -> list[datetime]:
+        """Return the hours to which versions after `since` added rows; all hours if that cannot be known any more.
+
+        Expired and compacted files are no change. The log's files are read, since delta-rs does not say which changes
+        only rearranged rows.
+        """
+        if since is None or since > snapshot.version:
+            return sorted({file.partition.first_hour for file in snapshot.files})
+        files, found = self.filesystem(snapshot.table), set[datetime]()
+        for version in range(since + 1, snapshot.version + 1):
+            try:
+                with storage_errors(snapshot.table):
+                    text = files.open_input_file(f"_delta_log/{version:020}.json").readall().decode()
+            except FileNotFoundError:
+                return self.changed_hours(snapshot, None)
+            actions = (json.loads(line).get("add") for line in text.splitlines())
+            found |= {partition_from(add["partitionValues"]).first_hour for add in actions if add and add["dataChange"]}
         return sorted(found)
 
-    def hours(self, table: str, first: datetime, last: datetime) -> list[datetime]:
-        """Return the table's hours (of a table by day, the days' first hours) from `first` to `last`, sorted."""
-        days = [
-            name
-            for name in self.files.names(table)
-            if (day := day_of(name)) is not None and first.date() <= day <= last.date()
-        ]
-        if "hour" not in PARTITIONS[table]:
-            return [hour_of_partition(day) for day in days]
-        found = [
-            hour_of_partition(f"{day}/{name}")
-            for day in days
-            for name in self.files.names(f"{table}/{day}")
-            if name.startswith("hour=")
-        ]
-        return sorted(hour for hour in found if first <= hour <= last)
-
-    def visible_files(self, table: str, partition: str) -> list[Entry]:
-        """Return the data files of one partition."""
-        entries = self.files.entries(f"{table}/{partition}".rstrip("/"))
-        return [entry for entry in entries if not entry.is_directory and entry.name[0] not in "._"]
-
-    def read_files(self, table: str, partition: str, names: Iterable[str]) -> DataFrame:
-        """Return the rows of these files of a partition."""
-        urls = [self.files.url(f"{table}/{partition}".rstrip("/") + f"/{name}") for name in names]
-        return self._reader(table).parquet(*urls)
-
-    def read_file_contents(
-        self, table: str, hours: Iterable[datetime], *, bytes_max: int
-    ) -> tuple[DataFrame, DataFrame]:
-        """Return a snapshot in two parts: files up to `bytes_max` as binary (a row each, column `content`), and the
-        rows of all others. A Python worker reads Parquet several times as fast as Spark passes rows to it.
-        """
-        files = [unquote(url) for url in self.read(table, hours).inputFiles()]
-        if not files:
-            return empty_frame(self.spark, CONTENT), empty_frame(self.spark, SCHEMAS[table])
-        found = self.spark.read.format("binaryFile").load(files)
-        large = [row["path"] for row in found.where(found["length"] > bytes_max).select("path").collect()]
-        rows = self._reader(table).parquet(*large) if large else empty_frame(self.spark, SCHEMAS[table])
-        return found.where(found["length"] <= bytes_max).select("content"), rows
-
-    def is_done(self, identity: str) -> bool:
-        """Return True if the change of this name was applied, after applying what is pending."""
-        commits.apply_pending(self.files)
-        return commits.is_done(self.files, identity)
-
-    def dirty_hours(self, queue: str) -> dirty_hours.DirtyHours:
-        """Return the hours that the queue's job has to recompute. Call this before reading the tables."""
-        commits.apply_pending(self.files)
-        return dirty_hours.read_dirty_hours(self.files, queue)
-
     @contextmanager
-    def transaction(self, what: str, *, identity: str | None = None) -> Iterator[Transaction]:
-        """Run the block as one change: its writes become visible at the end, or not at all after an exception.
+    def change(self, table: str, snapshot: Snapshot | None = None) -> Iterator[TableChange]:
+        """Run the block as one change of a table; after an exception nothing is changed.
 
-        Pass an `identity` if the same change may recur, and check `is_done` for it first.
+        The change is computed from `snapshot` (default: the newest) and commits only at that version. Raises
+        ChangedMeanwhile: compute it again, as `attempt` does.
         """
-        change = Transaction(self, identity or commits.new_id(what))
+        change = TableChange(self, snapshot or self.snapshot(table))
         try:
             yield change
         except BaseException:
-            change.discard_staged()
+            change.discard()
             raise
-        change.commit_change()
+        change.commit()
+
+
+def attempt(compute: Callable[[], Result]) -> Result:
+    """Compute and commit a change, again if another process changed the table meanwhile. Raises ChangedMeanwhile."""
+    for left in range(ATTEMPTS_MAX - 1, -1, -1):
+        try:
+            return compute()
+        except ChangedMeanwhile:
+            if not left:
+                raise
+    raise AssertionError
+
+
+def read_files(spark: SparkSession, view: str, urls: list[str]) -> DataFrame:
+    """Return the rows of files of a view, with the columns of its partitions."""
+    schema = SCHEMAS[VIEWS[view].table]
+    partitions = PARTITIONS[VIEWS[view].table]
+    if not urls:
+        empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in schema)
+        return spark.range(0).select(*empty).where(F.lit(False))  # Spark's optimizer knows that it is empty
+    stored = StructType([field for field in schema if field.name not in partitions])
+    return spark.read.schema(stored).parquet(*urls).withColumns(_partition_columns(view))
+
+
+def _partition_columns(view: str) -> dict[str, Column]:
+    """Return the columns of the partitions, computed from the rows: all rows of a file have the same."""
+    table, width, by = VIEWS[view]
+    moment = "ts" if "ts" in SCHEMAS[table].fieldNames() else "window"
+    hour = F.hour(moment) if by == "hour" else F.lit(None).cast("int")
+    known = {"width": F.lit(width), "date": F.to_date(moment), "hour": hour}
+    return {column: known[column] for column in PARTITIONS[table]}
+
+
+def _nullable(schema: StructType) -> StructType:
+    """Return the schema with nullable columns: Delta's writers have to check others, row by row."""
+    return StructType([type(field)(field.name, field.dataType) for field in schema])
+
+
+def _write_without_checksums(spark: SparkSession) -> None:
+    """Make Hadoop write no .crc files on local disks: Parquet's pages have checksums of their own."""
+    session: Any = spark
+    local = session._jvm.org.apache.hadoop.fs.FileSystem.getLocal(session._jsc.hadoopConfiguration())  # noqa: SLF001
+    local.setWriteChecksum(False)
+
+
+@contextmanager
+def storage_errors(what: str, absent: str = "") -> Iterator[None]:
+    """Turn delta-rs' errors into TablesError, which names the table; `absent`: the text if there is none."""
+    try:
+        yield
+    except TableNotFoundError as error:
+        raise NoTables(absent or f"there is no table at {what}: {error}") from error
+    except DeltaError as error:
+        raise TablesError(f"{what}: {error}") from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise TablesError(f"{what}: {error}") from error
