@@ -1,20 +1,17 @@
-"""The job `rollup`: aggregates dirty hours of samples and histograms to windows of a minute, an hour and a day.
+"""The job `rollup`: samples are summed up to minutes, hours and days, for the hours to which samples were added.
 
-Recomputed are the dirty hours, and of each series the first hour after a dirty one, since its growth starts at the last
-sample before it. The partitions of rollup_1m are hours and only the affected ones are replaced; of rollup_1h and
-rollup_1d whole days are, since 24 small partitions a day would cost more than they save. A block of hours is one change
-of all tables: killed before the commit, nothing has changed and the marks of the dirty hours stay; after it, everything
-has.
+Each change records the version of the samples from which it was computed, so the next run finds the hours that later
+versions added to. A long backlog is done in blocks of hours; each is a change of its own, which records how far the run
+came. Hours that were added to meanwhile follow with the last block.
 
-Two conditions are detected after the windows were computed and before they become visible: hours with mixed windows
-(`analytics.transforms.rollup`), which are then computed from single samples, and hours with fewer samples than in the
-last rollup: their samples have expired, so their rows stay as they are.
+Samples expire earlier than sums. What is gone is never recomputed: where a series has fewer samples in an hour than its
+row was made of, its rows of that hour stay, and the growth of its next hour begins at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -25,308 +22,288 @@ from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from analytics.jobs.minutes import RollupChange
-    from analytics.tables.dirty_hours import DirtyHours
-    from analytics.tables.store import Tables
+    from analytics.tables.change import TableChange, Written
+    from analytics.tables.store import Snapshot, Tables
 
-QUEUE: Final = "rollup"
-USAGE_QUEUE: Final = "usage"
 LOOKBACK_DAYS: Final = 7
 HOURS_PER_CHANGE: Final = 168
 CHANGES_MAX: Final = 1000
 """Limit of changes in a run: hours that `ingest` adds meanwhile are rolled up as well, so a run might never end."""
-FILE_BYTES_MAX: Final = 32 << 20
-"""Files up to this size are read into memory whole, one for each core."""
 _DAY: Final = timedelta(days=1)
+_BACKLOG_HOUR, _BACKLOG_VERSION = "backlog hour", "backlog version"
+"""What the blocks of a backlog record: the last hour, and the samples' version of the first block."""
 SETTINGS: Final = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "262144",
     # Files of many hours are written concurrently: sorting all rows by hour first costs more than the buffers.
     "spark.sql.maxConcurrentOutputFileWriters": "200",
 }
-Tails = Callable[["DataFrame", Sequence[datetime]], "DataFrame"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableFamily:
-    """Tables of one kind of sample, and the functions that compute the coarser ones from the finer."""
+    """Table of samples, table of their windows with its views, and the functions that compute these."""
 
     raw: str
+    rolled: str
     minutes: str
     hours: str
     days: str
-    coarser: Callable[[DataFrame, str], DataFrame]
-    stage_minutes: Callable[[Block, list[datetime], DataFrame], DataFrame]
-    """Stage the minutes of hours with their tails; returns rows that sum up to the hours."""
-    tails: Tails
+    tail_columns: tuple[str, ...]
+    windows_of: Callable[[DataFrame, DataFrame, int], DataFrame]
+    """Compute minutes and hours from samples, tails and the lookback in days."""
+    days_of: Callable[[DataFrame], DataFrame]
 
 
 @dataclass(slots=True)
 class RollupReport:
-    """Result of a run. Times are hours of samples."""
+    """Result of a run."""
 
     hours: int = 0
     samples: int = 0
-    mixed_hours: set[datetime] = field(default_factory=set)
-    """Computed from single samples, since states of different files overlapped: exact, and slower."""
-    expired_hours: set[datetime] = field(default_factory=set)
-    """Left unchanged: late samples were added to them, but their other samples have expired."""
+    kept_rows: int = 0
+    """Rows of a series in an hour that stayed as they were, since their samples have expired."""
     refused_histograms: int = 0
-    """Without bucket bounds in common with their neighbours: they are missing in `increase`."""
+    """Without bucket bounds in common with their neighbours: their buckets are missing in `increase`."""
     unknown_histograms: int = 0
     """With an unknown schema or too many buckets: they are in no rollup."""
     hours_left: int = 0
     """Still to be rolled up, since a run ends after CHANGES_MAX changes."""
 
 
-class _SamplesExpired(Exception):
-    """These hours have fewer samples than in their last rollup."""
-
-    def __init__(self, hours: set[datetime]) -> None:
-        super().__init__(f"{len(hours)} hours")
-        self.hours = hours
-
-
 @dataclass(frozen=True, slots=True)
-class RollupRun:
-    """Context of a run: tables, families, lookback, and the report so far."""
+class Backlog:
+    """Hours to be rolled up: since the version that the rollup has consumed, without those of earlier blocks; `again`:
+    changed after `first_version`, the samples' version of the first block.
+    """
 
-    tables: Tables
-    families: Sequence[TableFamily]
-    lookback_days: int
-    report: RollupReport
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Block of hours that one change rolls up."""
-
-    run: RollupRun
-    change: RollupChange
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of the run."""
-        return self.run.tables
+    hours: list[datetime]
+    again: list[datetime]
+    first_version: int
 
 
 def run(
-    spark: SparkSession,
-    root: str,
-    *,
-    lookback_days: int = LOOKBACK_DAYS,
-    hours_per_change: int = HOURS_PER_CHANGE,
+    spark: SparkSession, root: str, *, lookback_days: int = LOOKBACK_DAYS, hours_per_change: int = HOURS_PER_CHANGE
 ) -> RollupReport:
-    """Roll up all dirty hours of the tables at `root`. Raises FilesystemError, NoTables, NoSnapshot."""
-    from analytics.tables.store import Tables
+    """Roll up all hours of the tables at `root` to which samples were added. Raises TablesError."""
+    from analytics.tables.store import Tables, attempt
 
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
-    progress = Progress()
-    job = RollupRun(Tables.open(spark, root, create=False), FAMILIES, lookback_days, RollupReport())
-    for _ in range(CHANGES_MAX):
-        if not (dirty := job.tables.dirty_hours(QUEUE)).marks:
-            break
-        affected = {family.raw: _affected_hours(job, family, dirty.hours) for family in job.families}
-        hours = sorted(set().union(*affected.values()))
-        block, rest = hours[:hours_per_change], hours[hours_per_change:]
-        _roll_block(job, affected, block, dirty, rest)
-        if block:
-            done = job.report.hours
-            left = progress.remaining_text(done, done + len(rest), f"{len(rest)} hours left")
-            progress.print_line(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up", left=left)
-    job.report.hours_left = len(job.tables.dirty_hours(QUEUE).hours)
-    _print_report(progress, job.report)
-    return job.report
+    progress, report = Progress(), RollupReport()
+    tables = Tables.open(spark, root, create=False)
+    for family in FAMILIES:
+        for _ in range(CHANGES_MAX):
+            block = attempt(lambda: _roll_block(tables, family, lookback_days, hours_per_change))  # noqa: B023 -- called at once
+            if block is None:
+                break
+            _add_up(report, block)
+            left = progress.remaining_text(
+                report.hours, report.hours + block.hours_left, f"{block.hours_left} hours left"
+            )
+            progress.print_line(f"{block.hours} hours of {family.raw} rolled up", left=left)
+        report.hours_left += len(waiting_hours(tables, family))
+    _print_report(progress, report)
+    return report
 
 
-def _affected_hours(job: RollupRun, family: TableFamily, dirty: Sequence[datetime]) -> set[datetime]:
-    """Return the dirty hours that have samples, and the first hours after them."""
-    from analytics.transforms.rollup import hours_after
-
-    if not dirty:
-        return set()
-    tables = job.tables
-    present = set(tables.hours(family.raw, dirty[0], dirty[-1] + (job.lookback_days + 1) * _DAY))
-    hours = sorted(present & set(dirty))
-    if not hours or all(hour in hours for hour in present if hour > hours[0]):
-        return set(hours)
-    later = tables.read(family.hours, tables.hours(family.hours, midnight(hours[0]), max(present)))
-    later = later.where((later["window"] > hours[0]) & ~_is_one_of(later, hours))
-    if later.isEmpty():
-        return set(hours)
-    changed = tables.read(family.raw, hours).selectExpr("series_id", "date_trunc('hour', ts) as window").distinct()
-    after = hours_after(changed, later).selectExpr("unix_millis(window)").collect()
-    return {*hours, *(_moment(row[0]) for row in after)} & present
+def waiting_hours(tables: Tables, family: TableFamily | None = None) -> list[datetime]:
+    """Return the hours to which samples (default: of counters) were added since the last rollup."""
+    family = family or COUNTERS
+    backlog = _backlog(tables, tables.snapshot(family.raw), tables.snapshot(family.rolled))
+    return sorted({*backlog.hours, *backlog.again})
 
 
-def _roll_block(
-    job: RollupRun,
-    affected: dict[str, set[datetime]],
-    hours: list[datetime],
-    dirty: DirtyHours,
-    remaining: list[datetime],
-) -> None:
-    """Roll up these hours in all tables as one change, which clears the marks and adds new ones for `remaining`."""
-    from analytics.jobs.minutes import rollup_change
+def _backlog(tables: Tables, raw: Snapshot, rolled: Snapshot) -> Backlog:
+    consumed = rolled.recorded(raw.table)
+    hours = tables.changed_hours(raw, consumed)
+    until, version = rolled.recorded(_BACKLOG_HOUR), rolled.recorded(_BACKLOG_VERSION)
+    if until is None or version is None or (consumed is not None and version <= consumed):
+        return Backlog(hours, [], raw.version)
+    return Backlog([one for one in hours if one.timestamp() > until], tables.changed_hours(raw, version), version)
 
-    while True:
-        try:
-            with rollup_change(job.tables, QUEUE) as change:
-                block = Block(job, change)
-                samples = [
-                    _roll_family(block, family, sorted(affected[family.raw] & set(hours))) for family in job.families
-                ]
-                change.mark_dirty(USAGE_QUEUE, hours)
-                change.mark_dirty(QUEUE, remaining)
-                change.clear_marks(dirty)
-        except _SamplesExpired as fewer:
-            job.report.expired_hours |= fewer.hours
-            affected = {raw: kept - fewer.hours for raw, kept in affected.items()}
-            hours = [hour for hour in hours if hour not in fewer.hours]
+
+def _roll_block(tables: Tables, family: TableFamily, lookback_days: int, hours_per_change: int) -> RollupReport | None:
+    """Roll up the first hours of the backlog as one change; return None if there are none."""
+    raw, rolled = tables.snapshot(family.raw), tables.snapshot(family.rolled)
+    if rolled.recorded(raw.table) == raw.version:
+        return None
+    backlog = _backlog(tables, raw, rolled)
+    chosen, left = backlog.hours[:hours_per_change], backlog.hours[hours_per_change:]
+    with tables.change(family.rolled, rolled) as change:
+        block = _Block(family, raw, change, lookback_days)
+        report = block.roll(chosen if left else sorted({*chosen, *backlog.again}))
+        report.hours_left = len(left)
+        if left:
+            change.record(_BACKLOG_HOUR, int(chosen[-1].timestamp()))
+            change.record(_BACKLOG_VERSION, backlog.first_version)
         else:
-            job.report.hours += len(hours)
-            job.report.samples += sum(samples)
-            return
+            change.record(raw.table, raw.version)
+    return report
 
 
-def _roll_family(block: Block, family: TableFamily, hours: list[datetime]) -> int:
-    """Stage the rows of these hours in the three tables; return the number of samples."""
-    if not hours:
-        return 0
-    tables, change = block.tables, block.change
-    before = _rows_before(tables, family, hours, block.run.lookback_days)
-    minutes = family.stage_minutes(block, hours, family.tails(before, hours))
-    days = sorted({midnight(hour) for hour in hours})
-    published = tables.read(family.hours, days)
-    wide = family.coarser(minutes, "hour")
-    staged = change.stage_rows(family.hours, wide.unionByName(published.where(~_is_one_of(published, hours))))
-    samples = _check_samples_present(published, staged, hours)
-    _replace_partitions(block, family.minutes, hours)
-    if family is COUNTERS:
-        change.add_minutes()
-    _replace_partitions(block, family.hours, days)
-    change.overwrite_partitions(family.days, family.coarser(staged, "day"), hours=days)
-    return samples
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Change that rolls up a block of hours of one family, from one version of its samples."""
+
+    family: TableFamily
+    raw: Snapshot
+    change: TableChange
+    lookback_days: int
+
+    def roll(self, changed: list[datetime]) -> RollupReport:
+        """Replace the rows of these hours, and of each series' first hour after them."""
+        from pyspark import StorageLevel
+
+        family = self.family
+        hours = self._affected_hours(changed)
+        if not hours:
+            return RollupReport()
+        samples, tails = self.raw.read(family.raw, hours), self._tails(hours)
+        minutes, wide = self._write_windows(samples, tails)
+        days = sorted({midnight(hour) for hour in hours})
+        published = self._published(family.hours, days)
+        gone = _rows_with_more_samples(published.where(_is_one_of(published, hours)), wide.frame)
+        gone = gone.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            if kept := gone.count():
+                there = samples.join(_hours_of(gone), _keys_of(samples, "ts"), "left_anti")
+                minutes, wide = self._write_windows(there, tails.unionByName(gone.select(*family.tail_columns)))
+                old = self._published(family.minutes, hours)
+                old = old.join(_hours_of(gone), _keys_of(old, "window"), "left_semi")
+                minutes = self.change.write(family.minutes, minutes.frame.unionByName(old))
+            others = published.where(~_is_one_of(published, hours)).unionByName(gone)
+            if kept or not others.isEmpty():
+                wide = self.change.write(family.hours, wide.frame.unionByName(others))
+        finally:
+            gone.unpersist()
+        self.change.replace(minutes, hours=hours)
+        self.change.replace(wide, hours=days)
+        self._replace_days(wide.frame, days)
+        return self._report(wide.frame, hours, kept)
+
+    def _affected_hours(self, changed: list[datetime]) -> list[datetime]:
+        """Return the changed hours that have samples, and each series' first hour after them."""
+        from analytics.transforms.rollup import hours_after
+
+        family = self.family
+        if not changed:
+            return []
+        present = self.raw.hours(family.raw, changed[0], changed[-1] + (self.lookback_days + 1) * _DAY)
+        hours = sorted(set(present) & set(changed))
+        if not hours or all(hour in hours for hour in present if hour > hours[0]):
+            return hours
+        later = self._published(family.hours, _days_between(hours[0], present[-1]))
+        later = later.where((later["window"] > hours[0]) & ~_is_one_of(later, hours))
+        if later.isEmpty():
+            return hours
+        rows = self.raw.read(family.raw, hours).selectExpr("series_id", "date_trunc('hour', ts) as window").distinct()
+        after = {_moment(row[0]) for row in hours_after(rows, later).selectExpr("unix_millis(window)").collect()}
+        return sorted({*hours, *(after & set(present))})
+
+    def _tails(self, hours: list[datetime]) -> DataFrame:
+        """Return each series' last sample before each run of consecutive hours."""
+        from analytics.transforms.rollup import tails
+
+        first = midnight(hours[0])
+        days = self._published(self.family.days, _days_between(first - self.lookback_days * _DAY, first - _DAY))
+        between = self._published(self.family.hours, _days_between(first, hours[-1]))
+        before = days.unionByName(between.where(~_is_one_of(between, hours)))
+        return tails(before, hours, self.family.tail_columns)
+
+    def _published(self, view: str, hours: Iterable[datetime]) -> DataFrame:
+        return self.change.snapshot.read(view, hours)
+
+    def _write_windows(self, samples: DataFrame, tails: DataFrame) -> tuple[Written, Written]:
+        views = [self.family.minutes, self.family.hours]
+        minutes, wide = self.change.write_widths(views, self.family.windows_of(samples, tails, self.lookback_days))
+        return minutes, wide
+
+    def _replace_days(self, hours: DataFrame, days: list[datetime]) -> None:
+        """Replace the rows of these days by the sums of their hours; rows whose hours have expired stay."""
+        new, old = self.family.days_of(hours), self._published(self.family.days, days)
+        gone = _rows_with_more_samples(old, new)
+        if not old.isEmpty() and not gone.isEmpty():
+            new = new.join(gone, ["series_id", "window"], "left_anti").unionByName(gone)
+        self.change.replace(self.change.write(self.family.days, new), hours=days)
+
+    def _report(self, rows: DataFrame, hours: list[datetime], kept: int) -> RollupReport:
+        of_hours = rows.where(_is_one_of(rows, hours))
+        report = RollupReport(hours=len(hours), kept_rows=kept)
+        if self.family is COUNTERS:
+            report.samples = of_hours.agg({"n": "sum"}).collect()[0][0] or 0
+            return report
+        from analytics.transforms.histogram_rollup import is_usable
+
+        found = of_hours.selectExpr("sum(n)", "sum(refused)").collect()[0]
+        report.samples, report.refused_histograms = found[0] or 0, found[1] or 0
+        histograms = self.raw.read(self.family.raw, hours)
+        report.unknown_histograms = histograms.where(~is_usable(histograms)).count()
+        return report
 
 
-def _rows_before(tables: Tables, family: TableFamily, hours: list[datetime], lookback_days: int) -> DataFrame:
-    """Return rows with the last samples before each of `hours`: of whole days before, and of hours between them."""
-    first = midnight(hours[0])
-    days = tables.read(family.days, tables.hours(family.days, first - lookback_days * _DAY, first - _DAY))
-    between = tables.read(family.hours, tables.hours(family.hours, first, hours[-1]))
-    return days.unionByName(between.where(~_is_one_of(between, hours)))
+def _rows_with_more_samples(published: DataFrame, rows: DataFrame) -> DataFrame:
+    """Return the published rows that were made of more samples than the new row of their series and window."""
+    now = rows.select("series_id", "window", rows["n"].alias("n_now"))
+    both = published.join(now, ["series_id", "window"], "left").where("n_now is null or n_now < n")
+    return both.select(*published.columns)
 
 
-def _check_samples_present(published: DataFrame, staged: DataFrame, hours: list[datetime]) -> int:
-    """Return the number of samples in these hours. Raises _SamplesExpired for hours that have lost samples."""
-    before, after = (
-        {
-            _moment(row["window"]): row["samples"]
-            for row in _count_samples(frame.where(_is_one_of(frame, hours))).collect()
-        }
-        for frame in (published, staged)
-    )
-    if fewer := {hour for hour, samples in before.items() if after.get(hour, 0) < samples}:
-        raise _SamplesExpired(fewer)
-    return sum(after.values())
+def _hours_of(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("series_id as gone_series", "window as gone_hour")
 
 
-def _count_samples(rows: DataFrame) -> DataFrame:
+def _keys_of(frame: DataFrame, moment: str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
-    return rows.groupBy(F.unix_millis("window").alias("window")).agg(F.sum("n").alias("samples"))
+    return (frame["series_id"] == F.col("gone_series")) & (F.date_trunc("hour", frame[moment]) == F.col("gone_hour"))
 
 
-def _replace_partitions(block: Block, table: str, hours: Iterable[datetime]) -> None:
-    """Replace the partitions that hold these hours by the rows staged for the table."""
-    from analytics.tables.partitions import partitions_of
+def _windows_of(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
+    from analytics.transforms.rollup import windows
 
-    for partition in partitions_of(table, hours):
-        names = [entry.name for entry in block.tables.visible_files(table, partition)]
-        block.change.remove_files(table, partition, names)
-    block.change.add_staged(table)
+    return windows(samples, tails, lookback_days)
 
 
-def _stage_counters(block: Block, hours: list[datetime], tails: DataFrame) -> DataFrame:
-    from analytics.transforms import rollup
+def _histogram_windows_of(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
+    from analytics.transforms.histogram_rollup import histogram_windows
 
-    none: frozenset[int] = frozenset()
-    mixed = block.tables.spark.sparkContext.accumulator(none, rollup.HourSet())
-    added_up, merged = _stage_minutes(block, hours, tails, mixed)
-    if mixed.value:
-        again = {_moment(unix_ms) for unix_ms in mixed.value}
-        block.run.report.mixed_hours |= again
-        tails = tails.unionByName(rollup.single_states(block.tables.read("samples", again)))
-        clean = [hour for hour in hours if hour not in again]
-        added_up, merged = _stage_minutes(block, clean, tails)
-    return added_up.unionByName(merged)
+    return histogram_windows(samples, tails, lookback_days)
 
 
-def _stage_minutes(
-    block: Block, hours: list[datetime], others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
-) -> tuple[DataFrame, DataFrame]:
-    """Stage minutes; return the sums of whole rows, and rows merged from open states, `others` and tails.
+def _days_of(hours: DataFrame) -> DataFrame:
+    from analytics.transforms.rollup import days
 
-    Rows of hours that are added to `mixed` are void.
-    """
-    from analytics.transforms import rollup
-
-    files, rows = block.tables.read_file_contents("samples", hours, bytes_max=FILE_BYTES_MAX)
-    minutes = rollup.minutes_of_files(files).unionByName(rollup.minutes(rows))
-    added_up, opened = block.change.stage_minutes(minutes)
-    states = rollup.open_states(opened).unionByName(others)
-    return added_up, block.change.stage_rows("rollup_1m", rollup.minute_windows(states, block.run.lookback_days, mixed))
+    return days(hours)
 
 
-def _stage_histograms(block: Block, hours: list[datetime], tails: DataFrame) -> DataFrame:
-    from analytics.transforms import histogram_rollup
+def _histogram_days_of(hours: DataFrame) -> DataFrame:
+    from analytics.transforms.histogram_rollup import histogram_days
 
-    histograms = block.tables.read("histograms", hours)
-    unknown = histograms.where(~histogram_rollup.is_usable(histograms)).count()
-    block.run.report.unknown_histograms += unknown
-    rows = histogram_rollup.single_histograms(histograms).unionByName(tails)
-    staged = block.change.stage_rows("histograms_1m", histogram_rollup.histogram_windows(rows, block.run.lookback_days))
-    block.run.report.refused_histograms += staged.agg({"refused": "sum"}).collect()[0][0] or 0
-    return staged
-
-
-def _coarser(rows: DataFrame, unit: str) -> DataFrame:
-    from analytics.transforms.rollup import coarser
-
-    return coarser(rows, unit)
-
-
-def _coarser_histograms(rows: DataFrame, unit: str) -> DataFrame:
-    from analytics.transforms.histogram_rollup import coarser_histograms
-
-    return coarser_histograms(rows, unit)
-
-
-def _tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
-    from analytics.transforms.rollup import tails
-
-    return tails(rows, hours)
-
-
-def _histogram_tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
-    from analytics.transforms.histogram_rollup import histogram_tails
-
-    return histogram_tails(rows, hours)
+    return histogram_days(hours)
 
 
 # The functions import pyspark when they are called: `--help` needs no Spark.
-COUNTERS: Final = TableFamily("samples", "rollup_1m", "rollup_1h", "rollup_1d", _coarser, _stage_counters, _tails)
+COUNTERS: Final = TableFamily(
+    "samples",
+    "rollup",
+    "rollup_1m",
+    "rollup_1h",
+    "rollup_1d",
+    ("series_id", "last_ts", "last_v", "last_start_ts", "last_replica"),
+    _windows_of,
+    _days_of,
+)
 HISTOGRAMS: Final = TableFamily(
     "histograms",
+    "histogram_rollup",
     "histograms_1m",
     "histograms_1h",
     "histograms_1d",
-    _coarser_histograms,
-    _stage_histograms,
-    _histogram_tails,
+    ("series_id", "last_ts", "last", "last_start_ts"),
+    _histogram_windows_of,
+    _histogram_days_of,
 )
 FAMILIES: Final = (COUNTERS, HISTOGRAMS)
 
@@ -334,6 +311,12 @@ FAMILIES: Final = (COUNTERS, HISTOGRAMS)
 def midnight(moment: datetime) -> datetime:
     """Return the first instant of the moment's day, UTC."""
     return datetime.combine(moment.astimezone(UTC).date(), time(), UTC)
+
+
+def _days_between(first: datetime, last: datetime) -> list[datetime]:
+    """Return the first instants of the days from that of `first` to that of `last`."""
+    begin = midnight(first)
+    return [begin + number * _DAY for number in range((midnight(last) - begin).days + 1)]
 
 
 def _is_one_of(frame: DataFrame, hours: Sequence[datetime]) -> Column:
@@ -344,23 +327,29 @@ def _moment(unix_ms: int) -> datetime:
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 
+def _add_up(report: RollupReport, block: RollupReport) -> None:
+    report.hours += block.hours
+    report.samples += block.samples
+    report.kept_rows += block.kept_rows
+    report.refused_histograms += block.refused_histograms
+    report.unknown_histograms += block.unknown_histograms
+
+
 def _print_report(progress: Progress, report: RollupReport) -> None:
-    if report.mixed_hours:
-        progress.print_line(f"{len(report.mixed_hours)} hours had overlapping files and were computed sample by sample")
-    if report.expired_hours:
+    if report.kept_rows:
         progress.print_line(
-            f"LEFT AS THEY WERE: {len(report.expired_hours)} hours from {min(report.expired_hours):%Y-%m-%d %H:00} on "
-            "got late samples after their samples had expired; keep samples longer (expire --keep samples=DAYS)"
+            f"LEFT AS THEY WERE: {report.kept_rows:,} rows of a series in an hour, whose samples have expired; late "
+            "samples of these hours are not in them: keep samples longer (expire --keep samples=DAYS)"
         )
     if report.refused_histograms:
         progress.print_line(
-            f"REFUSED: {report.refused_histograms} histograms without bounds in common with those before them; the "
-            "column `refused` of histograms_1m says where"
+            f"WITHOUT BUCKETS: {report.refused_histograms:,} histograms had no bounds in common with those before "
+            "them; the column `refused` of histograms_1m says where"
         )
     if report.unknown_histograms:
         progress.print_line(
-            f"LEFT OUT: {report.unknown_histograms} histograms of an unknown schema or of too many buckets; the table "
-            "`histograms` has them"
+            f"LEFT OUT: {report.unknown_histograms:,} histograms of an unknown schema or of too many buckets; the "
+            "table `histograms` has them"
         )
     if report.hours_left:
         progress.print_line(f"NOT ALL: {report.hours_left} hours are still to be rolled up; run it again")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,29 +66,34 @@ class TableChange:
         self.snapshot = snapshot
         self._tables = tables
         self._identity = uuid.uuid4().hex
-        self._written = 0
+        self._writes = 0
         self._actions: list[AddAction | RemoveAction] = []
         self._recorded: list[Transaction] = []
 
     def write(self, view: str, frame: DataFrame) -> Written:
         """Write rows of a view to files, and return them as written; `append` or `replace` adds them to the table."""
-        from analytics.tables.store import read_files
+        return self.write_widths([view], frame)[0]
 
-        table = VIEWS[view].table
-        self._written += 1
-        directory = f"{self._identity}/{self._written}"
-        url = f"{self._tables.location.spark_url}/{table}"
+    def write_widths(self, views: Sequence[str], frame: DataFrame) -> list[Written]:
+        """Write rows of several widths in one pass; `views`, in their order: the views that have these widths."""
+        table = self.snapshot.table
+        self._writes += 1
+        directory = f"{self._identity}/{self._writes}"
         columns = [frame[field.name].cast(field.dataType) for field in SCHEMAS[table]]
         writer = frame.select(*columns).write.options(**PARQUET_OPTIONS)
-        writer.partitionBy(*PARTITIONS[table]).parquet(f"{url}/{directory}")
+        writer.partitionBy(*PARTITIONS[table]).parquet(f"{self.snapshot.url}/{directory}")
         files = self._tables.filesystem(table)
         found = files.get_file_info(arrow_fs.FileSelector(directory, recursive=True))
         paths = sorted((info.path, info.size) for info in found if info.path.endswith(".parquet"))
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             footers = list(threads.map(lambda path: read_metadata(path[0], filesystem=files), paths))
-        actions = tuple(_add_action(path, size, footer) for (path, size), footer in zip(paths, footers, strict=True))
-        frame = read_files(self._tables.spark, view, [f"{url}/{action.path}" for action in actions])
-        return Written(view, actions, frame, sum(footer.num_rows for footer in footers))
+        written = [(_add_action(*path, footer), footer.num_rows) for path, footer in zip(paths, footers, strict=True)]
+        return [self._written(view, written) for view in views]
+
+    def _written(self, view: str, written: list[tuple[AddAction, int]]) -> Written:
+        own = [(add, rows) for add, rows in written if VIEWS[view].width == add.partition_values.get("width")]
+        frame = self.snapshot.read_paths(view, [add.path for add, _ in own])
+        return Written(view, tuple(add for add, _ in own), frame, sum(rows for _, rows in own))
 
     def append(self, written: Written) -> None:
         """Add the written rows to the table."""

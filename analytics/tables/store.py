@@ -61,7 +61,7 @@ class Snapshot:
         self.table = table
         self.version = delta.version()
         self._spark = spark
-        self._url = f"{location.spark_url}/{table}"
+        self.url = f"{location.spark_url}/{table}"
         self.delta = delta
 
     @cached_property
@@ -87,7 +87,17 @@ class Snapshot:
 
     def read(self, view: str, hours: Iterable[datetime] | None = None) -> DataFrame:
         """Return a view's rows; `hours`: only the partitions that hold these hours."""
-        return read_files(self._spark, view, [f"{self._url}/{file.path}" for file in self.files_of(view, hours)])
+        return self.read_paths(view, [file.path for file in self.files_of(view, hours)])
+
+    def read_paths(self, view: str, paths: Iterable[str]) -> DataFrame:
+        """Return the rows of these files of a view, with the columns of its partitions."""
+        schema, partitions = SCHEMAS[self.table], PARTITIONS[self.table]
+        urls = [f"{self.url}/{path}" for path in paths]
+        if not urls:
+            empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in schema)
+            return self._spark.range(0).select(*empty).where(F.lit(False))  # Spark's optimizer knows that it is empty
+        stored = StructType([field for field in schema if field.name not in partitions])
+        return self._spark.read.schema(stored).parquet(*urls).withColumns(_partition_columns(view))
 
     def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
         """Return the hours of the view's partitions (of one by day, the days' first hours) from `first` to `last`."""
@@ -218,17 +228,6 @@ def attempt(compute: Callable[[], Result]) -> Result:
             if not left:
                 raise
     raise AssertionError
-
-
-def read_files(spark: SparkSession, view: str, urls: list[str]) -> DataFrame:
-    """Return the rows of files of a view, with the columns of its partitions."""
-    schema = SCHEMAS[VIEWS[view].table]
-    partitions = PARTITIONS[VIEWS[view].table]
-    if not urls:
-        empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in schema)
-        return spark.range(0).select(*empty).where(F.lit(False))  # Spark's optimizer knows that it is empty
-    stored = StructType([field for field in schema if field.name not in partitions])
-    return spark.read.schema(stored).parquet(*urls).withColumns(_partition_columns(view))
 
 
 def _partition_columns(view: str) -> dict[str, Column]:

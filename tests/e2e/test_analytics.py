@@ -29,7 +29,7 @@ from analytics.remote_write.snappy import compress
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster, merged
 from .lab.metrics import Scrape, per_principal
-from .lab.pipeline import TOKEN, Receiver, Tables, run_job, run_jobs, start_jobs, wait_for_staging
+from .lab.pipeline import TOKEN, Receiver, Tables, run_job, run_jobs, start_jobs, wait_for_write
 from .lab.programs import CLIENTS, Program
 from .lab.prometheus import Prometheus, Samples
 from .lab.waiting import BUSY_S, eventually
@@ -245,14 +245,14 @@ def kill_in_a_batch(ingest: OwnedProcess, tables: Tables) -> None:
         return re.search(r"^batch \d+: [\d,]+ samples", ingest.log.read_text(), re.MULTILINE) is not None
 
     eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=180)
-    wait_for_staging(tables.root, "batch", ingest)
+    wait_for_write(tables.root, "samples", ingest)
     ingest.kill()
 
 
 def kill_in_a_rollup(tables: Tables, jobs: OwnedProcess) -> None:
     """While it writes."""
     try:
-        wait_for_staging(tables.root, "rollup", jobs)
+        wait_for_write(tables.root, "rollup", jobs)
     finally:
         jobs.kill()
 

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 from local.ports import free_port
 from local.process import OwnedProcess
+
+from analytics.tables.schemas import VIEWS
 
 from .cluster import to_toml
 from .prometheus import Samples, packed
@@ -30,7 +33,6 @@ FEW_ROWS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 """To compile a query costs more than to run it, and so do many tasks. (test_docs_commands runs jobs as they come.)"""
 _ENVIRONMENT = os.environ | {
@@ -111,18 +113,18 @@ def _run(command: list[str]) -> str:
     return result.stderr
 
 
-def wait_for_staging(root: Path, what: str, process: OwnedProcess, within_s: float = 150.0) -> None:
-    """Wait until a change of this name is being written: the middle of a job."""
+def wait_for_write(root: Path, table: str, process: OwnedProcess, within_s: float = 150.0) -> None:
+    """Wait until Spark writes files of a table, which no version names yet: the middle of a job."""
 
     def is_writing() -> bool:
         assert process.exit_code() is None, process.log_tail()
-        return any(root.glob(f"_staging/{what}*/**/*.parquet"))
+        return any(root.glob(f"{table}/*/*/_temporary"))
 
-    eventually(is_writing, what=f"{what} is being written\n{process.log_tail()}", within_s=within_s, every_s=0.002)
+    eventually(is_writing, what=f"{table} is being written\n{process.log_tail()}", within_s=within_s, every_s=0.002)
 
 
 class Tables:
-    """The Parquet files below a root, read without Spark."""
+    """The Delta tables below a root, read without Spark."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -132,39 +134,47 @@ class Tables:
         """For `--tables`."""
         return self.root.as_uri()
 
-    def rows(self, table: str, *columns: str) -> list[dict[str, Any]]:
-        """The rows of one table."""
-        found = ds.dataset(self.root / table, format="parquet", partitioning="hive")
-        rows: list[dict[str, Any]] = found.to_table(list(columns) or None).to_pylist()
+    def rows(self, view: str, *columns: str) -> list[dict[str, Any]]:
+        """The rows of a table, or of one width of it."""
+        table, width, _ = VIEWS[view]
+        found = DeltaTable(self.root / table).to_pyarrow_dataset()
+        chosen = found if width is None else found.filter(ds.field("width") == width)
+        rows: list[dict[str, Any]] = chosen.to_table(list(columns) or None).to_pylist()
         return rows
 
     def samples(self, start_ms: int, end_ms: int, *, backfilled: bool = True) -> Samples:
-        """Samples of that time, both ends included; each (series, ts) is once there. Batches below zero: `backfill`."""
+        """Samples of that time, both ends included; each (series, ts) is once there."""
         names = {
             row["series_id"]: frozenset({"__name__": row["metric"], **dict(row["labels"])}.items())
             for row in self.rows("series")
         }
-        found = ds.dataset(self.root / "samples", format="parquet", partitioning="hive")
-        read = found.to_table(["series_id", "ts", "value", "batch_id"])
+        delta = DeltaTable(self.root / "samples")
+        paths = [path for path in delta.file_uris() if backfilled or path not in self._backfilled()]
+        read = ds.dataset(paths, format="parquet").to_table(["series_id", "ts", "value"])
+        times = read["ts"].cast("timestamp[us]").cast("int64").to_pylist()
         rows = [
             (names[series_id], ts_us // 1000, value)
-            for series_id, ts_us, value, batch_id in zip(
-                read["series_id"].to_pylist(),
-                read["ts"].cast("timestamp[us]").cast("int64").to_pylist(),
-                read["value"].to_pylist(),
-                read["batch_id"].to_pylist(),
-                strict=True,
+            for series_id, ts_us, value in zip(
+                read["series_id"].to_pylist(), times, read["value"].to_pylist(), strict=True
             )
-            if backfilled or batch_id >= 0
         ]
         chosen = {(labels, ts_ms): packed(value) for labels, ts_ms, value in rows if start_ms <= ts_ms <= end_ms}
         assert len(chosen) == sum(start_ms <= ts_ms <= end_ms for _, ts_ms, _ in rows), "a sample is there twice"
         return chosen
 
-    def usage(self, table: str = "usage_hourly") -> dict[str, dict[str, int]]:
+    def _backfilled(self) -> set[str]:
+        """The files of samples that changes without a position in a spool have added."""
+        found = set()
+        for log in (self.root / "samples/_delta_log").glob("*.json"):
+            actions = [json.loads(line) for line in log.read_text().splitlines()]
+            if not any("txn" in action for action in actions):
+                found |= {str(self.root / "samples" / action["add"]["path"]) for action in actions if "add" in action}
+        return found
+
+    def usage(self, view: str = "usage_hourly") -> dict[str, dict[str, int]]:
         """The sums over time, by principal."""
         sums: dict[str, dict[str, int]] = {}
-        for row in self.rows(table):
+        for row in self.rows(view):
             mine = sums.setdefault(row["principal"], {})
             for what in ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions"):
                 mine[what] = mine.get(what, 0) + row[what]
