@@ -102,7 +102,8 @@ def run(
             left = progress.remaining_text(
                 report.hours, report.hours + block.hours_left, f"{block.hours_left} hours left"
             )
-            progress.print_line(f"{block.hours} hours of {family.raw} rolled up", left=left)
+            if block.hours:
+                progress.print_line(f"{block.hours} hours of {family.raw} rolled up", left=left)
         report.hours_left += len(waiting_hours(tables, family))
     _print_report(progress, report)
     return report

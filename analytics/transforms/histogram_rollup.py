@@ -1,26 +1,26 @@
-"""Rollup of native histograms to windows of a minute, and of windows to wider ones, on DataFrames.
+"""Rollup of native histograms to windows of a minute and an hour, and of hours to days, on DataFrames.
 
-The model is the counters' (`counter_state.py`): the growth from a sample to the next belongs to the window of the later
-one. Histograms are some hundred times fewer than plain samples, so all of a series go to one worker, in order of time,
-and are added one by one: there are no partial states, and sums are the same in every run.
+The model is the counters' (`counters.py`): the growth from a sample to the next belongs to the window of the later one,
+and one replica is chosen for each series and span. Histograms are some hundred times fewer than plain samples, so all
+of a series go to one worker, in order of time, and are added one by one: sums are the same in every run.
 """
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from analytics.tables.schemas import HISTOGRAM, HISTOGRAMS_1H
-from analytics.transforms.counter_state import NO_START, horizon
+from analytics.tables.schemas import HISTOGRAM, HISTOGRAM_ROLLUP
+from analytics.transforms.counters import HOUR_MS, NO_START, SPAN_MS, horizon
 from analytics.transforms.histograms import (
     BUCKETS_MAX,
     CUSTOM_BOUNDS,
@@ -28,7 +28,6 @@ from analytics.transforms.histograms import (
     SCHEMA_MIN,
     Histogram,
     HistogramSample,
-    Incompatible,
     add,
     empty_like,
     from_row,
@@ -36,14 +35,13 @@ from analytics.transforms.histograms import (
     growth_at_first,
     to_row,
 )
-from analytics.transforms.rollup import MINUTE_MS, run_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_LOG = logging.getLogger(__name__)
-_ROWS: Final = StructType([field for field in HISTOGRAMS_1H.fields if field.name != "date"])
+_ROWS: Final = StructType([StructField(field.name, field.dataType) for field in HISTOGRAM_ROLLUP])
 _BATCH_ROWS: Final = 4096
+_MINUTE_MS: Final = 60_000
 _OFFSETS: Final = ("positive_offsets", "negative_offsets")
 
 
@@ -58,59 +56,71 @@ def is_usable(histograms: DataFrame) -> Column:
     return F.coalesce(is_known & (buckets <= BUCKETS_MAX), F.lit(False))
 
 
-def single_histograms(histograms: DataFrame) -> DataFrame:
-    """Return the usable rows of the table `histograms` as (series_id, ts, start, is_tail, histogram)."""
-    return histograms.where(is_usable(histograms)).select(
+def histogram_windows(histograms: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
+    """Compute rows of histograms_1m and histograms_1h; `tails` as `rollup.windows` takes them."""
+    samples = histograms.where(is_usable(histograms)).select(
         "series_id",
-        F.unix_millis("ts").alias("ts"),
-        F.coalesce(F.unix_millis("start_ts"), F.lit(NO_START)).alias("start"),
-        F.lit(False).alias("is_tail"),
-        F.struct(*HISTOGRAM.fieldNames()).alias("histogram"),
+        _millis("ts"),
+        _millis("start_ts"),
+        "replica",
+        F.lit(False),
+        F.struct(*HISTOGRAM.fieldNames()),
     )
-
-
-def histogram_tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
-    """Return the last histogram of each series before each run of consecutive `hours`; as `rollup.tails`."""
-    before = rows.where(F.col("window") < F.lit(max(hours))).groupBy("series_id", run_of(hours).alias("run"))
-    last = before.agg(F.max_by(F.struct("last_ts", "last_start_ts", "last"), "last_ts").alias("row"))
-    return last.select(
+    last = tails.select(
         "series_id",
-        F.unix_millis("row.last_ts").alias("ts"),
-        F.coalesce(F.unix_millis("row.last_start_ts"), F.lit(NO_START)).alias("start"),
-        F.lit(True).alias("is_tail"),
-        F.col("row.last").alias("histogram"),
+        _millis("last_ts"),
+        _millis("last_start_ts"),
+        F.lit(0).cast("long"),
+        F.lit(True),
+        "last",
     )
-
-
-def histogram_windows(rows: DataFrame, lookback_days: int) -> DataFrame:
-    """Compute rows of histograms_1m from `single_histograms` and `histogram_tails`."""
+    rows = samples.union(last).toDF("series_id", "ts", "start", "replica", "is_tail", "histogram")
     ordered = rows.repartition("series_id").sortWithinPartitions("series_id", "ts", F.desc("histogram.count"))
-    windows = ordered.mapInArrow(partial(_minutes, lookback_days=lookback_days), _ROWS)
-    return windows.select("*", F.to_date("window").alias("date"), F.hour("window").alias("hour"))
+    return ordered.mapInArrow(partial(_windows, lookback_days=lookback_days), _ROWS)
 
 
-def coarser_histograms(rows: DataFrame, unit: str) -> DataFrame:
-    """Compute rows of histograms_1h (`unit` "hour") or histograms_1d ("day") from finer ones."""
-    finer = rows.select(*_ROWS.fieldNames(), F.date_trunc(unit, "window").alias("wide"))
-    ordered = finer.repartition("series_id").sortWithinPartitions("series_id", "window")
-    return ordered.mapInArrow(_coarser, _ROWS).select("*", F.to_date("window").alias("date"))
+def histogram_days(hours: DataFrame) -> DataFrame:
+    """Compute rows of histograms_1d from all rows of histograms_1h of these days."""
+    return hours.repartition("series_id").sortWithinPartitions("series_id", "window").mapInArrow(_days, _ROWS)
 
 
-def minutes_of(
-    series_id: int, samples: Iterable[tuple[HistogramSample, bool]], lookback_days: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one series from its samples in order of time, each with True if it is a tail."""
+def one_replica(samples: Sequence[_Sample]) -> list[_Sample]:
+    """Return the tails and, for each span, the samples of one replica of a series: as `counters`' rows."""
+    if len({one.replica for one in samples if not one.is_tail}) <= 1:
+        return list(samples)
+    chosen: list[_Sample] = []
+    for _, group in groupby(samples, key=lambda one: one.sample.ts // SPAN_MS):
+        span = list(group)
+        counts = Counter(one.replica for one in span if not one.is_tail)
+        best = max(counts.values(), default=0)
+        taken = min((one for one, count in sorted(counts.items()) if count == best), default=0)
+        if counts and 2 * counts[min(counts)] >= best:
+            taken = min(counts)
+        chosen += [one for one in span if one.is_tail or one.replica == taken]
+    return chosen
+
+
+def minutes_of(series_id: int, samples: Iterable[_Sample], lookback_days: int) -> Iterator[dict[str, Any]]:
+    """Yield the minutes of one series from its samples and tails in order of time."""
     previous: HistogramSample | None = None
-    for start, group in groupby(samples, key=lambda pair: pair[0].ts // MINUTE_MS * MINUTE_MS):
+    for start, group in groupby(samples, key=lambda one: one.sample.ts // _MINUTE_MS * _MINUTE_MS):
         window = _HistogramWindow(series_id, start)
-        for sample, is_tail in group:
-            if previous is not None and sample.ts == previous.ts:
+        for one in group:
+            if previous is not None and one.sample.ts == previous.ts:
                 continue  # a duplicate; the one with the larger count came first
-            if not is_tail:
-                window.add_sample(sample, previous, lookback_days)
-            previous = sample
+            if not one.is_tail:
+                window.add_sample(one.sample, previous, lookback_days)
+            previous = one.sample
         if window.n:
             yield window.row()
+
+
+class _Sample(NamedTuple):
+    """A histogram at a moment, of a replica; or a tail, the last one before the following ones."""
+
+    sample: HistogramSample
+    replica: int = 0
+    is_tail: bool = False
 
 
 class _HistogramWindow:
@@ -128,16 +138,15 @@ class _HistogramWindow:
         self._first = self._first or sample
         self._last = sample
         limit = horizon(sample.ts, lookback_days)
-        try:
-            if previous is None or previous.ts < limit:
-                gained, reset = growth_at_first(sample, limit), 0
-            else:
-                gained, reset = growth(previous, sample)
-            self._increase = gained if self._increase is None else add(self._increase, gained)
-            self._resets += reset
-        except Incompatible as reason:
-            self._refused += 1
-            _LOG.warning("series %d: a histogram at %d ms is left out: %s", self._series_id, sample.ts, reason)
+        gained, reset, complete = growth_at_first(sample, limit), 0, True
+        if previous is not None and previous.ts >= limit:
+            gained, reset, complete = growth(previous, sample)
+        self._resets += reset
+        if self._increase is not None:
+            gained, added = add(self._increase, gained)
+            complete = complete and added
+        self._increase = gained
+        self._refused += not complete
 
     def row(self) -> dict[str, Any]:
         assert self._first is not None
@@ -154,45 +163,68 @@ class _HistogramWindow:
             "last": to_row(self._last.histogram),
             "resets": self._resets,
             "refused": self._refused,
+            **_place("1m", self._start),
         }
 
 
-def merged_row(rows: Sequence[dict[str, Any]], start: datetime) -> dict[str, Any]:
+def merged_row(rows: Sequence[dict[str, Any]], width: str, start_ms: int) -> dict[str, Any]:
     """Merge the rows of one series, in order of time, to a row of a wider window."""
     total, refused = from_row(rows[0]["increase"]), sum(row["refused"] for row in rows)
     for row in rows[1:]:
-        try:
-            total = add(total, from_row(row["increase"]))
-        except Incompatible as reason:
+        total, added = add(total, from_row(row["increase"]))
+        if not added:
             refused += row["n"] - row["refused"]
-            _LOG.warning("series %d: histograms at %s are left out: %s", row["series_id"], row["window"], reason)
     ends = {name: rows[-1][name] for name in ("last", "last_ts", "last_start_ts")}
     return {
         **ends,
         "series_id": rows[0]["series_id"],
-        "window": start,
+        "window": _moment(start_ms),
         "n": sum(row["n"] for row in rows),
         "first_ts": rows[0]["first_ts"],
         "increase": to_row(total),
         "resets": sum(row["resets"] for row in rows),
         "refused": refused,
+        **_place(width, start_ms),
     }
 
 
-def _minutes(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:
+def _place(width: str, start_ms: int) -> dict[str, Any]:
+    moment = _moment(start_ms)
+    return {"width": width, "date": moment.date(), "hour": moment.hour if width == "1m" else None}
+
+
+def _windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:
     def rows() -> Iterator[dict[str, Any]]:
         for series_id, group in groupby(_python_rows(batches), key=lambda row: row["series_id"]):
-            pairs = (
-                (HistogramSample(row["ts"], from_row(row["histogram"]), row["start"]), row["is_tail"]) for row in group
-            )
-            yield from minutes_of(series_id, pairs, lookback_days)
+            samples = [
+                _Sample(
+                    HistogramSample(row["ts"], from_row(row["histogram"]), row["start"]), row["replica"], row["is_tail"]
+                )
+                for row in group
+            ]
+            minutes = minutes_of(series_id, one_replica(samples), lookback_days)
+            for hour_ms, own in groupby(minutes, key=lambda row: _unix_ms(row["window"]) // HOUR_MS * HOUR_MS):
+                of_hour = list(own)
+                yield from of_hour
+                yield merged_row(of_hour, "1h", hour_ms)
 
     return _batched(rows())
 
 
-def _coarser(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    groups = groupby(_python_rows(batches), key=lambda row: (row["series_id"], row["wide"]))
-    return _batched(merged_row(list(rows), wide) for (_, wide), rows in groups)
+def _days(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    groups = groupby(_python_rows(batches), key=lambda row: (row["series_id"], row["window"].date()))
+    midnights = ((day, list(rows)) for (_, day), rows in groups)
+    return _batched(
+        merged_row(rows, "1d", _unix_ms(datetime(day.year, day.month, day.day, tzinfo=UTC))) for day, rows in midnights
+    )
+
+
+def _millis(column: str) -> Column:
+    return F.coalesce(F.unix_millis(column), F.lit(NO_START).cast("long"))
+
+
+def _unix_ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 def _python_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:

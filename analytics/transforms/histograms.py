@@ -9,8 +9,9 @@ operation:
 * custom: the bounds that both have; buckets between them are summed. Without any in common they are incompatible.
 * one of each: they are incompatible.
 
-Incompatible histograms raise Incompatible; a rollup leaves such a histogram out and counts it in `refused`. Quantiles
-are never merged: they are computed from the summed buckets.
+Of incompatible histograms only `count` and `sum` are added or compared: these are always complete, and a rollup counts
+in `refused` how many histograms' buckets are missing. Quantiles are never merged: they are computed from the summed
+buckets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from analytics.transforms.counter_state import NO_START
+from analytics.transforms.counters import NO_START
 
 CUSTOM_BOUNDS: Final = -53
 SCHEMA_MIN: Final = -4
@@ -69,27 +70,36 @@ def to_common_bounds(first: Histogram, second: Histogram) -> tuple[Histogram, Hi
     return _common_exponential(first, second)
 
 
-def add(first: Histogram, second: Histogram) -> Histogram:
-    """Add two histograms over common bounds. Raises Incompatible."""
-    first, second = to_common_bounds(first, second)
-    return _combine(first, second, 1.0)
+def add(first: Histogram, second: Histogram) -> tuple[Histogram, bool]:
+    """Add two histograms over common bounds; the flag is False where only count and sum could be added."""
+    try:
+        return _combine(*to_common_bounds(first, second), 1.0), True
+    except Incompatible:
+        return replace(first, count=first.count + second.count, sum=first.sum + second.sum), False
 
 
-def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram, int]:
-    """Return the observations between two consecutive samples, and the number of resets (0, 1). Raises Incompatible.
+def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram, int, bool]:
+    """Return the observations between two consecutive samples, the number of resets (0, 1), and if it has buckets.
 
     As with counters: a new start timestamp is a reset; without one, a fall of the count or of any bucket is. (The sum
     may fall without a reset: observations may be negative.)
     """
     known = later.start_ts != NO_START
     if known and later.start_ts != earlier.start_ts and later.start_ts >= earlier.ts:
-        return later.histogram, 1
-    before, after = to_common_bounds(earlier.histogram, later.histogram)
+        return later.histogram, 1, True
+    before, after, comparable = earlier.histogram, later.histogram, True
+    try:
+        before, after = to_common_bounds(before, after)
+    except Incompatible:
+        comparable = False
+        before, after = (
+            replace(empty_like(after), count=one.count, sum=one.sum, zero_count=0.0) for one in (before, after)
+        )
     difference = _combine(after, before, -1.0)
     unbroken = known and later.start_ts == earlier.start_ts
     if not unbroken and _has_fallen(difference):
-        return later.histogram, 1
-    return difference, 0
+        return later.histogram, 1, True
+    return difference, 0, comparable
 
 
 def growth_at_first(first: HistogramSample, horizon_ms: int) -> Histogram:

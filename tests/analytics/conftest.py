@@ -25,7 +25,6 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 
 

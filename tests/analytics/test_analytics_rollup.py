@@ -1,21 +1,23 @@
-"""The job `rollup`: the tables equal the definition, whatever came when, and wherever it was killed."""
+"""The job `rollup`: the tables equal the model, whatever came when, and wherever it was killed."""
 
 import random
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from analytics.jobs import rollup
-from analytics.tables import commits
-from analytics.tables.filesystem import Filesystem
+from analytics.tables.change import TableChange
 from analytics.tables.partitions import hour_of
 from analytics.tables.store import Tables
-from analytics.tables.transaction import Transaction
-from analytics.transforms.counter_state import Sample
+from tests.analytics.counter_model import Sample
 from tests.analytics.transforms_data import (
+    DAY,
     DAY_MS,
     HOUR_MS,
+    MINUTE_MS,
+    WIDTHS_MS,
     Raw,
     counter,
     expected,
@@ -26,7 +28,6 @@ from tests.analytics.transforms_data import (
 )
 
 LOOKBACK = 2
-ROLLUPS = ("rollup_1m", "rollup_1h", "rollup_1d")
 
 
 class Killed(BaseException):
@@ -34,11 +35,19 @@ class Killed(BaseException):
 
 
 def run(spark: SparkSession, tables: Tables, **options: int) -> rollup.RollupReport:
-    return rollup.run(spark, tables.files.root, lookback_days=LOOKBACK, **options)
+    return rollup.run(spark, tables.location.spark_url, lookback_days=LOOKBACK, **options)
+
+
+def expire(tables: Tables, view: str, days: int = 1) -> None:
+    """Take the files of the first days out of a table."""
+    hours = [DAY + timedelta(hours=hour) for hour in range(24 * days)]
+    table = {"samples": "samples"}.get(view, "rollup")
+    with tables.change(table) as change:
+        change.remove(change.snapshot.files_of(view, hours))
 
 
 def noisy(seed: int) -> Raw:
-    """Four series over three days: resets, gaps, duplicates, start timestamps, fractions."""
+    """Four series over three days: resets, gaps, duplicates, start timestamps, fractions, replicas."""
     chance = random.Random(seed)
     rows: Raw = []
     for series in (-(2**63), -5, 9, 2**63 - 1):
@@ -49,37 +58,37 @@ def noisy(seed: int) -> Raw:
             if chance.random() < 0.1:
                 value, start = value * chance.random() // 1, chance.choice([0, ts - 3000])
             rows.append((series, Sample(ts, value, start)))
+            if series == 9:
+                rows.append((series, Sample(ts + chance.randrange(90_000), value, start, replica=4)))
     return rows
 
 
-def test_the_tables_equal_the_definition_however_often_it_runs(spark: SparkSession, tmp_path: Path) -> None:
-    rows = noisy(1)
+def test_the_tables_equal_the_model_however_often_it_runs(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [row for row in noisy(1) if row[1].replica == 0]
     tables = ingest(spark, tmp_path, rows)
     report = run(spark, tables)
     assert got(tables) == expected(rows, LOOKBACK)
-    assert (report.samples, report.mixed_hours, report.expired_hours) == (len(rows), set(), set())
-    assert not tables.dirty_hours("rollup").marks
-    assert set(tables.dirty_hours("usage").hours) == {hour_of(moment(sample.ts)) for _, sample in rows}
-    before = table_rows(tables, *ROLLUPS)
+    assert (report.samples, report.kept_rows, report.hours_left) == (len(rows), 0, 0)
+    version = tables.snapshot("rollup").version
     assert run(spark, tables).hours == 0
-    with tables.transaction("again") as change:
-        change.mark_dirty("rollup", [hour_of(moment(sample.ts)) for _, sample in rows])
+    assert tables.snapshot("rollup").version == version
+    ingest(spark, tmp_path, rows)  # a resend that nothing left out
     assert run(spark, tables).samples == len(rows)
-    assert table_rows(tables, *ROLLUPS) == before
+    assert got(tables) == expected(rows, LOOKBACK)
 
 
 def test_samples_in_goes_and_small_changes_give_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Late data, in hours long rolled up: growth over the gaps moves to where the definition has it."""
+    """Late data, in hours long rolled up: growth over the gaps moves to where the model has it."""
     rows = noisy(2)
     tables = ingest(spark, tmp_path, rows[::2])
     with monkeypatch.context() as patched:
         patched.setattr(rollup, "CHANGES_MAX", 1)
         first = run(spark, tables, hours_per_change=5)
-    assert (first.hours, first.hours_left) == (5, 3)
+    assert (first.hours, first.hours_left) == (5, 4)
     ingest(spark, tmp_path, rows[1::2])
-    assert run(spark, tables).hours_left == 0
+    assert run(spark, tables, hours_per_change=5).hours_left == 0
     assert got(tables) == expected(rows, LOOKBACK)
 
 
@@ -88,14 +97,14 @@ def test_late_samples_change_the_first_hour_after_them_and_no_other(spark: Spark
     late = [(1, Sample(DAY_MS + 3 * HOUR_MS, 40.0))]
     tables = ingest(spark, tmp_path, on_time)
     run(spark, tables)
-    before = {name: tables.files.names(f"rollup_1m/date=2026-11-20/hour={name}") for name in (1, 2, 6, 7)}
+    before = {file.path: file.partition.hour for file in tables.snapshot("rollup").files_of("rollup_1m")}
     ingest(spark, tmp_path, late)
     report = run(spark, tables)
     assert got(tables) == expected(on_time + late, LOOKBACK)
-    after = {name: tables.files.names(f"rollup_1m/date=2026-11-20/hour={name}") for name in (1, 2, 6, 7)}
-    assert {name for name in before if before[name] != after[name]} == {6}
+    after = {file.path: file.partition.hour for file in tables.snapshot("rollup").files_of("rollup_1m")}
+    assert {hour for path, hour in after.items() if path not in before} == {3, 6}
+    assert {hour for path, hour in before.items() if path not in after} == {6}
     assert report.hours == 2
-    assert set(tables.dirty_hours("usage").hours) >= {moment(DAY_MS + 3 * HOUR_MS), moment(DAY_MS + 6 * HOUR_MS)}
 
 
 def test_growth_over_midnight_and_a_gap_within_the_lookback(spark: SparkSession, tmp_path: Path) -> None:
@@ -110,41 +119,21 @@ def test_growth_over_midnight_and_a_gap_within_the_lookback(spark: SparkSession,
     assert entries[DAY_MS + 150 * HOUR_MS] == 0  # longer than the lookback: nobody knows
 
 
-def test_files_with_the_same_samples_are_computed_sample_by_sample(spark: SparkSession, tmp_path: Path) -> None:
-    rows = counter(1, [1, 2], step_s=15) + counter(2, [4])
-    tables = ingest(spark, tmp_path, rows, repeat=2)
-    spark.conf.set("spark.sql.files.openCostInBytes", str(128 << 20))  # a task for each file
-    try:
-        report = run(spark, tables)
-    finally:
-        spark.conf.unset("spark.sql.files.openCostInBytes")
-    assert got(tables) == expected(rows, LOOKBACK)
-    assert report.mixed_hours == {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2)}
+def test_a_gauge_with_creation_times_tells_its_counter_s_starts(spark: SparkSession, tmp_path: Path) -> None:
+    """Its own rows are rolled up as well."""
+    rows: Raw = [(1, Sample(DAY_MS + minute * MINUTE_MS, value)) for minute, value in ((1, 100.0), (2, 199.0))]
+    created = [DAY_MS / 1000, (DAY_MS + 90_000) / 1000]
+    rows += [(2, Sample(DAY_MS + minute * MINUTE_MS, when)) for minute, when in enumerate(created, 1)]
+    tables = ingest(spark, tmp_path, rows, counter_ids={2: 1})
+    run(spark, tables)
+    found = {row["series_id"]: row for row in table_rows(tables, "rollup_1h")["rollup_1h"]}
+    assert (found[1]["increase"], found[1]["resets"]) == (299, 1)
+    assert (found[2]["n"], found[2]["last_v"]) == (2, created[1])
 
 
-def _dies_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
-    original, calls = getattr(owner, name), iter(range(1000))
-
-    def dying(*arguments: object, **options: object) -> object:
-        if next(calls) == call:
-            raise Killed
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, dying)
-
-
-def _run_and_die(
-    spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str, int]
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(Transaction, "discard_staged", lambda self: None)
-        _dies_at(patched, *step)
-        with pytest.raises(Killed):
-            run(spark, tables)
-
-
-def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [("write_widths", 0), ("write", 0), ("commit", 0)])
+def test_killed_before_the_commit_nothing_has_happened(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[str, int]
 ) -> None:
     rows = counter(1, [1, 2, 4]) + counter(2, [4])
     tables = ingest(spark, tmp_path, rows)
@@ -152,36 +141,98 @@ def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
     before = got(tables)
     rows += counter(1, [3], start=500.0)
     ingest(spark, tmp_path, rows[-12:])
-    dirty = tables.dirty_hours("rollup")
-    steps: list[tuple[object, str, int]] = [
-        (Transaction, "stage_rows", 0),
-        (Transaction, "stage_rows", 2),
-        (commits, "commit_change", 0),
-    ]
-    for step in steps:
-        _run_and_die(spark, tables, monkeypatch, step)
-        assert got(tables) == before
-        assert tables.dirty_hours("rollup") == dirty
-    for moves, minute in ((7, 0), (3, 7), (1, 11)):  # files in part; 1: the record alone is there
-        _run_and_die(spark, tables, monkeypatch, (Filesystem, "move", moves))
-        tables = Tables.open(spark, str(tmp_path))
-        assert got(tables) == expected(rows, LOOKBACK)
-        assert not tables.dirty_hours("rollup").marks
-        assert set(tables.dirty_hours("usage").hours) >= {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2, 3, 4)}
-        rows.append((2, Sample(DAY_MS + 5 * HOUR_MS + minute * 60_000, 500.0 + minute)))
-        ingest(spark, tmp_path, rows[-1:])
+    with monkeypatch.context() as patched:
+        patched.setattr(TableChange, "discard", lambda self: None)
+        patched.setattr(TableChange, step[0], _killed)
+        with pytest.raises(Killed):
+            run(spark, tables)
+    assert got(tables) == before
+    assert rollup.waiting_hours(tables) == [moment(DAY_MS + 3 * HOUR_MS)]
+    run(spark, tables)
+    assert got(tables) == expected(rows, LOOKBACK)
+    assert rollup.waiting_hours(tables) == []
 
 
-def test_late_samples_for_expired_hours_change_nothing_and_are_told(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def _killed(*_arguments: object) -> None:
+    raise Killed
+
+
+def test_a_kill_within_a_backlog_costs_one_block(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = counter(1, [1, 2, 30])
+    """What came meanwhile for hours that are done is rolled up with the last block."""
+    rows = counter(1, range(8))
+    tables = ingest(spark, tmp_path, rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(rollup, "CHANGES_MAX", 1)
+        run(spark, tables, hours_per_change=3)
+    late = [(1, Sample(DAY_MS + HOUR_MS + 14_000, 92.0))]
+    ingest(spark, tmp_path, late)
+    assert rollup.waiting_hours(tables) == [moment(DAY_MS + hour * HOUR_MS) for hour in (1, 3, 4, 5, 6, 7)]
+    assert run(spark, tables, hours_per_change=3).hours == 7  # with the hour after the late one
+    assert got(tables) == expected(rows + late, LOOKBACK)
+
+
+def test_a_second_rollup_at_the_same_time_is_refused_and_computed_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, late = counter(1, [1, 2]), counter(1, [3], start=500.0)
+    tables = ingest(spark, tmp_path, rows)
+    commit, others = TableChange.commit, [1]
+
+    def commit_behind_another(self: TableChange) -> None:
+        if self.snapshot.table == "rollup" and others:
+            others.pop()
+            ingest(spark, tmp_path, late)
+            run(spark, tables)
+        commit(self)
+
+    monkeypatch.setattr(TableChange, "commit", commit_behind_another)
+    run(spark, tables)
+    assert not others
+    assert got(tables) == expected(rows + late, LOOKBACK)
+
+
+@pytest.mark.parametrize("late_hour", [1, 23])
+def test_what_is_gone_is_not_recomputed(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], late_hour: int
+) -> None:
+    """Late samples of another series, and of one of them, for an hour whose samples have expired: ten series stay."""
+    rows = [row for series in range(10) for row in counter(series, [1, 23, 24])]
+    other = [(99, Sample(DAY_MS + late_hour * HOUR_MS + step, 5.0 + step)) for step in range(30)]
     tables = ingest(spark, tmp_path, rows)
     run(spark, tables)
-    tables.files.delete("samples/date=2026-11-20")
-    ingest(spark, tmp_path, [(1, Sample(DAY_MS + HOUR_MS, 1.0))])
+    expire(tables, "samples")
+    ingest(spark, tmp_path, [*other, (3, Sample(DAY_MS + late_hour * HOUR_MS, 1.0)), *counter(3, [24])[:1]])
     report = run(spark, tables)
-    assert got(tables) == expected(rows, LOOKBACK)
-    assert report.expired_hours == {moment(DAY_MS + HOUR_MS)}
-    assert "LEFT AS THEY WERE: 1 hours from 2026-11-20 01:00" in capsys.readouterr().err
-    assert not tables.dirty_hours("rollup").marks
+    assert got(tables) == expected(rows + other, LOOKBACK)
+    assert report.kept_rows == 10
+    assert "LEFT AS THEY WERE: 10 rows" in capsys.readouterr().err
+    assert rollup.waiting_hours(tables) == []
+
+
+def test_days_whose_hours_are_gone_stay(spark: SparkSession, tmp_path: Path) -> None:
+    rows = counter(1, [1, 30])
+    tables = ingest(spark, tmp_path, rows)
+    run(spark, tables)
+    for view in ("samples", "rollup_1m", "rollup_1h"):
+        expire(tables, view)
+    late = [(2, Sample(DAY_MS + HOUR_MS, 1.0))]
+    ingest(spark, tmp_path, late)
+    run(spark, tables)
+    assert got(tables)["rollup_1d"] == expected(rows + late, LOOKBACK)["rollup_1d"]
+
+
+def test_hours_of_views_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    rows = counter(1, [1, 30])
+    tables = ingest(spark, tmp_path, rows)
+    run(spark, tables)
+    hours = sorted({hour_of(moment(sample.ts)) for _, sample in rows})
+    end = DAY + timedelta(days=9)
+    assert tables.hours("rollup_1m", DAY, end) == hours
+    assert tables.hours("rollup_1h", DAY, end) == [DAY, DAY + timedelta(days=1)]
+    assert {view: len(rows) for view, rows in table_rows(tables, *WIDTHS_MS).items()} == {
+        "rollup_1m": 24,
+        "rollup_1h": 2,
+        "rollup_1d": 2,
+    }
