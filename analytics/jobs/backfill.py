@@ -6,7 +6,6 @@ tables have are skipped. It runs in batches of some hours, each one change, so a
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -26,22 +25,19 @@ def run(
     spark: SparkSession, root: str, options: dict[str, str], *, start: datetime, end: datetime, batch_hours: int
 ) -> int:
     """Add the missing samples between start and end; return their number. `options` are the source's."""
-    from analytics.jobs.batches import write_batch
+    from analytics.jobs.batches import KnownSeries, write_batch
     from analytics.sources.http import PrometheusHttp
-    from analytics.tables import commits
     from analytics.tables.store import Tables
 
     spark.dataSource.register(PrometheusHttp)
     tables = Tables.open(spark, root)
-    progress = Progress()
+    known, progress = KnownSeries(tables), Progress()
     total, begin = 0, start
     while start < end:
         until = min(start + timedelta(hours=batch_hours), end)
         span = {"start": start.isoformat(), "end": until.isoformat()}
         rows = spark.read.format("prometheus_http").options(**options, **span, table="all").load()
-        # Negative: batches of `ingest` have numbers from 0.
-        figures = write_batch(tables, commits.new_id("backfill"), rows, -time.time_ns() // 1_000_000)
-        assert figures is not None
+        figures = write_batch(tables, known, rows)
         total += figures.samples
         progress.print_line(
             f"{start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}: {figures.samples:,} samples, {figures.new_series:,} "

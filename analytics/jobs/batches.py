@@ -1,42 +1,59 @@
-"""Writes one batch of a source's rows to the tables: exactly once, and no (series_id, ts) twice.
+"""Writes one batch of a source's rows to the tables: no (series_id, replica, ts) twice, and a batch of a spool once.
 
 The input is decoded once, into Spark's cache: samples, histograms and series are written from there. A check on few
 rows decides first if duplicates are possible, since shuffling all rows costs as much as decoding them: the spans of the
 series cover duplicates within the batch, and of the tables only rows between the batch's first and last instant can be
 duplicates (Parquet's statistics skip the other files).
+
+Each table changes on its own, and records the position in the spool. The comparison with the table and the commit are
+of the same version, so two ingests, or an ingest and a backfill, never add a row twice. Samples come last: the next
+batch begins at their position.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
-from pyspark.sql.window import Window
 
 from analytics.tables.partitions import hour_of
+from analytics.tables.store import Tables, attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from analytics.tables.store import Tables
-    from analytics.tables.transaction import Transaction
+    from analytics.tables.store import Snapshot
 
-ROLLUP_QUEUE = "rollup"
-BROADCAST_ROWS_MAX = 1_000_000
+BROADCAST_ROWS_MAX: Final = 1_000_000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-_MS_OF_DAY = f"pmod(unix_millis(ts), {DAY_MS})"
-HOURS_MAX = 20_000
+_MS_OF_DAY: Final = f"pmod(unix_millis(ts), {DAY_MS})"
+HOURS_MAX: Final = 20_000
 """Limit of hours for one batch: more than two years are a sender's wrong clock or a backfill in too large steps."""
+SERIES_KNOWN_MAX: Final = 10_000_000
+"""Limit of the identities in memory (8 bytes each); beyond, all are forgotten, and series are added again."""
+KEYS: Final = ["series_id", "replica", "ts"]
+_KINDS: Final = {"histograms": "histogram", "samples": "value"}
+"""Table → the column that its rows have. In the order in which the tables change."""
 
 
 class TooManyHours(Exception):
     """A batch touches more hours than is plausible."""
 
 
-@dataclass(frozen=True, slots=True)
+class Position(NamedTuple):
+    """Where a batch of a spool ends: the name under which the tables record it, and a number that grows."""
+
+    app: str
+    number: int
+
+
+@dataclass(slots=True)
 class BatchCounts:
     """Numbers of rows that a batch added; `duplicates` counts skipped samples and histograms."""
 
@@ -48,115 +65,157 @@ class BatchCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowsSummary:
-    """Summary of one kind of rows in a batch: number, first and last instant, and if duplicates are possible."""
+class _Summary:
+    """Summary of one kind of rows in a batch: number, first and last instant."""
 
     rows: int
     first_ms: int
     last_ms: int
-    may_repeat: bool
 
 
-def write_batch(tables: Tables, identity: str, rows: DataFrame, batch_id: int) -> BatchCounts | None:
-    """Add a source's rows (`table=all`) to the tables; return None if a batch of this identity was added before.
+class KnownSeries:
+    """Identities of the series that the table has, so that a batch only adds others. Repeated rows are harmless."""
 
-    Raises FilesystemError, NoSnapshot and TooManyHours; then nothing was added.
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        rows = tables.snapshot("series").read("series").select("series_id").distinct().toArrow()
+        self._known: npt.NDArray[np.int64] = np.sort(rows.column(0).to_numpy())
+
+    def add_new(self, rows: DataFrame, met: npt.NDArray[np.int64]) -> int:
+        """Append the batch's series that are not known, of those that it met; return their number."""
+        new = np.setdiff1d(met, self._known)
+        if not len(new):
+            return 0
+        wanted = self._tables.spark.createDataFrame(pa.table({"series_id": new}))
+        series = rows.where("series is not null").join(F.broadcast(wanted), "series_id", "left_semi")
+        found = series.groupBy("series_id").agg(
+            F.first("series.metric").alias("metric"),
+            F.first("series.labels").alias("labels"),
+            F.max("series.kind").alias("kind"),
+            F.min("ts").alias("first_seen"),
+        )
+        attempt(lambda: self._append(found))
+        whole = np.union1d(self._known, new)
+        self._known = whole if len(whole) <= SERIES_KNOWN_MAX else np.empty(0, np.int64)
+        return len(new)
+
+    def _append(self, found: DataFrame) -> None:
+        with self._tables.change("series") as change:
+            change.append(change.write("series", found.coalesce(1)))
+
+
+def write_batch(tables: Tables, series: KnownSeries, rows: DataFrame, position: Position | None = None) -> BatchCounts:
+    """Add a source's rows (`table=all`) to the tables, without those that they have.
+
+    Raises TablesError, TooManyHours; then call it again with the same rows.
     """
-    if tables.is_done(identity):
-        return None
     cached = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        with tables.transaction("batch", identity=identity) as change:
-            return _add_batch(tables, change, cached, batch_id)
+        summaries = _summarize(cached)
+        met, may_repeat = _spans(cached)
+        counts = BatchCounts(new_series=series.add_new(cached, met))
+        hours: set[datetime] = set()
+        for table in _KINDS:
+            batch = _TableBatch(tables, table, cached, summaries.get(table), may_repeat, position)
+            added, own_hours = attempt(batch.add)
+            setattr(counts, table, added)
+            hours |= own_hours
+        counts.hours = len(hours)
+        counts.duplicates = sum(one.rows for one in summaries.values()) - counts.samples - counts.histograms
+        return counts
     finally:
         cached.unpersist()
 
 
-def _add_batch(tables: Tables, change: Transaction, rows: DataFrame, batch_id: int) -> BatchCounts:
-    counts, shapes = _summarize(rows)
-    added = {
-        table: _add_rows(tables, change, table, _table_rows(table, rows, batch_id), shape)
-        for table, shape in shapes.items()
-    }
-    hours = sorted({hour for table in shapes for hour in change.staged_hours(table)})
-    change.mark_dirty(ROLLUP_QUEUE, hours)
-    new_series = _add_series(tables, change, rows)
-    return BatchCounts(
-        samples=added.get("samples", 0),
-        histograms=added.get("histograms", 0),
-        duplicates=counts - sum(added.values()),
-        new_series=new_series,
-        hours=len(hours),
-    )
+@dataclass(frozen=True, slots=True)
+class _TableBatch:
+    """A batch's rows for one table."""
+
+    tables: Tables
+    table: str
+    rows: DataFrame
+    summary: _Summary | None
+    may_repeat: bool
+    position: Position | None
+
+    def add(self) -> tuple[int, set[datetime]]:
+        """Add the rows that the table does not have; return their number and hours."""
+        snapshot, position = self.tables.snapshot(self.table), self.position
+        if position is not None and (snapshot.recorded(position.app) or 0) >= position.number:
+            return 0, set()
+        if self.summary is None and (position is None or self.table != "samples"):
+            return 0, set()
+        with self.tables.change(self.table, snapshot) as change:
+            if position is not None:
+                change.record(*position)
+            if self.summary is None:
+                return 0, set()
+            written = change.write(self.table, self._new_rows(snapshot, self.summary))
+            change.append(written)
+            return written.rows, set(written.hours)
+
+    def _new_rows(self, snapshot: Snapshot, summary: _Summary) -> DataFrame:
+        rows = _table_rows(self.table, self.rows)
+        if self.may_repeat:
+            rows = _deduplicated(rows)
+        known = _existing_keys(snapshot, self.table, summary)
+        return rows if known is None else _without_existing(rows, *known)
 
 
-def _summarize(rows: DataFrame) -> tuple[int, dict[str, _RowsSummary]]:
-    """Return the number of samples and histograms, and each kind's summary. The first action: it fills the cache."""
-    columns = {"samples": "value", "histograms": "histogram"}
+def _summarize(rows: DataFrame) -> dict[str, _Summary]:
+    """Return each kind's summary. The first action: it fills the cache."""
     ts_ms = F.unix_millis("ts")  # numbers: Spark would make local times without a zone of timestamps
     found = rows.agg(
         *(
             function(F.when(F.col(column).isNotNull(), ts_ms)).alias(f"{table}_{name}")
-            for table, column in columns.items()
+            for table, column in _KINDS.items()
             for name, function in (("rows", F.count), ("first", F.min), ("last", F.max))
         )
     ).collect()[0]
-    doubtful = _may_repeat_rows(rows)
-    shapes = {
-        table: _RowsSummary(found[f"{table}_rows"], found[f"{table}_first"], found[f"{table}_last"], doubtful)
-        for table in columns
+    return {
+        table: _Summary(found[f"{table}_rows"], found[f"{table}_first"], found[f"{table}_last"])
+        for table in _KINDS
         if found[f"{table}_rows"]
     }
-    return sum(shape.rows for shape in shapes.values()), shapes
 
 
-def _may_repeat_rows(rows: DataFrame) -> bool:
-    """Return True if a series has rows out of order, or spans in two partitions that overlap."""
+def _spans(rows: DataFrame) -> tuple[npt.NDArray[np.int64], bool]:
+    """Return the batch's series, and if a row may be there twice: rows out of order, or two partitions' overlap."""
     spans = rows.where("series is not null").select(
-        "series_id", F.col("ts").alias("first_ts"), "series.last_ts", "series.ordered"
+        "series_id", "replica", F.unix_millis("ts"), F.unix_millis("series.last_ts"), "series.ordered"
     )
-    before = F.lag("last_ts").over(Window.partitionBy("series_id").orderBy("first_ts", "last_ts"))
-    doubt = spans.withColumn("before", before).where("not ordered or before >= first_ts")
-    return not doubt.isEmpty()
+    found: Any = spans.toArrow()
+    series, replica, first, last = (found.column(place).to_numpy() for place in range(4))
+    order = np.lexsort((last, first, replica, series))
+    series, replica, first, last = series[order], replica[order], first[order], last[order]
+    same = (series[1:] == series[:-1]) & (replica[1:] == replica[:-1])
+    overlap = bool((same & (first[1:] <= last[:-1])).any())
+    return np.unique(series), overlap or not all(found.column(4).to_pylist())
 
 
-def _table_rows(table: str, rows: DataFrame, batch_id: int) -> DataFrame:
+def _table_rows(table: str, rows: DataFrame) -> DataFrame:
     """Return the rows of one table, with its columns."""
-    if table == "samples":
-        chosen = rows.where("value is not null").select("series_id", "ts", "start_ts", "value")
-    else:
-        chosen = rows.where("histogram is not null").select("series_id", "ts", "start_ts", "histogram.*")
+    chosen = rows.where(F.col(_KINDS[table]).isNotNull())
+    own = ["value", "counter_id"] if table == "samples" else ["histogram.*"]
     # Arithmetic: Spark's to_date and hour make a local time of each row first, whatever the time zone.
     day, rest = F.expr(f"unix_millis(ts) - {_MS_OF_DAY}"), F.expr(f"{_MS_OF_DAY} div {HOUR_MS}")
     date = F.date_from_unix_date((day / DAY_MS).cast("int"))
-    return chosen.withColumns({"batch_id": F.lit(batch_id), "date": date, "hour": rest.cast("int")})
-
-
-def _add_rows(tables: Tables, change: Transaction, table: str, rows: DataFrame, shape: _RowsSummary) -> int:
-    """Stage the rows that the table does not have; return their number."""
-    if shape.may_repeat:
-        rows = _deduplicated(rows)
-    known = _existing_keys(tables, table, shape)
-    if known is not None:
-        rows = _without_existing(rows, *known)
-    staged = change.stage_rows(table, rows)
-    change.add_staged(table)
-    return staged.count() if shape.may_repeat or known is not None else shape.rows
+    return chosen.select(*KEYS, "start_ts", *own).withColumns({"date": date, "hour": rest.cast("int")})
 
 
 def _deduplicated(rows: DataFrame) -> DataFrame:
-    """Return one row for each (series_id, ts): of several the greatest, so that a replay chooses the same."""
-    others = [name for name in rows.columns if name not in {"series_id", "ts"}]
+    """Return one row for each key: of several the greatest, so that a repeated batch chooses the same."""
+    others = [name for name in rows.columns if name not in KEYS]
     if "value" in others:  # plain columns: a hash aggregation does it, several times faster
-        return rows.groupBy("series_id", "ts").agg(*(F.max(name).alias(name) for name in others))
-    greatest = rows.groupBy("series_id", "ts").agg(F.max(F.struct(*others)).alias("row"))
-    return greatest.select("series_id", "ts", "row.*")
+        return rows.groupBy(*KEYS).agg(*(F.max(name).alias(name) for name in others))
+    greatest = rows.groupBy(*KEYS).agg(F.max(F.struct(*others)).alias("row"))
+    return greatest.select(*KEYS, "row.*")
 
 
-def _existing_keys(tables: Tables, table: str, shape: _RowsSummary) -> tuple[DataFrame, int, int] | None:
+def _existing_keys(snapshot: Snapshot, table: str, summary: _Summary) -> tuple[DataFrame, int, int] | None:
     """Return the table's keys within the batch's span, their last instant (ms) and their number; None without any."""
-    first, last = _moment(shape.first_ms), _moment(shape.last_ms)
-    hours = tables.hours(table, hour_of(first), hour_of(last))
+    first, last = _moment(summary.first_ms), _moment(summary.last_ms)
+    hours = snapshot.hours(table, hour_of(first), hour_of(last))
     if len(hours) > HOURS_MAX:
         raise TooManyHours(
             f"the batch's {table} reach from {first} to {last}, and would have to be compared with {len(hours)} hours "
@@ -165,7 +224,7 @@ def _existing_keys(tables: Tables, table: str, shape: _RowsSummary) -> tuple[Dat
     if not hours:
         return None
     within = F.col("ts").between(F.lit(first), F.lit(last))
-    keys = tables.read(table, hours).select("series_id", "ts").where(within)
+    keys = snapshot.read(table, hours).select(*KEYS).where(within)
     last_ms, count = keys.agg(F.max(F.unix_millis("ts")), F.count("*")).collect()[0]
     return (keys, last_ms, count) if count else None
 
@@ -179,24 +238,5 @@ def _without_existing(rows: DataFrame, keys: DataFrame, last_ms: int, count: int
     if count <= BROADCAST_ROWS_MAX:
         keys = F.broadcast(keys)
     last = F.lit(_moment(last_ms))
-    overlapping = rows.where(F.col("ts") <= last).join(keys, ["series_id", "ts"], "left_anti")
-    return rows.where(F.col("ts") > last).unionByName(overlapping)
-
-
-def _add_series(tables: Tables, change: Transaction, rows: DataFrame) -> int:
-    """Stage the series that the table does not have; return their number."""
-    met = (
-        rows.where("series is not null")
-        .groupBy("series_id")
-        .agg(
-            F.first("series.metric").alias("metric"),
-            F.first("series.labels").alias("labels"),
-            F.max("series.kind").alias("kind"),
-            F.min("ts").alias("first_seen"),
-        )
-    )
-    known = tables.read("series").select("series_id")
-    count = change.stage_rows("series", met.join(known, "series_id", "left_anti").coalesce(1)).count()
-    if count:
-        change.add_staged("series")
-    return count
+    overlapping = rows.where(F.col("ts") <= last).join(keys, KEYS, "left_anti")
+    return rows.where(F.col("ts") > last).unionByName(overlapping.select(*rows.columns))

@@ -55,13 +55,12 @@ def errors_as_messages() -> Iterator[None]:
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
+    from analytics.jobs.batches import TooManyHours
+    from analytics.sources.spool import LostSegments
     from analytics.spool.records import SpoolError
-    from analytics.tables.commits import BrokenCommit, ChangedMeanwhile
-    from analytics.tables.filesystem import FilesystemError
-    from analytics.tables.manifest import NewerTables
-    from analytics.tables.store import NoSnapshot, NoTables
+    from analytics.tables.errors import TablesError
 
-    known = (FilesystemError, NewerTables, NoTables, NoSnapshot, BrokenCommit, ChangedMeanwhile, SpoolError)
+    known = (TablesError, SpoolError, LostSegments, TooManyHours)
     try:
         yield
     except known as error:

@@ -1,14 +1,15 @@
-"""The job `compact`: rewrites the many small files of a closed hour as few large ones, with the same rows.
+"""The job `compact`: many small files of a closed partition become few large ones, with the same rows.
 
 Each batch of `ingest` adds one or more files to every hour that it touches, and so does each rollup. When no more
-batches are expected for an hour, its files are read, sorted by series and time, and written again. Adding the new files
-and removing the old ones is one change: readers see either set, and a kill in between changes nothing.
+batches are expected for an hour, delta-rs rewrites its files. A job that changes the table meanwhile refuses this
+commit, and it is done again: a compaction never brings back what another job replaced.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,70 +20,89 @@ from analytics.jobs.quiet import verbose_option
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from analytics.tables.partitions import Partition
     from analytics.tables.store import Tables
 
-FILE_BYTES_TARGET = 128 << 20
-CLOSED_AFTER_HOURS = 2
-FILES_MIN = 2
+FILE_BYTES_TARGET: Final = 128 << 20
+CLOSED_AFTER_HOURS: Final = 2
+PARTITIONS_MAX: Final = 10_000
+FILES_MIN: Final = 2
+_SERIES_FILES_MIN: Final = 20
+"""Files of `series`, which has no partitions, at which they are rewritten."""
 
 
 def run(
-    spark: SparkSession, root: str, *, now: datetime, closed_after_hours: int = CLOSED_AFTER_HOURS, limit: int = 10_000
+    spark: SparkSession,
+    root: str,
+    *,
+    now: datetime,
+    closed_after_hours: int = CLOSED_AFTER_HOURS,
+    limit: int = PARTITIONS_MAX,
 ) -> int:
     """Compact up to `limit` partitions that ended `closed_after_hours` or longer before `now`; return their number."""
     from analytics.tables.schemas import SCHEMAS
-    from analytics.tables.store import Tables
+    from analytics.tables.store import Tables, attempt
 
-    tables = Tables.open(spark, root, create=False)
-    progress = Progress()
+    tables, progress = Tables.open(spark, root, create=False), Progress()
     closed_before = now - timedelta(hours=closed_after_hours)
-    todo = [
-        (table, partition)
-        for table in SCHEMAS
-        for partition in tables.partitions(table)
-        if _partition_end(partition, closed_before) <= closed_before
-        and len(tables.visible_files(table, partition)) >= FILES_MIN
-    ]
+    todo = [(table, partition) for table in SCHEMAS for partition in _partitions(tables, table, closed_before)]
     done, chosen = 0, todo[:limit]
     for number, (table, partition) in enumerate(chosen, start=1):
-        before, after = compact_partition(tables, table, partition)
+        if table == "series":
+            before, after = attempt(lambda: _rewrite_series(tables))
+        else:
+            before, after = attempt(lambda: _compact(tables, table, partition))  # noqa: B023 -- called at once
         done += before > after
         if before > after:
             left = progress.remaining_text(number, len(chosen), f"{len(chosen) - number} partitions left")
-            progress.print_line(f"{f'{table} {partition}'.rstrip()}: {before} files became {after}", left=left)
+            where = " ".join(str(value) for value in partition if value is not None)
+            progress.print_line(f"{f'{table} {where}'.rstrip()}: {before} files became {after}", left=left)
     progress.print_summary(f"{done} of {len(todo)} partitions with several files compacted")
     return done
 
 
-def _partition_end(partition: str, always: datetime) -> datetime:
-    """Return the end of a partition's time; `always` for a table without partitions."""
-    from analytics.tables.partitions import hour_of_partition
+def _partitions(tables: Tables, table: str, closed_before: datetime) -> list[Partition]:
+    """Return the closed partitions of a table that have several files."""
+    files = Counter(file.partition for file in tables.snapshot(table).files)
+    if table == "series":
+        return [partition for partition, count in files.items() if count >= _SERIES_FILES_MIN]
+    return sorted(
+        (partition for partition, count in files.items() if count >= FILES_MIN and _end(partition) <= closed_before),
+        key=str,
+    )
 
-    if not partition:
-        return always
-    return hour_of_partition(partition) + timedelta(hours=1 if "hour=" in partition else 24)
+
+def _end(partition: Partition) -> datetime:
+    return partition.first_hour + timedelta(hours=24 if partition.hour is None else 1)
 
 
-def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, int]:
-    """Rewrite one partition's files, if that reduces their number; return the numbers before and after.
+def _compact(tables: Tables, table: str, partition: Partition) -> tuple[int, int]:
+    """Rewrite one partition's files; return the numbers of files before and after."""
+    from deltalake.transaction import CommitProperties
 
-    Files that other jobs add meanwhile stay as they are: only files that were read are replaced.
-    """
-    entries = tables.visible_files(table, partition)
-    wanted = max(1, -(-sum(entry.size_bytes for entry in entries) // FILE_BYTES_TARGET))
-    if len(entries) <= wanted:
-        return len(entries), len(entries)
-    names = [entry.name for entry in entries]
-    rows = tables.read_files(table, partition, names)
-    order = [name for name in ("series_id", "ts", "window") if name in rows.columns]
-    with tables.transaction("compact") as change:
-        parts = rows.repartition(wanted, *order[:1]) if wanted > 1 else rows.coalesce(1)
-        staged = change.stage_rows(table, parts.sortWithinPartitions(*order) if order else parts)
-        if staged.count() != rows.count():
-            raise RuntimeError(f"{table} {partition}: the rows changed while they were compacted; nothing was replaced")
-        change.add_staged(table)
-        change.remove_files(table, partition, names)
-    return len(entries), len(tables.visible_files(table, partition))
+    from analytics.tables.errors import change_errors
+
+    snapshot = tables.snapshot(table)
+    before = sum(file.partition == partition for file in snapshot.files)
+    filters = [(name, "=", str(value)) for name, value in partition._asdict().items() if value is not None]
+    with change_errors(table):
+        snapshot.delta.optimize.compact(
+            partition_filters=filters,
+            target_size=FILE_BYTES_TARGET,
+            max_concurrent_tasks=1,
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    return before, sum(file.partition == partition for file in tables.snapshot(table).files)
+
+
+def _rewrite_series(tables: Tables) -> tuple[int, int]:
+    """Rewrite the series, each once."""
+    with tables.change("series") as change:
+        files = change.snapshot.files
+        change.remove(files)
+        written = change.write("series", change.snapshot.series().coalesce(1))
+        change.append(written)
+    return len(files), len(written.actions)
 
 
 @click.command("compact")
@@ -95,7 +115,11 @@ def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, 
     help="Leave a partition alone until it ended this long ago: late samples would only make small files again.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=10_000, show_default=True, help="Partitions in one run, at most."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=PARTITIONS_MAX,
+    show_default=True,
+    help="Partitions in one run, at most.",
 )
 @verbose_option
 def command(root: str, closed_after_hours: int, limit: int) -> None:

@@ -31,7 +31,7 @@ LAST: Final = "24h"
 def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...], *, made_at: datetime) -> str:
     """Render the page of the clusters `names` (empty: all), for the first of `spans` for which the rollups have rows.
 
-    Raises FilesystemError, NoTables, NoSnapshot.
+    Raises TablesError.
     """
     from analytics.report.collect import has_rows, list_clusters
     from analytics.report.page import Report, render_page
@@ -99,15 +99,12 @@ def _newest_notice(tables: Tables, span: Span, finest: Span) -> list[str]:
 def write_page(spark: SparkSession, output: str, text: str) -> None:
     """Write the page to a local file, or, if the path has a scheme, to a Hadoop filesystem, replacing an existing one.
 
-    Raises OSError, FilesystemError.
+    Raises OSError, TablesError.
     """
-    from analytics.tables.filesystem import Filesystem
+    from analytics.tables.locations import write_text
 
     if ":/" in output:
-        parent, _, name = output.rpartition("/")
-        files = Filesystem(spark, parent)
-        files.delete(name)
-        files.create_text(name, text)
+        write_text(spark, output, text)
         return
     target = Path(output)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -1,8 +1,10 @@
 """The job `usage`: bytes, messages and sessions of each principal, by hour and by day; closed when they are final.
 
-An hour closes when it ended `lateness` ago and no hour up to it is waiting to be rolled up; a day, with its last hour.
-Hours close in order. A closed row does not change: later samples are counted, reported and left out. All tables change
-in one change, and the job may run at any time, any number of times.
+Hours close for each cluster in order, by the time of its samples and not by the clock: an hour closes when every
+instance of the cluster has samples from `lateness` after its end, and no hour up to it waits to be rolled up; a day,
+with its last hour. So a worker whose samples are late is never left out. A closed row does not change: later samples
+are counted, reported and left out. The ledger changes first, then the sums; after a kill between them the next run
+computes both again.
 
 Closed hours are recomputed only on request (`--reopen-from`, after a backfill): all from one hour on, since each
 counter's growth continues from hour to hour.
@@ -10,7 +12,7 @@ counter's growth continues from hour to hour.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -19,144 +21,220 @@ import click
 from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
-from analytics.jobs.rollup import LOOKBACK_DAYS, QUEUE, USAGE_QUEUE, midnight
+from analytics.jobs.rollup import LOOKBACK_DAYS, midnight
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from analytics.tables.store import Tables
 
 LATENESS_HOURS: Final = 2.0
+SILENT_HOURS: Final = 6.0
 _EVER: Final = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
+_ROLLUP: Final = "rollup"
+"""The name under which the ledger records the version of the rollup that it was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOptions:
+    """Options of a run. `now` only tells which samples are of the future; `jobs` empty: the proxy's usual names."""
+
+    now: datetime
+    lateness: timedelta = timedelta(hours=LATENESS_HOURS)
+    silent: timedelta = timedelta(hours=SILENT_HOURS)
+    lookback_days: int = LOOKBACK_DAYS
+    reopen_from: datetime | None = None
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Result of a run. `late_samples`: left out, by hour; `reopened`: hours that were closed before."""
+    """Result of a run. `closed_until`: by cluster. `late_samples`: left out, by hour; `reopened`: hours that were
+    closed before; `no_counts`: rows of a series in an hour that were set aside, by reason.
+    """
 
-    closed_until: datetime
+    closed_until: dict[str, datetime]
     hours: int
-    late_samples: dict[datetime, int]
+    late_samples: dict[datetime, int] = field(default_factory=dict)
     reopened: tuple[datetime, ...] = ()
+    no_counts: dict[str, int] = field(default_factory=dict)
 
 
 class CannotReopen(Exception):
     """Hours to reopen have no rollup any more: recomputing them would lose their usage."""
 
 
-def run(
-    spark: SparkSession,
-    root: str,
-    *,
-    now: datetime,
-    lateness: timedelta = timedelta(hours=LATENESS_HOURS),
-    lookback_days: int = LOOKBACK_DAYS,
-    reopen_from: datetime | None = None,
-) -> UsageReport:
-    """Update the usage tables; hours from `reopen_from` on are recomputed, closed or not.
-
-    Raises FilesystemError, NoTables, NoSnapshot, CannotReopen.
-    """
-    from analytics.tables.store import Tables
-    from analytics.transforms import usage
+def run(spark: SparkSession, root: str, options: UsageOptions) -> UsageReport:
+    """Update the usage tables. Raises TablesError, CannotReopen."""
+    from analytics.tables.store import Tables, attempt
 
     tables, progress = Tables.open(spark, root, create=False), Progress()
-    dirty = tables.dirty_hours(USAGE_QUEUE)
-    before, reopened = _reopened_hours(tables, closed_until(tables), reopen_from)
-    until = _close_until(tables, before, now - lateness)
-    series = usage.usage_series(tables.read("series")).cache()
-    late = _late_samples(tables, series, [hour for hour in dirty.hours if before and hour < before])
-    hours = _open_hours(tables, before)
-    with tables.transaction(USAGE_QUEUE) as change:
-        tails = _tails(tables, before or _EVER[0], lookback_days)
-        rows = usage.ledger(_rows(tables, "rollup_1h", hours), series, tails, lookback_days)
-        change.overwrite_partitions("usage_ledger", rows, hours=hours)
-        days = sorted({midnight(hour) for hour in [*hours, *([before] if before else [])]})
-        hourly = usage.hourly(change.read_staged("usage_ledger"), until)
-        if before:
-            published = tables.read("usage_hourly", days)
-            hourly = hourly.unionByName(published.where(published["window"] < before))
-        change.overwrite_partitions("usage_hourly", hourly, hours=days)
-        change.overwrite_partitions("usage_daily", usage.daily(change.read_staged("usage_hourly"), until), hours=days)
-        change.clear_marks(dirty)
-    series.unpersist()
-    report = UsageReport(until, len(hours), late, reopened)
+    report = attempt(lambda: _update(tables, options))
     _print_report(progress, report)
     return report
 
 
-def closed_until(tables: Tables) -> datetime | None:
-    """Return the moment before which all usage is closed; None if nothing is closed."""
-    ends = []
-    for table, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY)):
-        last = tables.read(table).where("closed").selectExpr("max(unix_millis(window))").collect()[0][0]
-        if last is not None:
-            ends.append(datetime.fromtimestamp(last / 1000, UTC) + width)
-    return max(ends, default=None)
+def _update(tables: Tables, options: UsageOptions) -> UsageReport:
+    from analytics.transforms import usage
+
+    ledger, rolled = tables.snapshot("usage_ledger"), tables.snapshot("rollup")
+    series = usage.usage_series(tables.read("series"), options.jobs or usage.JOBS).cache()
+    try:
+        closed = closed_ends(tables)
+        before, reopened = _reopened(tables, closed, options.reopen_from)
+        rows = _open_rows(tables, series, before).cache()
+        until = _new_ends(tables, rows, series, before, options)
+        late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
+        hours = _hours(rows) | _hours(_open_ledger(tables, before))
+        with tables.change("usage_ledger", ledger) as change:
+            tails = _tails(tables, series, before, min(hours, default=options.now), options.lookback_days)
+            kept = ledger.read("usage_ledger", hours)
+            own = usage.ledger(rows, series, *tails, options.lookback_days)
+            written = change.write("usage_ledger", own.unionByName(kept.where(_is_closed(before))))
+            change.replace(written, hours=hours)
+            change.record(_ROLLUP, rolled.version)
+        _replace_sums(tables, written.frame, hours, before, until)
+        found = rows.groupBy(usage.no_count().alias("why")).count().where("why is not null").collect()
+        rows.unpersist()
+        return UsageReport(until, len(hours), late, reopened, {row["why"]: row["count"] for row in found})
+    finally:
+        series.unpersist()
 
 
-def _reopened_hours(
-    tables: Tables, before: datetime | None, reopen_from: datetime | None
-) -> tuple[datetime | None, tuple[datetime, ...]]:
-    """Return the closed end after `reopen_from`, and the hours that are open again. Raises CannotReopen."""
+def _replace_sums(
+    tables: Tables, ledger: DataFrame, hours: set[datetime], before: dict[str, datetime], until: dict[str, datetime]
+) -> None:
+    """Replace the sums of the days that have open hours, or hours or days that close now."""
+    from analytics.transforms import usage
+
+    first, last = min(before.values(), default=_EVER[0]), max(until.values(), default=_EVER[0])
+    with tables.change("usage") as change:
+        known = change.snapshot.hours("usage_hourly", midnight(first) - _DAY, last) if before else []
+        days = sorted({*map(midnight, hours), *known})
+        published = change.snapshot.read("usage_hourly", days).where(_is_closed(before))
+        fresh = usage.hourly(ledger.where(~_is_closed(before)), until)
+        hourly = change.write("usage_hourly", published.unionByName(fresh))
+        change.replace(hourly, hours=days)
+        change.replace(change.write("usage_daily", usage.daily(hourly.frame, until)), hours=days)
+
+
+def _is_closed(ends: dict[str, datetime]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
+
+    from analytics.transforms.usage import end_of
+
+    return F.col("window") < end_of(ends)
+
+
+def closed_ends(tables: Tables) -> dict[str, datetime]:
+    """Return the moment before which all usage of each cluster is closed; nothing for one without closed usage."""
+    ends: dict[str, datetime] = {}
+    for view, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY)):
+        closed = tables.read(view).where("closed").groupBy("cluster")
+        for cluster, last_ms in (
+            closed.agg({"window": "max"}).selectExpr("cluster", "unix_millis(`max(window)`)").collect()
+        ):
+            end = _moment(last_ms) + width
+            ends[cluster] = max(ends.get(cluster, end), end)
+    return ends
+
+
+def _reopened(
+    tables: Tables, closed: dict[str, datetime], reopen_from: datetime | None
+) -> tuple[dict[str, datetime], tuple[datetime, ...]]:
+    """Return the closed ends after `reopen_from`, and the hours that are open again. Raises CannotReopen."""
     from analytics.tables.partitions import hour_of
 
-    if before is None or reopen_from is None or (first := hour_of(reopen_from)) >= before:
-        return before, ()
-    hours = tables.hours("usage_ledger", first, before - _HOUR)
-    if gone := sorted(set(hours) - _rolled_hours(tables, first)):
+    last = max(closed.values(), default=_EVER[0])
+    if reopen_from is None or (first := hour_of(reopen_from)) >= last:
+        return closed, ()
+    hours = tables.hours("usage_ledger", first, last - _HOUR)
+    rolled = tables.read("rollup_1h", tables.hours("rollup_1h", midnight(first), _EVER[1]))
+    if gone := sorted(set(hours) - _hours(rolled)):
         raise CannotReopen(
             f"{len(gone)} hours from {gone[0]:%Y-%m-%d %H:00} to {gone[-1]:%Y-%m-%d %H:00} have usage but no rollup_1h "
             "any more: reopen from a later hour"
         )
-    return first, tuple(hours)
+    return {cluster: min(end, first) for cluster, end in closed.items()}, tuple(hours)
 
 
-def _close_until(tables: Tables, before: datetime | None, latest: datetime) -> datetime:
-    """Return the new closed end: never earlier than `before`, and not past an hour that waits to be rolled up."""
+def _open_rows(tables: Tables, series: DataFrame, before: dict[str, datetime]) -> DataFrame:
+    """Return the rows of rollup_1h of usage counters in hours that are open for their cluster."""
+    rows = tables.read("rollup_1h", _since(tables, "rollup_1h", before))
+    clusters = series.select("series_id", "cluster")
+    return rows.join(clusters, "series_id").where(~_is_closed(before)).drop("cluster")
+
+
+def _open_ledger(tables: Tables, before: dict[str, datetime]) -> DataFrame:
+    return tables.read("usage_ledger", _since(tables, "usage_ledger", before)).where(~_is_closed(before))
+
+
+def _since(tables: Tables, view: str, before: dict[str, datetime]) -> list[datetime]:
+    """Return the view's hours from the earliest closed end on. A cluster that is new may have samples before it."""
+    first = min(before.values(), default=_EVER[0]) - _DAY if before else _EVER[0]
+    return tables.hours(view, midnight(first), _EVER[1])
+
+
+def _new_ends(
+    tables: Tables, rows: DataFrame, series: DataFrame, before: dict[str, datetime], options: UsageOptions
+) -> dict[str, datetime]:
+    """Return the new closed ends: never earlier than before, and not past an hour that waits to be rolled up.
+
+    A cluster without any sample since is gone, and closes with the others.
+    """
+    from analytics.jobs.rollup import waiting_hours
     from analytics.tables.partitions import hour_of
+    from analytics.transforms.usage import watermarks
 
-    waiting = [hour for hour in tables.dirty_hours(QUEUE).hours if before is None or hour >= before]
-    until = min([hour_of(latest), *waiting])
-    return until if before is None else max(before, until)
-
-
-def _open_hours(tables: Tables, before: datetime | None) -> list[datetime]:
-    """Return the open hours that have rows in the rollup or in the ledger."""
-    first = before or _EVER[0]
-    known = _rolled_hours(tables, first) | set(tables.hours("usage_ledger", first, _EVER[1]))
-    return sorted(hour for hour in known if hour >= first)
-
-
-def _rolled_hours(tables: Tables, first: datetime) -> set[datetime]:
-    """Return the hours in rollup_1h, from the day of `first` on."""
-    days = tables.hours("rollup_1h", midnight(first), _EVER[1])
-    rolled = tables.read("rollup_1h", days).selectExpr("unix_millis(window)").distinct().collect()
-    return {datetime.fromtimestamp(row[0] / 1000, UTC) for row in rolled}
+    marks = watermarks(rows, series, options.now, options.silent).selectExpr("cluster", "unix_millis(until)").collect()
+    ends = {cluster: hour_of(_moment(mark) - options.lateness) for cluster, mark in marks}
+    if ends:
+        ends = dict.fromkeys(before, max(ends.values())) | ends
+    waiting = waiting_hours(tables)
+    for cluster, end in ends.items():
+        open_since = before.get(cluster, _EVER[0])
+        ends[cluster] = max(open_since, min([end, *(hour for hour in waiting if hour >= open_since)]))
+    return before | ends
 
 
-def _rows(tables: Tables, table: str, hours: list[datetime]) -> DataFrame:
-    frame = tables.read(table, hours)
-    return frame.where(frame["window"].isin(*hours)) if hours else frame.limit(0)
-
-
-def _tails(tables: Tables, before: datetime, lookback_days: int) -> DataFrame:
+def _tails(
+    tables: Tables, series: DataFrame, before: dict[str, datetime], first: datetime, lookback_days: int
+) -> tuple[DataFrame, DataFrame]:
+    """Return the counters' last samples in closed hours: those in the ledger, and those in the rollup."""
     from analytics.transforms import usage
 
-    first = midnight(before) - (lookback_days + 1) * _DAY
-    return usage.ledger_tails(tables.read("usage_ledger", tables.hours("usage_ledger", first, before - _HOUR)))
+    since, last = midnight(first) - (lookback_days + 1) * _DAY, max(before.values(), default=_EVER[0])
+    ledger = tables.read("usage_ledger", tables.hours("usage_ledger", since, last)).where(_is_closed(before))
+    rolled = tables.read("rollup_1h", tables.hours("rollup_1h", since, last))
+    rolled = rolled.join(series.select("series_id", "cluster"), "series_id").where(_is_closed(before))
+    return usage.ledger_tails(ledger), usage.rolled_tails(rolled)
 
 
-def _late_samples(tables: Tables, series: DataFrame, hours: list[datetime]) -> dict[datetime, int]:
-    from analytics.transforms import usage
+def _late_samples(
+    tables: Tables, series: DataFrame, closed: dict[str, datetime], changed: list[datetime]
+) -> dict[datetime, int]:
+    """Return the number of samples that changed hours have, and the ledger has not, since they were closed."""
+    from analytics.transforms.usage import count_late_samples
 
+    hours = [hour for hour in changed if hour < max(closed.values(), default=_EVER[0])]
     if not hours:
         return {}
-    found = usage.count_late_samples(_rows(tables, "rollup_1h", hours), series, tables.read("usage_ledger", hours))
-    rows = found.selectExpr("unix_millis(window)", "samples").collect()
-    return {datetime.fromtimestamp(row[0] / 1000, UTC): row[1] for row in rows}
+    rows = tables.read("rollup_1h", hours)
+    rows = rows.join(series.select("series_id", "cluster"), "series_id")
+    rows = rows.where(_is_closed(closed) & rows["window"].isin(*hours)).drop("cluster")
+    known = tables.read("usage_ledger", hours).where(_is_closed(closed))
+    found = count_late_samples(rows, series, known).selectExpr("unix_millis(window)", "samples").collect()
+    return {_moment(row[0]): row[1] for row in found}
+
+
+def _hours(rows: DataFrame) -> set[datetime]:
+    return {_moment(row[0]) for row in rows.selectExpr("unix_millis(window)").distinct().collect()}
+
+
+def _moment(unix_ms: int) -> datetime:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 
 def _print_report(progress: Progress, report: UsageReport) -> None:
@@ -171,7 +249,15 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
             f"KEPT OUT: {sum(late.values())} samples for {len(late)} closed hours, from {min(late):%Y-%m-%d %H:00} to "
             f"{max(late):%Y-%m-%d %H:00}; rollup_1h has them. If that is usual, close hours later (--lateness-hours)"
         )
-    progress.print_summary(f"{report.hours} hours summed, closed until {report.closed_until:%Y-%m-%d %H:00}")
+    for why, count in sorted(report.no_counts.items()):
+        progress.print_line(
+            f"SET ASIDE: {count} hours of a counter have a sample that is no count ({why}), and are in no bill; "
+            "rollup_1h has them. Who sends them to the receiver?"
+        )
+    ends = ", ".join(
+        f"{cluster or '(none)'} until {end:%Y-%m-%d %H:00}" for cluster, end in sorted(report.closed_until.items())[:5]
+    )
+    progress.print_summary(f"{report.hours} hours summed, closed: {ends or 'nothing yet'}")
 
 
 @click.command("usage")
@@ -181,7 +267,22 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
     type=click.FloatRange(min=0),
     default=LATENESS_HOURS,
     show_default=True,
-    help="An hour closes this long after its end. Later samples are left out.",
+    help="An hour closes when all instances have samples from this long after its end. Later ones are left out.",
+)
+@click.option(
+    "--silent-hours",
+    type=click.FloatRange(min=0),
+    default=SILENT_HOURS,
+    show_default=True,
+    help="An instance that sent nothing for this long, while others of its cluster did, is gone.",
+)
+@click.option(
+    "--job",
+    "jobs",
+    multiple=True,
+    metavar="NAME",
+    help="Scrape jobs (label `job`) whose counters are billed; may be repeated. "
+    "Default: proxy, pulsar-proxy and pulsar-trio-proxy.",
 )
 @click.option(
     "--lookback-days",
@@ -197,14 +298,26 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
     help="Recompute closed hours from this one (UTC) on, after a backfill. Bills made of them may differ then.",
 )
 @verbose_option
-def command(root: str, lateness_hours: float, lookback_days: int, reopen_from: datetime | None) -> None:
+def command(  # noqa: PLR0917 -- click's manner
+    root: str,
+    lateness_hours: float,
+    silent_hours: float,
+    jobs: tuple[str, ...],
+    lookback_days: int,
+    reopen_from: datetime | None,
+) -> None:
     """Bytes, messages and sessions of each principal, by hour and day."""
+    options = UsageOptions(
+        datetime.now(UTC),
+        timedelta(hours=lateness_hours),
+        timedelta(hours=silent_hours),
+        lookback_days,
+        reopen_from.replace(tzinfo=UTC) if reopen_from else None,
+        jobs,
+    )
     with job_session("usage") as session:
-        lateness = timedelta(hours=lateness_hours)
-        reopen = reopen_from.replace(tzinfo=UTC) if reopen_from else None
-        now = datetime.now(UTC)
         try:
-            run(session, root, now=now, lateness=lateness, lookback_days=lookback_days, reopen_from=reopen)
+            run(session, root, options)
         except CannotReopen as error:
             raise click.ClickException(str(error)) from error
 

@@ -1,7 +1,7 @@
 """The top principals by use in exactly the report's span, and a comparison with the usage tables.
 
-The report counts from the rollups, by the same chain as the job `usage` (`analytics.transforms.usage.ledger`), so that
-its table covers the plots' span and not just whole hours. `Billed` compares that with the usage tables.
+The report counts from the rollups, so that its table covers the plots' span and not just whole hours. `Billed` compares
+that with the usage tables.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ PLOTTED: Final = 7
 COLUMNS: Final = ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions")
 OTHER: Final = "other"
 """The proxy's label for all principals beyond those that it counts by name."""
-LOOKBACK_DAYS: Final = 7
-"""The jobs' default."""
 Figures = tuple[int, ...]
 """In the order of COLUMNS."""
 NOTHING: Final[Figures] = (0,) * len(COLUMNS)
@@ -87,7 +85,7 @@ def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, clust
     mine = usage.usage_series(series)
     mine = mine.where(F.col("cluster") == cluster).join(series.select("series_id", "first_seen"), "series_id").cache()
     try:
-        counted = _counted(rows, mine, span).cache()
+        counted = _counted(rows, mine).cache()
         try:
             billed = _billed(tables, mine, counted, cluster, span)
             return _principals(counted, billed, _without_start(rows, mine, span))
@@ -97,19 +95,10 @@ def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, clust
         mine.unpersist()
 
 
-def _counted(rows: DataFrame, mine: DataFrame, span: Span) -> DataFrame:
-    """Return the ledger of the span. An older counter's growth up to its first sample here is from the rollup."""
-    older = mine.where(F.col("first_seen") < F.lit(span.start)).select("series_id")
-    tails = (
-        rows.join(F.broadcast(older), "series_id")
-        .groupBy("series_id")
-        .agg(
-            F.min("first_ts").alias("tail_last_ts"),
-            F.min_by(F.col("first_v") - F.col("entry"), "window").alias("tail_last_v"),
-            F.min_by("first_start_ts", "window").alias("tail_last_start_ts"),
-        )
-    )
-    return usage.ledger(rows, mine.drop("first_seen"), tails, LOOKBACK_DAYS)
+def _counted(rows: DataFrame, mine: DataFrame) -> DataFrame:
+    """Return the growth of the counters in the span."""
+    found = rows.join(F.broadcast(mine.drop("first_seen")), "series_id").where(usage.no_count().isNull())
+    return found.withColumn("increase", F.round("increase").cast("long"))
 
 
 def _principals(counted: DataFrame, billed: Billed | None, without_start: int) -> Principals:
@@ -169,7 +158,7 @@ def _lines(counted: DataFrame, names: list[str]) -> dict[str, Line]:
 
 
 def _without_start(rows: DataFrame, mine: DataFrame, span: Span) -> int:
-    began = mine.where((F.col("first_seen") >= F.lit(span.start)) & F.col("created_id").isNull())
+    began = mine.where(F.col("first_seen") >= F.lit(span.start))
     unknown = rows.where(F.col("first_start_ts").isNull()).select("series_id").distinct()
     return unknown.join(F.broadcast(began.select("series_id")), "series_id").count()
 

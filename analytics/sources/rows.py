@@ -2,8 +2,8 @@
 
 One pass over the input gives samples, histograms and series. Labels in every sample's row would cost more than all the
 rest together (0.19 M samples/s against 0.49 M), so samples and histograms carry the series' number, and each partition
-has one row for each series in it. The option `table` chooses: `samples`, `histograms`, `series`, or `all`, the three as
-rows of one schema, for callers that need all from one pass (the ingest job, which holds them in Spark's cache).
+has one row for each series and replica in it. The option `table` chooses: `samples`, `histograms`, `series`, or `all`,
+the three as rows of one schema, for callers that need all from one pass (the ingest job, which caches them).
 
 A series' row also has `first_ts` and `last_ts`, the span of the partition's rows of it, and `ordered`: every row is
 later than the one before. If the spans of one series do not overlap and all are ordered, no row can be there twice;
@@ -12,7 +12,7 @@ the ingest job checks that on the few rows of series instead of the many of samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from analytics.series import METRIC_NAME, metric_and_labels, series_id
+from analytics.series import METRIC_NAME, counter_id, metric_and_labels, replica_id, series_id
 from analytics.tables.schemas import HISTOGRAM
 
 if TYPE_CHECKING:
@@ -40,14 +40,17 @@ if TYPE_CHECKING:
     from analytics.remote_write.histograms import Histogram
 
 BATCH_ROWS = 131_072
+NO_COUNTER = 0
 SERIES_MAX = 2_000_000
 """Limit of different series in one partition of the input; splits are far smaller than that."""
 
 _KEY = [
     StructField("series_id", LongType(), nullable=False),
+    StructField("replica", LongType(), nullable=False),
     StructField("ts", TimestampType(), nullable=False),
     StructField("start_ts", TimestampType()),
 ]
+_VALUE = [StructField("value", DoubleType()), StructField("counter_id", LongType())]
 _SERIES = StructType(
     [
         StructField("metric", StringType(), nullable=False),
@@ -58,16 +61,16 @@ _SERIES = StructType(
     ]
 )
 SCHEMAS = {
-    "samples": StructType([*_KEY, StructField("value", DoubleType(), nullable=False)]),
+    "samples": StructType([*_KEY, *_VALUE]),
     "histograms": StructType([*_KEY, *HISTOGRAM.fields]),
     "series": StructType(
-        [_KEY[0], StructField("first_ts", TimestampType(), nullable=False), *_SERIES.fields],
+        [*_KEY[:2], StructField("first_ts", TimestampType(), nullable=False), *_SERIES.fields],
     ),
     # A sample has a value, a histogram's row a histogram, a series' row a series (its ts is the first).
     "all": StructType(
         [
             *_KEY,
-            StructField("value", DoubleType()),
+            *_VALUE,
             StructField("histogram", HISTOGRAM),
             StructField("series", _SERIES),
         ]
@@ -80,9 +83,13 @@ _BEFORE_ALL, _AFTER_ALL = -(1 << 62), 1 << 62
 
 @dataclass
 class _Spans:
-    """Columns by a series' number in the decoder: identity, first and last timestamp (ms), and if it is ordered."""
+    """Columns by a series' number in the decoder: identity, replica, counter (NO_COUNTER if it is no `_created` gauge),
+    first and last timestamp (ms), and if it is ordered.
+    """
 
     identity: Integers
+    replica: Integers
+    counter: Integers
     first_ms: Integers
     last_ms: Integers
     ordered: npt.NDArray[np.bool_]
@@ -90,11 +97,14 @@ class _Spans:
     @classmethod
     def empty(cls) -> _Spans:
         integers = np.zeros(0, np.int64)
-        return cls(integers, integers, integers, np.zeros(0, np.bool_))
+        return cls(integers, integers, integers, integers, integers, np.zeros(0, np.bool_))
 
-    def add_series(self, identities: list[int]) -> None:
+    def add_series(self, identities: list[tuple[int, int, int]]) -> None:
         count = len(identities)
-        self.identity = np.concatenate([self.identity, np.array(identities, np.int64)])
+        added = np.array(identities, np.int64).reshape(-1, 3)
+        self.identity = np.concatenate([self.identity, added[:, 0]])
+        self.replica = np.concatenate([self.replica, added[:, 1]])
+        self.counter = np.concatenate([self.counter, added[:, 2]])
         self.first_ms = np.concatenate([self.first_ms, np.full(count, _AFTER_ALL)])
         self.last_ms = np.concatenate([self.last_ms, np.full(count, _BEFORE_ALL)])
         self.ordered = np.concatenate([self.ordered, np.ones(count, np.bool_)])
@@ -130,7 +140,7 @@ class RowBuilder:
         fresh = columns.series[len(self._series) :]
         if len(columns.series) > SERIES_MAX:
             raise ValueError(f"one partition of the input has more than {SERIES_MAX} series: use a smaller splitBytes")
-        self._spans.add_series([series_id(one.labels, self._replica_labels) for one in fresh])
+        self._spans.add_series([self._identities(one.labels) for one in fresh])
         self._series = columns.series
         if self._table in {"series", "all"}:
             self._record_spans(columns)
@@ -139,6 +149,14 @@ class RowBuilder:
         if self._table in {"histograms", "all"} and columns.histograms:
             for begin in range(0, len(columns.histograms), BATCH_ROWS):
                 yield self._histogram_batch(columns.histograms[begin : begin + BATCH_ROWS])
+
+    def _identities(self, labels: Sequence[tuple[str, str]]) -> tuple[int, int, int]:
+        counter = counter_id(labels, self._replica_labels)
+        return (
+            series_id(labels, self._replica_labels),
+            replica_id(labels, self._replica_labels),
+            NO_COUNTER if counter is None else counter,
+        )
 
     def build_series_rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the series."""
@@ -156,17 +174,21 @@ class RowBuilder:
     def _sample_batches(self, columns: Columns) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        identity = self._spans.identity[columns.sample_series]
-        for begin in range(0, len(identity), BATCH_ROWS):
+        spans = self._spans
+        for begin in range(0, len(columns.sample_series), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
+            series = columns.sample_series[part]
+            counter = spans.counter[series]
             yield self._record_batch(
                 {
-                    "series_id": pa.array(identity[part]),
+                    "series_id": pa.array(spans.identity[series]),
+                    "replica": pa.array(spans.replica[series]),
+                    "counter_id": pa.array(counter, mask=counter == NO_COUNTER),
                     "ts": _times(columns.sample_ts_ms[part]),
                     "start_ts": _times_or_null(columns.sample_start_ts_ms[part]),
                     "value": pa.array(columns.sample_value[part]),
                 },
-                len(identity[part]),
+                len(series),
             )
 
     def _histogram_batch(self, histograms: list[Histogram]) -> pa.RecordBatch:
@@ -179,8 +201,10 @@ class RowBuilder:
         if self._table == "all":
             kind = self._schema.field("histogram").type
             values = {"histogram": pa.StructArray.from_arrays(list(values.values()), fields=list(kind))}
+        numbers = [one.series for one in histograms]
         keys = {
-            "series_id": pa.array(self._spans.identity[[one.series for one in histograms]]),
+            "series_id": pa.array(self._spans.identity[numbers]),
+            "replica": pa.array(self._spans.replica[numbers]),
             "ts": _times(np.array([one.ts_ms for one in histograms], np.int64)),
             "start_ts": _times_or_null(np.array([one.start_ts_ms for one in histograms], np.int64)),
         }
@@ -199,7 +223,12 @@ class RowBuilder:
             "ordered": pa.array(self._spans.ordered[met]),
         }
         first = _times(self._spans.first_ms[met])
-        keys = {"series_id": pa.array(self._spans.identity[met]), "ts": first, "first_ts": first}
+        keys = {
+            "series_id": pa.array(self._spans.identity[met]),
+            "replica": pa.array(self._spans.replica[met]),
+            "ts": first,
+            "first_ts": first,
+        }
         if self._table == "all":
             kind = self._schema.field("series").type
             values = {"series": pa.StructArray.from_arrays(list(values.values()), fields=list(kind))}

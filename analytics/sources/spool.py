@@ -1,20 +1,18 @@
-"""`spark.read.format("prometheus_spool")`, and `readStream`: the samples that the receiver stored.
+"""`spark.read.format("prometheus_spool")`: the samples that the receiver stored, all or between two positions.
 
-An offset is a record boundary: segment number and byte. The driver reads record boundaries to plan, executors decode;
+A position is a record boundary: segment number and byte. The driver reads record boundaries to plan, executors decode;
 so the spool's directory must be the same path on all of them (one machine, or a shared volume).
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from analytics.remote_write.decode import Decoder
 from analytics.remote_write.errors import DecodeError
@@ -23,31 +21,20 @@ from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder
 from analytics.spool import reader
 from analytics.spool.positions import Position
 from analytics.spool.records import Damage
-from analytics.spool.retention import record_consumed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-OPTIONS = (
-    "path",
-    "table",
-    "replicaLabels",
-    "maxBytesPerBatch",
-    "splitBytes",
-    "failOnDataLoss",
-    "removeConsumedAfterSeconds",
-)
-MAX_BYTES_PER_BATCH = 64 << 20
+OPTIONS = ("path", "table", "replicaLabels", "splitBytes", "start", "end")
 SPLIT_BYTES = 4 << 20
-NEVER = -1
 BUCKETS_PER_ROW = 4  # in memory a sample's row is about as large as these
 REPORTED_MAX = 20
 """Skipped places of one split that are reported one by one."""
 
 
 class LostSegments(Exception):
-    """The spool no longer has the position that the checkpoint reads next."""
+    """The spool no longer has the position at which ingest goes on."""
 
 
 @dataclass
@@ -82,20 +69,15 @@ class PrometheusSpool(DataSource):
         """Return a reader of all records that are committed when the query is planned."""
         return _BatchReader(self._settings)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Return a reader that starts at the checkpoint's offset; a new one at the oldest segment."""
-        return _StreamReader(self._settings)
-
 
 @dataclass(frozen=True)
 class _Settings:
     directory: str
     table: str
     replica_labels: tuple[str, ...]
-    max_bytes_per_batch: int
     split_bytes: int
-    fail_on_data_loss: bool
-    remove_consumed_after_s: int
+    start: Position
+    end: Position | None
 
     @classmethod
     def parse_options(cls, given: Any) -> _Settings:
@@ -107,11 +89,22 @@ class _Settings:
             directory=directory,
             table=options.table(),
             replica_labels=options.replica_labels(),
-            max_bytes_per_batch=options.integer("maxBytesPerBatch", MAX_BYTES_PER_BATCH, least=1, most=1 << 40),
             split_bytes=options.integer("splitBytes", SPLIT_BYTES, least=1, most=1 << 32),
-            fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-            remove_consumed_after_s=options.integer("removeConsumedAfterSeconds", NEVER, least=NEVER, most=1 << 32),
+            start=_parse_position(options.text("start", "0:0"), "start"),
+            end=_parse_position(text, "end") if (text := options.text("end", "")) else None,
         )
+
+
+def position_text(position: Position) -> str:
+    """Return a position as the options `start` and `end` take it."""
+    return f"{position.segment}:{position.offset}"
+
+
+def _parse_position(text: str, name: str) -> Position:
+    segment, _, offset = text.partition(":")
+    if not (segment.isdecimal() and offset.isdecimal()):
+        raise BadOption(f"prometheus_spool: {name} is {text!r}, and must be SEGMENT:BYTE")
+    return Position(int(segment), int(offset))
 
 
 class _BatchReader(DataSourceReader):
@@ -122,78 +115,23 @@ class _BatchReader(DataSourceReader):
         directory = self._settings.directory
         if not Path(directory).is_dir():
             raise BadOption(f"prometheus_spool: there is no directory {directory}")
-        return _plan_splits(self._settings, reader.BEGIN, reader.committed_end(directory))
+        return _plan_splits(self._settings, self._settings.start, self._settings.end or reader.committed_end(directory))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from _read_split(self._settings, partition)
 
 
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, settings: _Settings) -> None:
-        self._settings = settings
-        self._target: Position | None = None
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        segments = reader.list_segments(self._settings.directory)
-        return _offset(Position(segments[0].number, 0) if segments else reader.BEGIN)
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxBytes(self._settings.max_bytes_per_batch)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = reader.committed_end(self._settings.directory)
-
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        return _offset(reader.committed_end(self._settings.directory))
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        begin = _position(start)
-        end = self._target or reader.committed_end(self._settings.directory)
-        self._check_segments_present(begin, end)
-        if end <= begin or isinstance(limit, ReadAllAvailable):
-            return _offset(max(begin, end))
-        if not isinstance(limit, ReadMaxBytes):
-            raise TypeError(f"prometheus_spool knows no limit of the kind {type(limit).__name__}")
-        return _offset(_batch_end(self._settings.directory, begin, end, limit.max_bytes))
-
-    def _check_segments_present(self, begin: Position, end: Position) -> None:
-        """Raise LostSegments if the segment to read next is gone: the job removes only consumed ones."""
-        numbers = [segment.number for segment in reader.list_segments(self._settings.directory)]
-        gone = begin.offset > 0 and begin.segment not in numbers and begin != end
-        if self._settings.fail_on_data_loss and (gone or end < begin):
-            have = f"segments {numbers[0]} to {numbers[-1]}" if numbers else "no segment"
-            raise LostSegments(
-                f"{self._settings.directory}: the checkpoint wants to go on at segment {begin.segment}, byte "
-                f"{begin.offset}, and the spool has {have}, ending at {end}. Is it another spool's checkpoint? If "
-                "segments were deleted, their samples are lost: start with a new checkpoint directory"
-            )
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return _plan_splits(self._settings, _position(start), _position(end))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from _read_split(self._settings, partition)
-
-    def commit(self, end: dict[str, int]) -> None:
-        """Remove consumed segments: everything before `end` is in the tables."""
-        keep_s = self._settings.remove_consumed_after_s
-        if keep_s == NEVER:
-            return
-        position = _position(end)
-        youngest = time.time() - keep_s
-        for segment in reader.list_segments(self._settings.directory):
-            if segment.number < position.segment and Path(segment.path).stat().st_mtime > youngest:
-                position = Position(segment.number, 0)
-                break
-        record_consumed(self._settings.directory, position)
-
-
-def _offset(position: Position) -> dict[str, int]:
-    return {"segment": position.segment, "offset": position.offset}
-
-
-def _position(offset: dict[str, int]) -> Position:
-    return Position(offset["segment"], offset["offset"])
+def check_segments_present(directory: str, begin: Position) -> None:
+    """Raise LostSegments if the segment to read next is gone: ingest removes only what is in the tables."""
+    segments, end = reader.list_segments(directory), reader.committed_end(directory)
+    gone = begin.offset > 0 and begin != end and begin.segment not in {segment.number for segment in segments}
+    if gone or end < begin:
+        have = f"segments {segments[0].number} to {segments[-1].number}" if segments else "no segment"
+        raise LostSegments(
+            f"{directory}: ingest wants to go on at segment {begin.segment}, byte {begin.offset}, and the spool has "
+            f"{have}, ending at {end}. If segments were deleted, their samples are lost: delete the file `id` of the "
+            "spool, and ingest begins at what there is"
+        )
 
 
 def _segment_ranges(directory: str, begin: Position, end: Position) -> Iterator[tuple[int, str, int, int]]:
@@ -221,7 +159,7 @@ def _ignore_damage(damage: Damage) -> None:
     """Ignore damage while planning: the executor that reads the split reports it."""
 
 
-def _batch_end(directory: str, begin: Position, end: Position, max_bytes: int) -> Position:
+def batch_end(directory: str, begin: Position, end: Position, max_bytes: int) -> Position:
     """Return the end of one batch: the end of the record in which the limit lies, so at least one record."""
     left = max_bytes
     for number, path, start, stop in _segment_ranges(directory, begin, end):

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs as arrow_fs
 from pyarrow.parquet import FileMetaData, read_metadata
 
-from analytics.tables.errors import ChangedMeanwhile, TablesError
+from analytics.tables.errors import change_errors
 from analytics.tables.partitions import partition_from, partitions_of, values_in_path
 from analytics.tables.schemas import PARTITIONS, SCHEMAS, VIEWS
 
@@ -138,14 +138,10 @@ class TableChange:
             return
         delta, table = self.snapshot.delta, self.snapshot.table
         properties = CommitProperties(max_commit_retries=0, app_transactions=self._recorded)
-        try:
+        with change_errors(table):
             delta.create_write_transaction(
                 self._actions, "append", delta.schema(), self._partition_by, commit_properties=properties
             )
-        except CommitFailedError as error:
-            raise ChangedMeanwhile(f"another process changed {table} meanwhile; nothing was changed") from error
-        except DeltaError as error:
-            raise TablesError(f"{table}: {error}") from error
 
     def discard(self) -> None:
         """Delete the written files, before a commit; if the storage fails, they stay until `expire` deletes them."""

@@ -107,6 +107,19 @@ class Snapshot:
             hour for hour in found if (first.date() <= hour.date() <= last.date() if by_day else first <= hour <= last)
         )
 
+    def series(self) -> DataFrame:
+        """Return the rows of `series`, each once, however many batches met it."""
+        return (
+            self.read("series")
+            .groupBy("series_id")
+            .agg(
+                F.first("metric").alias("metric"),
+                F.first("labels").alias("labels"),
+                F.max("kind").alias("kind"),
+                F.min("first_seen").alias("first_seen"),
+            )
+        )
+
     def recorded(self, app: str) -> int | None:
         """Return the number that a change recorded under this name; None without any."""
         return self.delta.transaction_version(app)
@@ -170,15 +183,8 @@ class Tables:
 
         Series are there once, however many batches met them.
         """
-        rows = self.snapshot(VIEWS[view].table).read(view, hours)
-        if view != "series":
-            return rows
-        return rows.groupBy("series_id").agg(
-            F.first("metric").alias("metric"),
-            F.first("labels").alias("labels"),
-            F.max("kind").alias("kind"),
-            F.min("first_seen").alias("first_seen"),
-        )
+        snapshot = self.snapshot(VIEWS[view].table)
+        return snapshot.series() if view == "series" else snapshot.read(view, hours)
 
     def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
         """Return the hours of the view's partitions, as `Snapshot.hours`."""

@@ -9,7 +9,8 @@ hours is the counter's growth in spite of late samples.
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
@@ -27,28 +28,57 @@ WHAT: Final = {
 }
 """The proxy's metric and its label `direction` → a column of the usage tables."""
 
-_CREATED: Final = {metric.removesuffix("_total") + "_created": metric for metric, _ in WHAT}
-"""Gauge with the creation time of a counter, in seconds since 1970 → the counter's metric."""
+JOBS: Final = ("proxy", "pulsar-proxy", "pulsar-trio-proxy")
+"""The label `job` of the proxy's own series, as the chart and the documented configuration of Prometheus give it."""
+
+COUNT_MAX: Final = float(1 << 53)
+"""Beyond, doubles are no whole numbers."""
 
 _TAIL: Final = ("last_ts", "last_v", "last_start_ts")
 
 
-def usage_series(series: DataFrame) -> DataFrame:
-    """Select the usage counters from the table `series`: (series_id, cluster, principal, what, created_id).
+def usage_series(series: DataFrame, jobs: Collection[str] = JOBS) -> DataFrame:
+    """Select the usage counters of these scrape jobs: (series_id, cluster, instance, principal, what).
 
-    `created_id` is the series with the counter's creation time; null if there is none.
+    Whoever may write to the receiver may send any series; the label `job` is Prometheus' own.
     """
     direction = F.coalesce(F.col("labels")["direction"], F.lit(""))
     what = F.coalesce(
         *(F.when((F.col("metric") == metric) & (direction == way), F.lit(name)) for (metric, way), name in WHAT.items())
     )
-    labels = (F.coalesce(F.col("labels")[name], F.lit("")).alias(name) for name in ("cluster", "principal"))
-    all_labels = F.array_sort(F.map_entries("labels")).alias("all_labels")
-    counters = series.select("series_id", "metric", all_labels, *labels, what.alias("what")).where("what is not null")
-    counted = F.coalesce(*(F.when(F.col("metric") == name, F.lit(metric)) for name, metric in _CREATED.items()))
-    created = series.select(F.col("series_id").alias("created_id"), counted.alias("metric"), all_labels)
-    known = counters.join(created.where("metric is not null"), ["metric", "all_labels"], "left")
-    return known.select("series_id", "cluster", "principal", "what", "created_id")
+    names = ("cluster", "instance", "principal")
+    labels = (F.coalesce(F.col("labels")[name], F.lit("")).alias(name) for name in names)
+    own = series.where(F.coalesce(F.col("labels")["job"], F.lit("")).isin(*jobs))
+    return own.select("series_id", *labels, what.alias("what")).where("what is not null")
+
+
+def no_count() -> Column:
+    """Return a column: why a row of the rollup is no sum of counts; null if it is one."""
+    whole = [F.col(name) == F.rint(name) for name in ("min", "max", "first_v", "last_v", "sum")]
+    is_whole = whole[0] & whole[1] & whole[2] & whole[3] & whole[4]
+    return (
+        F.when(F.col("min") < 0, F.lit("negative"))
+        .when((F.col("max") >= COUNT_MAX) | (F.abs("increase") >= COUNT_MAX), F.lit("too large"))
+        .when(~is_whole, F.lit("a fraction"))
+    )
+
+
+def watermarks(hours: DataFrame, series: DataFrame, now: datetime, silent: timedelta) -> DataFrame:
+    """Return (cluster, until): the time up to which every instance of a cluster has sent its samples.
+
+    An instance counts as gone if it is silent for longer than `silent` before its cluster's newest sample, and so does
+    a cluster before the newest of all. `hours` are rows of rollup_1h. Samples of the future are a wrong clock's.
+    """
+    mine = hours.join(F.broadcast(series), "series_id").where(F.col("last_ts") <= F.lit(now))
+    instances = mine.groupBy("cluster", "instance").agg(F.max("last_ts").alias("last"))
+    everything = Window.partitionBy(F.lit(0))
+    known = instances.withColumns(
+        {"newest": F.max("last").over(Window.partitionBy("cluster")), "newest_of_all": F.max("last").over(everything)}
+    )
+    is_live = F.col("last") >= F.col("newest") - F.lit(silent)
+    until = F.min(F.when(is_live, F.col("last")))
+    is_gone = F.max("newest") < F.max("newest_of_all") - F.lit(silent)
+    return known.groupBy("cluster").agg(F.when(is_gone, F.max("newest_of_all")).otherwise(until).alias("until"))
 
 
 def ledger_tails(ledger: DataFrame) -> DataFrame:
@@ -56,28 +86,50 @@ def ledger_tails(ledger: DataFrame) -> DataFrame:
     return ledger.groupBy("series_id").agg(*(F.max_by(name, "last_ts").alias(f"tail_{name}") for name in _TAIL))
 
 
-def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
-    """Compute rows of usage_ledger from rows of rollup_1h and `usage_series`.
+def rolled_tails(hours: DataFrame) -> DataFrame:
+    """Return the time of each series' last sample in these rows of the rollup, which the ledger may not have."""
+    return hours.groupBy("series_id").agg(F.max("last_ts").alias("rolled_ts"))
 
-    The growth up to each hour's first sample is counted from the previous hour, or from the tail; without one, from the
-    counter's start. That is as in the rollup, but more starts are known.
+
+def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, rolled: DataFrame, lookback_days: int) -> DataFrame:
+    """Compute rows of usage_ledger from rows of rollup_1h and `usage_series`, without rows that are no counts.
+
+    An hour's growth is the rollup's, unless the sample before it is not in the ledger: then it is counted from the
+    ledger's last one, and if there is none, from the counter's start.
     """
-    rows = _with_starts(hours, series).join(tails, "series_id", "left")
+    rows = (
+        hours.join(F.broadcast(series), "series_id").join(tails, "series_id", "left").join(rolled, "series_id", "left")
+    )
     in_order = Window.partitionBy("series_id").orderBy("window")
-    is_first = F.row_number().over(in_order) == 1
+    counts = F.col("reason").isNull()
+    rows = rows.withColumn("reason", no_count())
     before = {
-        f"tail_{name}": F.when(is_first, F.col(f"tail_{name}")).otherwise(F.lag(name).over(in_order)) for name in _TAIL
+        f"tail_{name}": F.coalesce(
+            F.last(F.when(counts, F.col(name)), ignorenulls=True).over(
+                in_order.rowsBetween(Window.unboundedPreceding, -1)
+            )
+            if name != "last_start_ts"
+            else F.last(F.when(counts, F.struct(name)), ignorenulls=True).over(
+                in_order.rowsBetween(Window.unboundedPreceding, -1)
+            )[name],
+            F.col(f"tail_{name}"),
+        )
+        for name in _TAIL
     }
-    rows = rows.withColumns(before)
-    increase = F.col("increase") - F.col("entry") + _since_tail(lookback_days)
-    return rows.select(
+    rows = rows.withColumn("rolled_ts", F.coalesce(F.lag("last_ts").over(in_order), F.col("rolled_ts"))).withColumns(
+        before
+    )
+    entry = F.when(F.col("tail_last_ts").eqNullSafe(F.col("rolled_ts")), F.col("entry")).otherwise(
+        _since_tail(lookback_days)
+    )
+    return rows.where(counts).select(
         "series_id",
         "cluster",
         "principal",
         "what",
         "window",
         "n",
-        F.round(increase).cast("long").alias("increase"),
+        F.round(F.col("increase") - F.col("entry") + entry).cast("long").alias("increase"),
         "last_ts",
         "last_v",
         "last_start_ts",
@@ -86,56 +138,48 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days:
     )
 
 
-def _with_starts(hours: DataFrame, series: DataFrame) -> DataFrame:
-    """Return the counters' rows, with starts from the `_created` series if the samples have none."""
-    created = hours.select(
-        F.col("series_id").alias("created_id"), "window", *(_moment(f"{end}_v").alias(end) for end in ("first", "last"))
-    )
-    rows = hours.join(F.broadcast(series), "series_id").join(created, ["created_id", "window"], "left")
-    # The proxy's clock may be ahead of Prometheus'; the counter certainly began before its first sample.
-    first = F.least(F.col("first"), F.col("first_ts") - F.expr("interval 1 millisecond"))
-    return rows.withColumns(
-        {
-            "first_start_ts": F.coalesce("first_start_ts", F.when(F.col("first").isNotNull(), first)),
-            "last_start_ts": F.coalesce("last_start_ts", "last"),
-        }
-    )
+def _since_tail(lookback_days: int) -> Column:
+    """Return the growth from the ledger's last sample to the hour's first one, by the model of `counters`."""
+    value, start, tail_v = F.col("first_v"), F.col("first_start_ts"), F.col("tail_last_v")
+    tail_start, tail_ts = F.col("tail_last_start_ts"), F.col("tail_last_ts")
+    horizon = F.expr(f"date_trunc('day', first_ts) - interval {lookback_days} days")
+    told = F.when(tail_start.isNotNull(), start > tail_start).otherwise((start >= tail_ts) | (value < tail_v))
+    is_reset = F.when(start.isNotNull(), told).otherwise(value < tail_v)
+    at_first = F.when((start >= horizon) & (start < F.col("first_ts")), value).otherwise(0.0)
+    since = F.when(is_reset, value).otherwise(value - tail_v)
+    return F.when(tail_ts >= horizon, since).otherwise(at_first)
 
 
-def _moment(seconds: str) -> Column:
-    return F.timestamp_millis(F.round(F.col(seconds) * 1000).cast("long"))
-
-
-def hourly(rows: DataFrame, closed_until: datetime) -> DataFrame:
-    """Sum rows of the ledger to rows of usage_hourly; hours before `closed_until` are closed."""
+def hourly(rows: DataFrame, ends: Mapping[str, datetime]) -> DataFrame:
+    """Sum rows of the ledger to rows of usage_hourly; hours before their cluster's end are closed."""
     totals = (F.coalesce(F.sum(F.when(F.col("what") == name, F.col("increase"))), F.lit(0)) for name in WHAT.values())
     named = (total.cast("long").alias(name) for total, name in zip(totals, WHAT.values(), strict=True))
     summed = rows.groupBy("cluster", "principal", "window").agg(*named)
-    return summed.withColumns({"closed": F.col("window") < F.lit(closed_until), "date": F.to_date("window")})
+    closed = F.col("window") < end_of(ends)
+    return summed.withColumns({"closed": closed, "width": F.lit("1h"), "date": F.to_date("window")})
 
 
-def daily(hours: DataFrame, closed_until: datetime) -> DataFrame:
-    """Sum all of these days' rows of usage_hourly to usage_daily; days that ended by `closed_until` are closed."""
+def daily(hours: DataFrame, ends: Mapping[str, datetime]) -> DataFrame:
+    """Sum all of these days' rows of usage_hourly to usage_daily; days that ended by their cluster's end are closed."""
     day = F.date_trunc("day", "window").alias("window")
     summed = hours.groupBy("cluster", "principal", day).agg(*(F.sum(name).alias(name) for name in WHAT.values()))
-    ended = F.expr("window + interval 1 day") <= F.lit(closed_until)
-    return summed.withColumns({"closed": ended, "date": F.to_date("window")})
+    ended = F.expr("window + interval 1 day") <= end_of(ends)
+    return summed.withColumns({"closed": ended, "width": F.lit("1d"), "date": F.to_date("window")})
+
+
+def end_of(ends: Mapping[str, datetime]) -> Column:
+    """Return a column: the end of the closed hours of a row's `cluster`; 1970 for others."""
+    pairs = [F.lit(part) for pair in sorted(ends.items()) for part in pair]
+    never = F.lit(datetime.fromtimestamp(0).astimezone())
+    return F.coalesce(F.create_map(*pairs)[F.col("cluster")], never) if pairs else never
 
 
 def count_late_samples(hours: DataFrame, series: DataFrame, rows: DataFrame) -> DataFrame:
     """Return (window, samples): samples of closed hours in rollup_1h (`hours`) and not in the ledger (`rows`)."""
-    now = hours.join(F.broadcast(series), "series_id").select("window", "n")
+    now = (
+        hours.where(no_count().isNull())
+        .join(F.broadcast(series.select("series_id")), "series_id")
+        .select("window", "n")
+    )
     known = rows.select("window", (-F.col("n")).alias("n"))
     return now.unionAll(known).groupBy("window").agg(F.sum("n").alias("samples")).where("samples > 0")
-
-
-def _since_tail(lookback_days: int) -> Column:
-    """Return the column of `counter_state.growth` from the tail to the hour's first sample, or `growth_at_first`."""
-    value, start, tail_v = F.col("first_v"), F.col("first_start_ts"), F.col("tail_last_v")
-    tail_start = F.col("tail_last_start_ts")
-    changed = start.isNotNull() & ~start.eqNullSafe(tail_start) & (start >= F.col("tail_last_ts"))
-    fell = (value < tail_v) & (start.isNull() | ~start.eqNullSafe(tail_start))
-    horizon = F.expr(f"date_trunc('day', first_ts) - interval {lookback_days} days")
-    at_first = F.when((start >= horizon) & (start < F.col("first_ts")), value).otherwise(0.0)
-    since = F.when(changed | fell, value).otherwise(value - tail_v)
-    return F.when(F.col("tail_last_ts") >= horizon, since).otherwise(at_first)
