@@ -25,8 +25,6 @@ DEFAULTS = {
     "spark.hadoop.parquet.enable.dictionary#value": "false",
     # `ingest` caches rows between decoding and writing for seconds: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # 64-bit timestamps, not the deprecated INT96: DuckDB, Polars and pyarrow read the same files.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",

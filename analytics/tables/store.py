@@ -142,7 +142,7 @@ class Tables:
         """Check the manifest and make missing tables. Raises NoTables if there are none and `create` is false."""
         location = locate(spark, root)
         tables = cls(spark, location)
-        _write_without_checksums(spark)
+        _prepare_writes(spark)
         absent = f"there are no tables at {location.spark_url}: has `ingest` run, with the same --tables?"
         if create and location.spark_url.startswith("file:"):
             Path(location.delta_url).mkdir(parents=True, exist_ok=True)
@@ -250,8 +250,12 @@ def _nullable(schema: StructType) -> StructType:
     return StructType([type(field)(field.name, field.dataType) for field in schema])
 
 
-def _write_without_checksums(spark: SparkSession) -> None:
-    """Make Hadoop write no .crc files on local disks: Parquet's pages have checksums of their own."""
+def _prepare_writes(spark: SparkSession) -> None:
+    """Make Spark write what other readers of Delta tables read, and skip files by: 64-bit timestamps, not INT96.
+
+    On local disks, Hadoop writes no .crc files then: Parquet's pages have checksums of their own.
+    """
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session: Any = spark
     local = session._jvm.org.apache.hadoop.fs.FileSystem.getLocal(session._jsc.hadoopConfiguration())  # noqa: SLF001
     local.setWriteChecksum(False)

@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 from analytics.report.points import Key, Line, Points
 from analytics.report.span import RESOLUTIONS, Span
-from analytics.tables.schemas import HISTOGRAMS_1M, SCHEMAS, SERIES, USAGE_HOURLY
+from analytics.tables.schemas import HISTOGRAM_ROLLUP, ROLLUP, SERIES, USAGE
 from analytics.tables.store import Tables
-from analytics.transforms.counter_state import Sample, Window, coarser, windows
+from tests.analytics.counter_model import Sample, Window, windows
 from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, MINUTE_MS, moment
 
 HOSTILE = "<script>alert(1)</script>"
@@ -72,21 +72,25 @@ def _metrics(cluster: str) -> list[Metric]:
 def make_tables(spark: SparkSession, root: Path) -> Tables:
     """Clusters `east` (everything) and `west` (bytes only), three hours from DAY."""
     west = [("pulsar_proxy_binary_bytes_total", {"cluster": "west", "direction": "to_client"}, 60.0)]
-    rows: dict[str, list[tuple[Any, ...]]] = {"rollup_1m": [], "rollup_1h": [], "rollup_1d": []}
+    rows: list[tuple[Any, ...]] = []
     series = []
     for number, (metric, labels, by) in enumerate([*_metrics("east"), *west], start=1):
-        series.append((number, metric, labels, None, DAY))
-        minutes = windows(_samples(by, is_gauge=metric.endswith(("connections", "broker_up"))), MINUTE_MS, 2)
-        hours = coarser(minutes, HOUR_MS)
-        for suffix, found in (("1m", minutes), ("1h", hours), ("1d", coarser(hours, 24 * HOUR_MS))):
-            rows[f"rollup_{suffix}"] += [_row(number, window, with_hour=suffix == "1m") for window in found]
+        series.append((number, metric, labels | {"job": "proxy"}, None, DAY))
+        samples = _samples(by, is_gauge=metric.endswith(("connections", "broker_up")))
+        for width, width_ms in (("1m", MINUTE_MS), ("1h", HOUR_MS), ("1d", 24 * HOUR_MS)):
+            rows += [_row(number, window, width) for window in windows(samples, width_ms, 2)]
     tables = Tables.open(spark, str(root))
-    with tables.transaction("test") as change:
-        change.append_rows("series", spark.createDataFrame([*series, *NATIVE_SERIES], SERIES))
-        for name, own in rows.items():
-            change.append_rows(name, spark.createDataFrame(own, SCHEMAS[name]).coalesce(1))
-        change.append_rows("usage_hourly", spark.createDataFrame(_usage("east"), USAGE_HOURLY))
-        change.append_rows("histograms_1m", spark.createDataFrame(_native_rows(), HISTOGRAMS_1M))
+    frames = {
+        "series": spark.createDataFrame([*series, *NATIVE_SERIES], SERIES),
+        "histogram_rollup": spark.createDataFrame(_native_rows(), HISTOGRAM_ROLLUP),
+        "usage": spark.createDataFrame(_usage("east"), USAGE),
+        "rollup": spark.createDataFrame(rows, ROLLUP).coalesce(1),
+    }
+    views = {"series": ["series"], "histogram_rollup": ["histograms_1m"], "usage": ["usage_hourly"]}
+    for table, frame in frames.items():
+        with tables.change(table) as change:
+            for written in change.write_widths(views.get(table, ["rollup_1m", "rollup_1h", "rollup_1d"]), frame):
+                change.append(written)
     return tables
 
 
@@ -97,24 +101,22 @@ def _samples(by: float, *, is_gauge: bool) -> list[Sample]:
     return [Sample(DAY_MS + step * MINUTE_MS + 1000, by * (step + 1), DAY_MS - 1) for step in range(STEPS)]
 
 
-def _row(series: int, window: Window, *, with_hour: bool) -> tuple[Any, ...]:
-    state, start = window.state, moment(window.start)
-    assert state.first is not None
-    assert state.last is not None
+def _row(series: int, window: Window, width: str) -> tuple[Any, ...]:
+    start = moment(window.start)
     ends = [
         value
-        for sample in (state.first, state.last)
+        for sample in (window.first, window.last)
         for value in (moment(sample.ts), sample.value, moment(sample.start_ts) if sample.start_ts else None)
     ]
-    growth = (window.entry, float(window.increase), 0.0, window.resets, window.overlaps)
-    place = (start.date(), start.hour) if with_hour else (start.date(),)
-    return (series, start, state.n, float(state.sum), 0.0, state.min, state.max, *ends, *growth, *place)
+    growth = (0, window.entry, window.increase, window.resets, window.overlaps)
+    place = (width, start.date(), start.hour if width == "1m" else None)
+    return (series, start, window.n, window.sum, window.min, window.max, *ends, *growth, *place)
 
 
 def _usage(cluster: str) -> list[tuple[Any, ...]]:
     names = {"alice": 1000, HOSTILE: 10, "other": 1}
     return [
-        (cluster, name, DAY + timedelta(hours=hour), by, by, 2, 2, 1, True, DAY.date())
+        (cluster, name, DAY + timedelta(hours=hour), by, by, 2, 2, 1, True, "1h", DAY.date())
         for name, by in names.items()
         for hour in range(3)
     ]
@@ -127,4 +129,4 @@ def _native_rows() -> list[tuple[Any, ...]]:
 def _native(series: int, minute: int, schema: int = -53) -> tuple[Any, ...]:
     window = DAY + timedelta(minutes=minute)
     one = (10.0, 3.0, schema, 0.0, 0.0, [0, 2], [4.0, 6.0], [], [], [0.1, 0.5])  # 4 below 0.1 s, 6 above 0.5 s
-    return (series, window, 4, window, window, None, one, one, 0, 0, window.astimezone(UTC).date(), window.hour)
+    return (series, window, 4, window, window, None, one, one, 0, 0, "1m", window.astimezone(UTC).date(), window.hour)

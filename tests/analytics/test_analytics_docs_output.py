@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.analytics.test_analytics_compact import NOW, small_files
 
 from analytics.jobs import backfill, compact, expire
 from analytics.tables.store import Tables
-from tests.analytics.test_analytics_compact import NOW, small_files
 from tests.analytics.test_analytics_sources_http import T0_MS, FakePrometheus, prometheus
 
 __all__ = ["prometheus"]

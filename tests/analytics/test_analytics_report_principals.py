@@ -14,7 +14,7 @@ from analytics.report.principals import TOP, Principals, collect_principals
 from analytics.report.span import candidates
 from analytics.report.totals import Totals, compare_totals
 from analytics.tables.store import Tables
-from analytics.transforms.counter_state import Sample
+from tests.analytics.counter_model import Sample
 from tests.analytics.report_data import span
 from tests.analytics.test_analytics_report_page import Parsed
 from tests.analytics.test_analytics_report_panels import NO_BROKERS

@@ -182,7 +182,6 @@ def test_backfill_adds_what_is_missing_once(spark: SparkSession, prometheus: Fak
     assert backfill.run(spark, root, options, start=start, end=end, batch_hours=2) == 4
     assert backfill.run(spark, root, options, start=start, end=end, batch_hours=3) == 0
     tables = Tables.open(spark, root)
-    samples = tables.read("samples").selectExpr("series_id", "unix_millis(ts) ts", "batch_id").collect()
+    samples = tables.read("samples").selectExpr("series_id", "unix_millis(ts) ts").collect()
     assert sorted((row.series_id, row.ts) for row in samples) == [(series_id(UP.items()), ts) for ts, _ in STORED]
-    assert all(row.batch_id < 0 for row in samples)
     assert tables.read("series").count() == 1

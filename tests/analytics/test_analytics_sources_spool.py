@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from analytics.jobs.command_line import spark_reason
 from analytics.remote_write.remote_pb2 import BucketSpan, Histogram, WriteRequest
 from analytics.remote_write.snappy import compress
 from analytics.series import series_id
 from analytics.sources.options import BadOption
-from analytics.sources.spool import LostSegments, PrometheusSpool, Split, _Settings, _StreamReader
+from analytics.sources.spool import (
+    LostSegments,
+    PrometheusSpool,
+    Split,
+    _Settings,
+    batch_end,
+    check_segments_present,
+    position_text,
+)
 from analytics.spool import reader
-from analytics.spool.retention import read_consumed_position
 from tests.analytics.spool_files import T0_MS, SpoolFiles, body_v2, labels
 
 UP, DOWN = labels("up", job="x"), labels("down", job="x")
@@ -32,10 +38,6 @@ def spool(tmp_path: Path) -> Iterator[SpoolFiles]:
 def load(spark: SparkSession, spool: SpoolFiles, **options: str) -> DataFrame:
     spark.dataSource.register(PrometheusSpool)
     return spark.read.format("prometheus_spool").options(path=str(spool.directory), **options).load()
-
-
-def stream(spool: SpoolFiles, **options: str) -> _StreamReader:
-    return _StreamReader(_Settings.parse_options({"path": str(spool.directory), **options}))
 
 
 def test_samples_series_and_histograms_come_as_rows(spark: SparkSession, spool: SpoolFiles) -> None:
@@ -139,68 +141,35 @@ def test_damage_is_stepped_over(spark: SparkSession, spool: SpoolFiles, capfd: p
 
 def test_an_empty_spool_has_no_rows(spark: SparkSession, spool: SpoolFiles) -> None:
     assert load(spark, spool).count() == 0
-    begin = stream(spool).initialOffset()
-    assert stream(spool).latestOffset(begin, ReadMaxBytes(100))["segment"] >= 0
 
 
-def sizes(directory: Path) -> list[int]:
-    return [segment.size_bytes for segment in reader.list_segments(directory)]
-
-
-def test_a_batch_is_bounded_by_bytes_and_ends_between_records(spool: SpoolFiles) -> None:
+def test_a_batch_is_bounded_by_bytes_and_ends_between_records(spark: SparkSession, spool: SpoolFiles) -> None:
     for number in range(40):
         spool.v1((UP, number, float(number)))
-    source = stream(spool)
-    begin, values, rounds = source.initialOffset(), 0, 0
-    while (end := source.latestOffset(begin, ReadMaxBytes(300))) != begin:
-        splits = source.partitions(begin, end)
-        assert sum(split.end - split.start for split in splits) < 300 + 200
-        values += sum(batch.num_rows for split in splits for batch in source.read(split))
-        begin, rounds = end, rounds + 1
-    assert values == 40
+    begin, end, values, rounds = reader.BEGIN, reader.committed_end(spool.directory), [], 0
+    while begin < end:
+        until = batch_end(str(spool.directory), begin, end, 300)
+        options = {"start": position_text(begin), "end": position_text(until)}
+        splits = PrometheusSpool({"path": str(spool.directory), **options}).reader(None).partitions()  # type: ignore[arg-type]
+        assert sum(split.end - split.start for split in splits if isinstance(split, Split)) < 300 + 200
+        values += [row.value for row in load(spark, spool, **options).collect()] if rounds % 4 == 0 else []
+        begin, rounds = until, rounds + 1
     assert rounds > 8
-    assert begin == source.reportLatestOffset()
-    assert source.latestOffset(source.initialOffset(), ReadAllAvailable()) == begin
-
-
-def test_available_now_ends_where_it_began_to_look(spool: SpoolFiles) -> None:
-    spool.v1((UP, 0, 1.0))
-    source = stream(spool)
-    source.prepareForTriggerAvailableNow()
-    target = source.reportLatestOffset()
-    spool.v1((UP, 1, 1.0))
-    assert source.latestOffset(source.initialOffset(), ReadAllAvailable()) == target != source.reportLatestOffset()
-
-
-def fill(spool: SpoolFiles) -> None:
-    for number in range(40):
-        spool.v1((UP, number, 1.0))
-
-
-def test_what_is_consumed_is_removed_only_when_told_and_old(spool: SpoolFiles) -> None:
-    fill(spool)
-    segments = reader.list_segments(spool.directory)
-    assert len(segments) > 2
-    middle = {"segment": segments[2].number, "offset": segments[2].size_bytes}
-    stream(spool).commit(middle)
-    stream(spool, removeConsumedAfterSeconds="3600").commit(middle)
-    assert len(reader.list_segments(spool.directory)) == len(segments)
-    stream(spool, removeConsumedAfterSeconds="0").commit(middle)
-    assert reader.list_segments(spool.directory)[0].number == segments[2].number
-    assert read_consumed_position(spool.directory) == (segments[2].number, segments[2].size_bytes)
+    assert len(set(values)) == len(values) > 4
+    assert load(spark, spool, end=position_text(end)).count() == 40
 
 
 def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
-    fill(spool)
+    for number in range(40):
+        spool.v1((UP, number, 1.0))
     segments = reader.list_segments(spool.directory)
-    begin = {"segment": segments[0].number, "offset": 100}
     Path(segments[0].path).unlink()
-    with pytest.raises(LostSegments, match="another spool's checkpoint"):
-        stream(spool).latestOffset(begin, ReadAllAvailable())
-    beyond = {"segment": segments[-1].number + 5, "offset": 100}
+    directory = str(spool.directory)
+    with pytest.raises(LostSegments, match="segments were deleted, their samples are lost"):
+        check_segments_present(directory, reader.Position(segments[0].number, 100))
     with pytest.raises(LostSegments, match=f"segment {segments[-1].number + 5}, byte 100"):
-        stream(spool).latestOffset(beyond, ReadAllAvailable())
-    assert stream(spool, failOnDataLoss="false").latestOffset(beyond, ReadAllAvailable()) == beyond
+        check_segments_present(directory, reader.Position(segments[-1].number + 5, 100))
+    check_segments_present(directory, reader.Position(segments[1].number, 100))
 
 
 @pytest.mark.parametrize(
@@ -210,8 +179,7 @@ def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
         ({"path": "/x", "tabel": "all"}, "has no option 'tabel'"),
         ({"path": "/x", "table": "some"}, "must be one of samples, histograms, series, all"),
         ({"path": "/x", "splitBytes": "1k"}, "must be a whole number from 1"),
-        ({"path": "/x", "maxBytesPerBatch": "0"}, "maxBytesPerBatch is '0'"),
-        ({"path": "/x", "failOnDataLoss": "yes"}, "must be true or false"),
+        ({"path": "/x", "start": "5"}, "start is '5', and must be SEGMENT:BYTE"),
         ({"path": "s3a://b/x"}, "must be a directory that is mounted here"),
     ],
 )

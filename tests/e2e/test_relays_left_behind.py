@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from local.standalone import Standalone
 
-from analytics.transforms import counter_state
-from analytics.transforms.counter_state import Sample
+from tests.analytics.counter_model import Sample, windows
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import authentication, running
@@ -137,7 +136,7 @@ class Stage:
                     # A minute apart, as far as the clock goes; the first one after the counter began.
                     sample = Sample(start_ms + (number + 1) * 60_000, one.value, start_ms)
                     series.setdefault(key(one.labels), []).append(sample)
-        windows = [window for samples in series.values() for window in counter_state.windows(samples, 60_000, 30)]
+        rolled = [window for samples in series.values() for window in windows(samples, 60_000, 30)]
         return float(sum(window.increase for window in windows))
 
 
