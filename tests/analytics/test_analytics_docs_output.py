@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.analytics.test_analytics_compact import NOW, small_files
 
 from analytics.jobs import backfill, compact, expire
 from analytics.tables.store import Tables
 from tests.analytics.test_analytics_sources_http import T0_MS, FakePrometheus, prometheus
+from tests.analytics.test_analytics_tables import NOW, ROWS
+from tests.analytics.transforms_data import ingest
 
 __all__ = ["prometheus"]
 PAGE = Path(__file__).parents[2] / "docs" / "analytics.md"
@@ -19,7 +20,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "analytics.md"
 def form(line: str) -> str:
     """A line without what differs from run to run: numbers, table names, how long the rest takes."""
     line = re.sub(r", about [\d.]+ (s|min|h)$", "", line)
-    line = re.sub(r"^(deleted )?[a-z]+(_[a-z0-9]+)?([ /])date=\S+?(:|,|$)", r"\1TABLE\3PARTITION\4", line)
+    line = re.sub(
+        r"^(expired: )?[a-z]+(_[a-z0-9]+)?( 1[mhd])? \d{4}-\d\d-\d\d( \d+)?(:|$)", r"\1TABLE PARTITION\5", line
+    )
     return re.sub(r"\d[\d,]*(\.\d+)?", "N", line)
 
 
@@ -41,7 +44,8 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> set[str]:
 def test_compact_says_what_the_page_shows(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small_files(spark, tmp_path)
+    for row in ROWS:
+        ingest(spark, tmp_path, [row])
     capsys.readouterr()
     assert compact.run(spark, str(tmp_path), now=NOW, closed_after_hours=0) == 2
     compact.run(spark, str(tmp_path), now=NOW, closed_after_hours=0)
@@ -55,12 +59,13 @@ def test_compact_says_what_the_page_shows(
 def test_expire_says_what_the_page_shows(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small_files(spark, tmp_path)
+    for row in ROWS:
+        ingest(spark, tmp_path, [row])
     capsys.readouterr()
     assert expire.run(spark, str(tmp_path), expire.DEFAULT_DAYS, now=NOW + timedelta(days=40))
     expire.run(spark, str(tmp_path), expire.DEFAULT_DAYS, now=NOW)
     assert lines_of(capsys) <= shown("expire")
-    assert "deleted TABLE/PARTITION, older than N days" in shown("expire")
+    assert "expired: TABLE PARTITION" in shown("expire")
 
 
 def test_backfill_says_what_the_page_shows(

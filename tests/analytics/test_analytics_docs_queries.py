@@ -12,15 +12,22 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from analytics.tables.schemas import SCHEMAS
 from analytics.tables.store import Tables
 from tests.analytics.spool_files import SpoolFiles, labels
-from tests.analytics.test_analytics_usage import BYTES, add_series, run, started
+from tests.analytics.test_analytics_usage import BYTES, CLOCKS, SESSIONS, add_series, run, started, tick
 from tests.analytics.test_analytics_usage import labels as usage_labels
 from tests.analytics.transforms_data import DAY_MS, counter, ingest
 
 DOCS = Path(__file__).parents[2] / "docs"
-ENGINES = {"sql spark", "sql duckdb", "python spark", "python polars"}
+ENGINES = {
+    "sql spark",
+    "sql duckdb",
+    "python spark",
+    "python spark-views",
+    "python duckdb",
+    "python polars",
+    "python deltalake",
+}
 FENCE = re.compile(r"^```((?:sql|python)\b[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RELAYED = "pulsar_proxy_binary_bytes_total"
 BUCKET = "pulsar_proxy_lookup_seconds_bucket"
@@ -62,6 +69,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
         62: (BUCKET, forwarder | {"request": "lookup", "le": "0.1"}, 97.0),
         63: (BUCKET, forwarder | {"request": "lookup", "le": "+Inf"}, 100.0),
     }
+    add_series(spark, root, *((CLOCKS[name], SESSIONS, usage_labels(name, "clock")) for name in ("east", "west")))
     add_series(spark, root, *((number, metric, own) for number, (metric, own, _) in metrics.items()))
     rows = [
         row
@@ -69,12 +77,13 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
         for row in started(counter(number, [1, 2, 26], by=by, start=7.0 if number == 4 else 0.0))
     ]
     made = ingest(spark, root, rows)
-    run(spark, root, 30)
+    tick(spark, root, 50, "east", "west")
+    run(spark, root)
     return made
 
 
 def placed(code: str, tables: Tables) -> str:
-    return code.replace("/var/lib/metrics/tables", tables.files.root.removeprefix("file:"))
+    return code.replace("/var/lib/metrics/tables", tables.location.delta_url)
 
 
 def plain(rows: list[Any]) -> list[tuple[Any, ...]]:
@@ -90,17 +99,20 @@ def _plain(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def in_spark(spark: SparkSession, tables: Tables) -> list[list[tuple[Any, ...]]]:
-    for name in SCHEMAS:
-        tables.read(name).createOrReplaceTempView(name)
+    (views,) = of("python spark-views")
+    exec(compile(placed(views, tables), "docs/analytics-tables.md", "exec"), {"spark": spark})
     (code,) = of("sql spark")
     return [plain(spark.sql(one).collect()) for one in statements(code)]
 
 
 @pytest.fixture(scope="module")
 def in_duckdb(tables: Tables) -> list[list[tuple[Any, ...]]]:
-    (code,) = of("sql duckdb")
-    with duckdb.connect() as connection:
-        found = [(one, connection.execute(placed(one, tables)).fetchall()) for one in statements(code)]
+    (registered,), (code,) = of("python duckdb"), of("sql duckdb")
+    names: dict[str, Any] = {}
+    exec(compile(placed(registered, tables), "docs/analytics-tables.md", "exec"), names)
+    connection: duckdb.DuckDBPyConnection = names["connection"]
+    with connection:
+        found = [(one, connection.execute(one).fetchall()) for one in statements(code)]
     return [plain(rows) for one, rows in found if one.startswith(("select", "with"))]
 
 
@@ -142,6 +154,14 @@ def test_polars_gives_the_same_answers(in_spark: list[list[tuple[Any, ...]]], in
     assert plain(in_polars["bytes_per_second"].rows()) == by_minute
     assert plain(in_polars["connections"].rows()) == sorted(open_ones)
     assert plain(in_polars["top"].rows()) == top
+
+
+def test_delta_rs_gives_the_same_answer(in_spark: list[list[tuple[Any, ...]]], tables: Tables) -> None:
+    (code,) = of("python deltalake")
+    names: dict[str, Any] = {}
+    exec(compile(placed(code, tables), "docs/analytics-tables.md", "exec"), names)
+    assert {(*key, value) for key, value in names["top"].items() if value} == set(in_spark[4])
+    assert names["before"].num_rows == 0
 
 
 def test_the_source_is_used_as_the_page_says(spark: SparkSession, tmp_path: Path) -> None:

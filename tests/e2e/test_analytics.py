@@ -242,7 +242,7 @@ def kill_in_a_batch(ingest: OwnedProcess, tables: Tables) -> None:
 
     def has_committed() -> bool:
         assert ingest.exit_code() is None, ingest.log_tail()
-        return re.search(r"^batch \d+: [\d,]+ samples", ingest.log.read_text(), re.MULTILINE) is not None
+        return re.search(r"^up to \d+:\d+: [\d,]+ samples", ingest.log.read_text(), re.MULTILINE) is not None
 
     eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=180)
     wait_for_write(tables.root, "samples", ingest)
@@ -306,7 +306,9 @@ def send_v2(receiver: Receiver, scrape: Scrape, started_ms: int) -> None:
     now_ms = int(time.time() * 1000)
     for sample in scrape.samples:
         series = request.timeseries.add()
-        series.labels_refs.extend(references(request, numbers, [("__name__", sample.name), *sample.labels.items()]))
+        series.labels_refs.extend(
+            references(request, numbers, [("__name__", sample.name), ("job", "proxy"), *sample.labels.items()])
+        )
         start = started_ms if sample.name.endswith("_total") else 0
         series.samples.add(value=sample.value, timestamp=now_ms, start_timestamp=start)
     headers = {

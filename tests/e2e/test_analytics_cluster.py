@@ -26,7 +26,12 @@ def counters() -> dict[frozenset[tuple[str, str]], int]:
     """Each counter's labels, and what it grows by from scrape to scrape, from zero on."""
     names = (
         labels(
-            "pulsar_proxy_principal_bytes_total", cluster="c", principal=principal, direction=direction, worker=worker
+            "pulsar_proxy_principal_bytes_total",
+            job="proxy",
+            cluster="c",
+            principal=principal,
+            direction=direction,
+            worker=worker,
         )
         for principal, direction, worker in itertools.product(PRINCIPALS, DIRECTIONS, WORKERS)
     )

@@ -137,7 +137,7 @@ class Stage:
                     sample = Sample(start_ms + (number + 1) * 60_000, one.value, start_ms)
                     series.setdefault(key(one.labels), []).append(sample)
         rolled = [window for samples in series.values() for window in windows(samples, 60_000, 30)]
-        return float(sum(window.increase for window in windows))
+        return float(sum(window.increase for window in rolled))
 
 
 def key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:

@@ -1,5 +1,4 @@
-{{/* The jobs of a run in their order (JSON list): name and options. Upkeep is part of the run, since `compact` must not
-     overlap with `rollup`, and only one CronJob's runs exclude each other. Bills come before it. */}}
+{{/* The jobs of a run in their order (JSON list): name and options. Bills come before upkeep. */}}
 {{- define "pulsar-trio-proxy.jobs" -}}
 {{- $rollup := .Values.analytics.rollup -}}
 {{- $keep := list -}}
@@ -113,9 +112,9 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a job has executors in pods; `expire` only lists and deletes files. Call: (list . "ingest") */}}
+{{/* Whether a job has executors in pods; upkeep is the driver's work. Call: (list . "ingest") */}}
 {{- define "pulsar-trio-proxy.hasExecutors" -}}
-{{- if and (index . 0).Values.analytics.rollup.executors.enabled (ne (index . 1) "expire") -}}true{{- end -}}
+{{- if and (index . 0).Values.analytics.rollup.executors.enabled (not (has (index . 1) (list "compact" "expire"))) -}}true{{- end -}}
 {{- end -}}
 
 {{/* spark-submit's options for a job (JSON list); `sparkArguments` come last, and so take precedence.
