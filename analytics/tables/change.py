@@ -87,7 +87,7 @@ class TableChange:
         paths = sorted((info.path, info.size) for info in found if info.path.endswith(".parquet"))
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             footers = list(threads.map(lambda path: read_metadata(path[0], filesystem=files), paths))
-        written = [(_add_action(*path, footer), footer.num_rows) for path, footer in zip(paths, footers, strict=True)]
+        written = [(add_action(*path, footer), footer.num_rows) for path, footer in zip(paths, footers, strict=True)]
         return [self._written(view, written) for view in views]
 
     def _written(self, view: str, written: list[tuple[AddAction, int]]) -> Written:
@@ -153,7 +153,8 @@ class TableChange:
         return list(PARTITIONS[self.snapshot.table])
 
 
-def _add_action(path: str, size_bytes: int, footer: FileMetaData) -> AddAction:
+def add_action(path: str, size_bytes: int, footer: FileMetaData) -> AddAction:
+    """Return the action that adds a file to its table; `path` is relative to the table, and names the partition."""
     now_ms = int(time.time() * 1000)
     return AddAction(path, size_bytes, values_in_path(path), now_ms, data_change=True, stats=_statistics(footer))
 

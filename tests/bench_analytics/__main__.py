@@ -36,10 +36,7 @@ def main() -> int:
         "--samples", type=int, default=SAMPLES, help="of ingest (in batches, as ever) and rollup; default: %(default)s"
     )
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument(
-        "--curve", action="store_true", help="the rollup of 1 to 100 million samples, too: many minutes"
-    )
-    parser.add_argument("--write", action="store_true", help=f"with the curve, to docs/{page.PAGE.name} and a picture")
+    parser.add_argument("--write", action="store_true", help=f"to docs/{page.PAGE.name}")
     options = parser.parse_args()
     if options.write and options.samples != SAMPLES:
         parser.error(f"--write is for {SAMPLES:,} samples: the page tells of the targets")
@@ -47,12 +44,11 @@ def main() -> int:
     rounds = ("--rounds", str(options.rounds))
     receiver = measured("receiver_bench", *rounds)
     ingest = measured("ingest_bench", *rounds, "--samples", str(options.samples))
-    curve = ("--curve",) if options.curve or options.write else ()
-    rollup = measured("rollup_bench", *rounds, "--samples", str(options.samples), *curve)
+    rollup = measured("rollup_bench", *rounds, "--samples", str(options.samples))
     text = page.markdown(receiver, ingest, rollup, options.samples)
     print("\n".join(["", *about, "", text]))
     if options.write:
-        page.write("\n".join([*about, "", text]), rollup["curve"])
+        page.write("\n".join([*about, "", text]))
     return 0
 
 

@@ -95,7 +95,8 @@ def run_ingest(spark: SparkSession, directory: Path) -> None:
 
     tables = directory / "tables"
     shutil.rmtree(tables, ignore_errors=True)
-    ingest.run(spark, str(tables), {"path": str(directory / "spool")})
+    (directory / "spool" / "id").unlink(missing_ok=True)
+    ingest.run(spark, str(tables), str(directory / "spool"))
 
 
 def run_sketch(spark: SparkSession, directory: Path) -> None:

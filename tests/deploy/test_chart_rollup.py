@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from analytics.cli import main
-from analytics.tables.schemas import PARTITIONS
+from analytics.tables.schemas import VIEWS
 from tests.deploy.chart import NAME, VALUES, Manifests, Refused, deep_merge, needs_tools, render
 from tests.deploy.kubernetes_schemas import LOCATION
 from tests.deploy.test_chart_manifests import complaints, schemas, schemas_by_version  # noqa: F401 -- fixtures
@@ -20,7 +20,7 @@ pytestmark = needs_tools
 ROLLUP = f"{NAME}-rollup"
 ANALYTICS: dict[str, Any] = {"analytics": {"receiver": {"enabled": True}, "rollup": {"enabled": True}}}
 EXECUTORS = deep_merge(ANALYTICS, {"analytics": {"rollup": {"executors": {"enabled": True}}}})
-JOBS_WITH_EXECUTORS = ("ingest", "rollup", "usage", "compact")
+JOBS_WITH_EXECUTORS = ("ingest", "rollup", "usage")
 
 
 def rendered(base: dict[str, Any] = EXECUTORS, **analytics: Any) -> Manifests:
@@ -63,7 +63,7 @@ def test_each_job_is_called_as_it_wants(base: dict[str, Any]) -> None:
 
 
 def test_upkeep_comes_after_the_bills_in_the_same_run() -> None:
-    """`compact` must not overlap with `rollup`: in one pod they come one after the other."""
+    """A bill does not wait for it."""
     assert list(containers(rendered(ANALYTICS))) == ["ingest", "rollup", "usage", "compact", "expire"]
     assert rendered(ANALYTICS).names("CronJob") == [ROLLUP]
 
@@ -71,7 +71,7 @@ def test_upkeep_comes_after_the_bills_in_the_same_run() -> None:
 def test_every_table_with_days_has_a_retention() -> None:
     """Nothing grows for ever; bills are kept longest, samples shortest."""
     days = VALUES["analytics"]["rollup"]["retention"]["days"]
-    assert set(days) == {table for table, columns in PARTITIONS.items() if columns}
+    assert set(days) == {name for name, view in VIEWS.items() if view.by}
     assert all(days.values())
     assert min(days.values()) == days["samples"] == days["histograms"]
     assert max(days.values()) == days["usage_hourly"] == days["usage_daily"]
