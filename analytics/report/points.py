@@ -57,11 +57,15 @@ Distributions = dict[int, Distribution]
 
 
 def classic_distribution(cumulative: Mapping[float, float], total: float, count: float) -> Distribution:
-    """Make a distribution from the growth of `_bucket` (by `le`), `_sum` and `_count`."""
+    """Make a distribution from the growth of `_bucket` (by `le`), `_sum` and `_count`.
+
+    Sums over instances with different bounds fall where some have no bucket: they are made monotonic, as PromQL's
+    histogram_quantile does, so a bound that not all have counts no observation twice.
+    """
     buckets, below = {}, 0.0
     for bound in sorted(cumulative):
-        buckets[bound] = cumulative[bound] - below
-        below = cumulative[bound]
+        buckets[bound] = max(0.0, cumulative[bound] - below)
+        below += buckets[bound]
     return Distribution(buckets, total, count)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
@@ -40,7 +40,6 @@ PARQUET_OPTIONS: Final = {
     "parquet.compression.codec.zstd.level": "1",
 }
 """Options of Parquet's writer, independent of the session's settings."""
-_STATISTICS: Final = frozenset({"series_id", "ts", "window"})
 _FOOTERS_AT_ONCE: Final = 16
 
 
@@ -154,27 +153,11 @@ class TableChange:
 
 
 def add_action(path: str, size_bytes: int, footer: FileMetaData) -> AddAction:
-    """Return the action that adds a file to its table; `path` is relative to the table, and names the partition."""
+    """Return the action that adds a file to its table; `path` is relative to the table, and names the partition.
+
+    Of Delta's statistics it has the number of rows only: with the bounds of some columns, delta-rs (1.6.6) tells
+    pyarrow and DuckDB that all others are null, and a filter on these finds nothing.
+    """
+    statistics = json.dumps({"numRecords": footer.num_rows})
     now_ms = int(time.time() * 1000)
-    return AddAction(path, size_bytes, values_in_path(path), now_ms, data_change=True, stats=_statistics(footer))
-
-
-def _statistics(footer: FileMetaData) -> str:
-    """Return Delta's statistics of a file, with which readers skip files: rows, and the least and greatest keys."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    for group in range(footer.num_row_groups):
-        for index in range(footer.num_columns):
-            column = footer.row_group(group).column(index)
-            found = column.statistics
-            if column.path_in_schema in _STATISTICS and found is not None and found.has_min_max:
-                name = column.path_in_schema
-                least[name] = min(least.get(name, found.min), found.min)
-                greatest[name] = max(greatest.get(name, found.max), found.max)
-    text = {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest}
-    return json.dumps(text, default=_time_text)
-
-
-def _time_text(moment: datetime) -> str:
-    """Return a time as Delta's statistics have it: in milliseconds, which is the tables' precision."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03}Z"
+    return AddAction(path, size_bytes, values_in_path(path), now_ms, data_change=True, stats=statistics)

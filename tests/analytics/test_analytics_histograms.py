@@ -12,7 +12,7 @@ from pyspark.sql import Row, SparkSession
 from analytics.jobs import rollup
 from analytics.tables.schemas import HISTOGRAMS
 from analytics.tables.store import Tables
-from analytics.transforms.histogram_rollup import minutes_of
+from analytics.transforms.histogram_rollup import _Sample, merged_row, minutes_of, one_replica
 from analytics.transforms.histograms import (
     CUSTOM_BOUNDS,
     Histogram,
@@ -52,7 +52,8 @@ observations = st.lists(st.integers(2, 10**6).map(lambda n: n / 997), max_size=3
 def test_the_sum_over_common_bounds_is_the_histogram_of_all_observations(
     first: list[float], second: list[float], schema: int, other: int
 ) -> None:
-    total = add(observed(first, schema), observed(second, other))
+    total, complete = add(observed(first, schema), observed(second, other))
+    assert complete
     assert total.schema == min(schema, other)
     assert total == Histogram(
         total.schema, len(first) + len(second), positive=observed(first + second, total.schema).positive
@@ -73,14 +74,17 @@ def test_the_wider_zero_bucket_takes_in_whole_buckets_and_widens_to_the_end_of_o
 
 
 def test_custom_bounds_are_reduced_to_those_that_both_have() -> None:
-    total = add(custom(1, 2, 4, 8), custom(16, 32, 64, bounds=(0.5, 2.0)))
+    total, _ = add(custom(1, 2, 4, 8), custom(16, 32, 64, bounds=(0.5, 2.0)))
     assert (total.custom_bounds, total.positive, total.count) == ((0.5,), {0: 19.0, 1: 108.0}, 127.0)
 
 
 @pytest.mark.parametrize("other", [custom(1, 1, bounds=(3.0,)), Histogram(0)])
-def test_without_bounds_in_common_it_is_refused(other: Histogram) -> None:
+def test_without_bounds_in_common_only_count_and_sum_add_up(other: Histogram) -> None:
     with pytest.raises(Incompatible):
-        add(custom(1, 1, 1, 1), other)
+        to_common_bounds(custom(1, 1, 1, 1), other)
+    total, complete = add(custom(1, 1, 1, 1), other)
+    assert not complete
+    assert total == replace(custom(1, 1, 1, 1), count=4 + other.count, sum=1.0 + other.sum)
 
 
 def test_growth_is_the_difference_and_a_fall_of_any_bucket_a_reset() -> None:
@@ -88,14 +92,15 @@ def test_growth_is_the_difference_and_a_fall_of_any_bucket_a_reset() -> None:
     assert growth(before, HistogramSample(2, custom(2, 2, 3, 5))) == (
         Histogram(CUSTOM_BOUNDS, 2.0, 0.0, positive={0: 1.0, 1: 0.0, 2: 0.0, 3: 1.0}, custom_bounds=BOUNDS),
         0,
+        True,
     )
     fallen = custom(0, 20, 30, 40)
-    assert growth(before, HistogramSample(2, fallen)) == (fallen, 1)
+    assert growth(before, HistogramSample(2, fallen)) == (fallen, 1, True)
 
 
 def test_a_new_start_is_a_reset_that_the_counts_hide() -> None:
     later = HistogramSample(20, custom(9, 9, 9, 9), 15)
-    assert growth(HistogramSample(10, custom(1, 1, 1, 1), 5), later) == (later.histogram, 1)
+    assert growth(HistogramSample(10, custom(1, 1, 1, 1), 5), later) == (later.histogram, 1, True)
 
 
 def test_the_first_growth_needs_a_start() -> None:
@@ -121,11 +126,101 @@ def test_quantiles() -> None:
     assert math.isnan(quantile(Histogram(0), 0.5))
 
 
-def test_new_bounds_are_refused_once_and_then_go_on() -> None:
-    others = [HistogramSample(MINUTE_MS * minute, custom(minute, 0, bounds=(7.0,))) for minute in (3, 4)]
-    samples = [HistogramSample(0, custom(1, 1, 1, 1)), HistogramSample(MINUTE_MS * 2, custom(2, 1, 1, 1)), *others]
-    rows = list(minutes_of(1, ((sample, False) for sample in samples), 7))
-    assert [(row["refused"], row["increase"]["count"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (0, 1)]
+def test_growth_over_new_bounds_has_count_and_sum_and_a_fall_is_a_reset() -> None:
+    before = HistogramSample(1, custom(1, 2, 3, 4))
+    more, fewer = custom(15, 0, bounds=(7.0,)), custom(9, 0, bounds=(7.0,))
+    gained, resets, complete = growth(before, HistogramSample(2, replace(more, sum=3.0)))
+    assert (gained, resets, complete) == (
+        Histogram(CUSTOM_BOUNDS, 5.0, 2.0, custom_bounds=(7.0,)),
+        0,
+        False,
+    )
+    assert growth(before, HistogramSample(2, fewer)) == (fewer, 1, True)
+    started = HistogramSample(1, custom(1, 2, 3, 4), 0), HistogramSample(2, fewer, 1)
+    assert growth(*started) == (fewer, 1, True)
+
+
+def test_a_new_start_of_a_sample_before_is_no_reset() -> None:
+    """It began before the earlier sample: that one has not told its start."""
+    earlier, later = HistogramSample(10, custom(1, 1, 1, 1)), HistogramSample(20, custom(2, 2, 2, 2), 9)
+    assert growth(earlier, later)[0].count == 4
+    assert growth(HistogramSample(10, custom(3, 1, 1, 1), 9), HistogramSample(20, custom(2, 2, 2, 2), 9))[1:] == (
+        0,
+        True,
+    )
+
+
+def test_quantiles_at_a_bucket_s_end_and_of_negative_and_zero_buckets() -> None:
+    """As PromQL's histogram_quantile has them."""
+    spread = Histogram(0, 8.0, zero_threshold=0.5, zero_count=2.0, positive={1: 2.0, 2: 1.0}, negative={1: 2.0, 3: 1.0})
+    ends = {1 / 8: -4.0, 3 / 8: -1.0, 5 / 8: 0.5, 7 / 8: 2.0, 1.0: 4.0}
+    for q, end in ends.items():
+        assert quantile(spread, q) == pytest.approx(end), q
+    assert quantile(spread, 0.5) == pytest.approx(0.0)
+    assert quantile(spread, 0.0) == pytest.approx(-8.0)
+    assert quantile(Histogram(0, 2.0, zero_threshold=0.5, zero_count=2.0, positive={1: 0.0}), 0.5) == pytest.approx(
+        0.25
+    )
+    assert quantile(Histogram(0, 2.0, zero_threshold=0.5, zero_count=2.0, negative={1: 0.0}), 0.5) == pytest.approx(
+        -0.25
+    )
+    assert quantile(Histogram(2, 2.0, positive={4: 2.0}), 1.0) == pytest.approx(2.0)
+    assert quantile(custom(4, 0, 0, 4), 0.5) == pytest.approx(0.1)
+    assert quantile(custom(4, 0, 0, 0), 0.25) == pytest.approx(0.025)
+    assert quantile(custom(4, 4, bounds=(-2.0,)), 0.25) == pytest.approx(-2.0)
+    assert quantile(custom(0, 5, bounds=(0.5,)), 0.1) == 0.5
+
+
+def test_a_zero_bucket_cuts_buckets_of_both_signs() -> None:
+    """One that ends at the threshold is taken in whole; one that is empty widens nothing."""
+    plain = Histogram(0, 10.0, zero_count=1.0, positive={0: 2.0, 1: 3.0, 2: 0.0}, negative={1: 4.0})
+    first, second = to_common_bounds(plain, Histogram(0, zero_threshold=1.0, zero_count=7.0))
+    assert (first.zero_threshold, first.zero_count, first.positive, first.negative) == (
+        1.0,
+        3.0,
+        {1: 3.0, 2: 0.0},
+        {1: 4.0},
+    )
+    assert second.zero_count == 7.0
+    third, _ = to_common_bounds(plain, Histogram(0, zero_threshold=1.5))
+    assert (third.zero_threshold, third.zero_count, third.positive, third.negative) == (2.0, 10.0, {2: 0.0}, {})
+    fourth, _ = to_common_bounds(replace(plain, negative={}), Histogram(0, zero_threshold=3.0))
+    assert (fourth.zero_threshold, fourth.zero_count) == (3.0, 6.0)
+
+
+def sampled(*samples: HistogramSample, replica: int = 0) -> list[_Sample]:
+    return [_Sample(sample, replica) for sample in samples]
+
+
+def test_count_and_sum_are_complete_when_bounds_change() -> None:
+    """290 observations with the old bounds, then 290 with new ones: 580 in minutes and in the hour."""
+    bounds = [BOUNDS] * 29 + [(7.0,)] * 30
+    samples = [
+        HistogramSample(MINUTE_MS * minute, replace(custom(10.0 * minute, 0, bounds=own[:1]), custom_bounds=own))
+        for minute, own in enumerate(bounds)
+    ]
+    rows = list(minutes_of(1, sampled(*samples), 7))
+    assert sum(row["increase"]["count"] for row in rows) == 580
+    assert [row["refused"] for row in rows] == [0] * 29 + [1] + [0] * 29
+    hour = merged_row(rows, "1h", 0)
+    assert (hour["increase"]["count"], hour["n"], hour["refused"]) == (580, 59, 30)
+    assert sum(hour["increase"]["positive_counts"]) == 280
+
+
+def test_one_replica_is_chosen_for_each_minute() -> None:
+    low, high = (
+        [_Sample(HistogramSample(MINUTE_MS * minute + part * 10_000, custom(1.0)), replica) for minute, part in at]
+        for replica, at in (
+            (-5, [(0, 0), (0, 1), (2, 0), (3, 0)]),
+            (4, [(0, 2), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]),
+        )
+    )
+    tail = _Sample(HistogramSample(-1, custom(1.0)), is_tail=True)
+    chosen = one_replica([tail, *sorted([*low, *high], key=lambda one: one.sample.ts)])
+    assert chosen[0] is tail
+    of_minutes = [(one.sample.ts // MINUTE_MS, one.replica) for one in chosen[1:]]
+    assert of_minutes == [(0, -5), (0, -5), (1, 4), (2, -5), (3, 4), (3, 4), (3, 4)]
+    assert one_replica([tail, *low]) == [tail, *low]
 
 
 def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]], schema: int = CUSTOM_BOUNDS) -> Tables:
@@ -133,19 +228,18 @@ def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]], schem
     rows = [
         Row(
             series_id=1,
+            replica=0,
             ts=moment(DAY_MS + minute * MINUTE_MS),
             start_ts=None,
             **to_row(replace(custom(count / 2, count / 2, 0, 0), schema=schema)),
-            batch_id=1,
             date=moment(DAY_MS + minute * MINUTE_MS).date(),
             hour=minute // 60 % 24,
         )
         for minute, count in samples
     ]
     tables = Tables.open(spark, str(root))
-    with tables.transaction("test") as change:
-        change.append_rows("histograms", spark.createDataFrame(rows, HISTOGRAMS))
-        change.mark_dirty("rollup", {moment(DAY_MS + minute // 60 * HOUR_MS) for minute, _ in samples})
+    with tables.change("histograms") as change:
+        change.append(change.write("histograms", spark.createDataFrame(rows, HISTOGRAMS)))
     return tables
 
 

@@ -1,20 +1,21 @@
 """From the tables to the page, through the command: the figures are those that went in."""
 
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from analytics.cli import main
 from analytics.jobs import report
 from analytics.report import collect, metrics
 from analytics.report.collect import collect_brokers, collect_points, list_clusters
-from analytics.report.points import Points
+from analytics.report.points import Points, classic_distribution
 from analytics.report.span import candidates
-from analytics.tables.schemas import ROLLUP_1H, SERIES
+from analytics.tables.schemas import ROLLUP, SERIES, VIEWS
 from analytics.tables.store import Tables
 from tests.analytics.report_data import HOSTILE, make_tables, span
 from tests.analytics.test_analytics_report_page import Parsed
@@ -45,7 +46,7 @@ def whole(spark: SparkSession, tables: Tables) -> str:
 
 def page_of(spark: SparkSession, tables: Tables, *names: str, hours: float = 3) -> str:
     spans = candidates(DAY, DAY + timedelta(hours=hours), DAY + timedelta(days=3))
-    return report.run(spark, tables.files.root, spans, names, made_at=DAY)
+    return report.run(spark, tables.location.spark_url, spans, names, made_at=DAY)
 
 
 def test_growth_is_summed_over_workers_and_principals(tables: Tables, east: Points) -> None:
@@ -84,17 +85,21 @@ def test_a_process_that_was_replaced_does_not_count_twice(spark: SparkSession, t
     series = [(number, metrics.ACTIVE, labels | {"instance": str(number)}, None, DAY) for number in (1, 2)]
     halves = [(1, 0, 29), (2, 30, 59)]  # the minutes of the first and the last scrape
     rows = [_gauge_hour(number, 5.0, first, last) for number, first, last in halves]
-    with tables.transaction("test") as change:
-        change.append_rows("series", spark.createDataFrame(series, SERIES))
-        change.append_rows("rollup_1h", spark.createDataFrame(rows, ROLLUP_1H))
+    append(tables, series=spark.createDataFrame(series, SERIES), rollup_1h=spark.createDataFrame(rows, ROLLUP))
     found = collect_points(tables, tables.read("series"), "c", span(1, 1)).level_by(metrics.ACTIVE)[""]
     assert found == {DAY_MS: 5.0}
+
+
+def append(tables: Tables, **frames: DataFrame) -> None:
+    for view, frame in frames.items():
+        with tables.change(VIEWS[view].table) as change:
+            change.append(change.write(view, frame))
 
 
 def _gauge_hour(series: int, value: float, first: int, last: int) -> tuple[object, ...]:
     n = last - first + 1
     ends = [(moment(DAY_MS + minute * MINUTE_MS), value, None) for minute in (first, last)]
-    return (series, DAY, n, n * value, 0.0, value, value, *ends[0], *ends[1], 0.0, 0.0, 0.0, 0, 0, DAY.date())
+    return (series, DAY, n, n * value, value, value, *ends[0], *ends[1], 0, 0.0, 0.0, 0, 0, "1h", DAY.date(), None)
 
 
 def test_quantiles_of_classic_and_native_histograms(east: Points) -> None:
@@ -107,6 +112,13 @@ def test_quantiles_of_classic_and_native_histograms(east: Points) -> None:
     assert handshakes[DAY_MS].count == 20  # both workers'
     assert handshakes[DAY_MS].buckets == {0.1: 8.0, float("inf"): 12.0}
     assert handshakes[DAY_MS].quantile(0.2) == pytest.approx(0.05)
+
+
+def test_quantiles_over_instances_with_different_bounds() -> None:
+    """A rolling upgrade: all observations are below 0.1 s, and only some instances have the bounds 1 and 5."""
+    found = classic_distribution({0.1: 2000.0, 1.0: 1000.0, 5.0: 1000.0, math.inf: 2000.0}, 1.0, 2000.0)
+    assert found.quantile(0.99) == pytest.approx(0.099)
+    assert sum(found.buckets.values()) == 2000
 
 
 def test_brokers_up_by_window_and_the_worst(tables: Tables) -> None:
@@ -149,9 +161,7 @@ def test_empty_tables_give_a_page_that_says_so(spark: SparkSession, empty: Table
 
 def test_a_coarser_table_where_the_finer_has_expired(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     other = Tables.open(spark, str(tmp_path))
-    with other.transaction("test") as change:
-        change.append_rows("series", tables.read("series"))
-        change.append_rows("rollup_1h", tables.read("rollup_1h"))
+    append(other, series=tables.read("series"), rollup_1h=tables.read("rollup_1h"))
     page = Parsed(page_of(spark, other, "east"))
     assert "There is nothing by minute of this time" in page.text
     assert "One point an hour;" in page.text
@@ -165,7 +175,15 @@ def output(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_command_writes_a_file(spark: SparkSession, tables: Tables, output: Path) -> None:
-    arguments = ["report", "--tables", tables.files.root, "--start", "2026-11-20", "--end", "2026-11-20T03:00:00"]
+    arguments = [
+        "report",
+        "--tables",
+        tables.location.spark_url,
+        "--start",
+        "2026-11-20",
+        "--end",
+        "2026-11-20T03:00:00",
+    ]
     output.write_text("old")
     done = CliRunner().invoke(main, [*arguments, "--cluster", "west", "--output", str(output)])
     assert done.exit_code == 0, done.output

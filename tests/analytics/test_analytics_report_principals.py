@@ -64,10 +64,13 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
         (3, BYTES, labels("c", "bob", "to_broker")),
         (13, CREATED, labels("c", "bob", "to_broker")),
         (4, SESSIONS, labels("c", "alice")),
+        (5, SESSIONS, labels("c", "alice", worker="9")),  # it tells that all has come, and the first hours close
     )
     _first_seen(spark, root, {3: bob[0][1].ts, 13: bob[0][1].ts})
     sessions = each_minute(4, 0, 180, by=1.0)
-    return ingest(spark, root, [*both, *alice, *bob, *sessions, *is_since(13, bob, DAY_MS + 70 * MINUTE_MS + 5_000)])
+    ended = [(5, Sample(DAY_MS + 8 * HOUR_MS, 0.0))]
+    rows = [*both, *alice, *bob, *sessions, *ended, *is_since(13, bob, DAY_MS + 70 * MINUTE_MS + 5_000)]
+    return ingest(spark, root, rows, {13: 3})
 
 
 def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> None:
@@ -79,15 +82,14 @@ def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> 
     for number, ms in moments_ms.items():
         when = F.when(F.col("series_id") == number, F.lit(moment(ms))).otherwise(when)
     rows = tables.read("series").withColumn("first_seen", when).localCheckpoint()
-    with tables.transaction("first_seen") as change:
-        for entry in tables.visible_files("series", ""):
-            change.remove_files("series", "", [entry.name])
-        change.append_rows("series", rows)
+    with tables.change("series") as change:
+        change.remove(change.snapshot.files)
+        change.append(change.write("series", rows))
 
 
 def test_totals_agree_with_the_usage_tables_and_with_all_connections(spark: SparkSession, tables: Tables) -> None:
-    rollup.run(spark, tables.files.root)
-    usage.run(spark, tables.files.root, now=DAY + timedelta(hours=9))
+    rollup.run(spark, tables.location.delta_url)
+    usage.run(spark, tables.location.delta_url, usage.UsageOptions(DAY + timedelta(hours=9)))
     found, compared = collected(tables, hours=2, start_minute=60)
     # Alice's first minute here has the growth since the last one before; bob's has all that he used so far.
     assert {one.name: one.figures[0] for one in found.top} == {"alice": 120 * 60, "bob": 1000 + 110 * 40}
@@ -103,11 +105,11 @@ def test_totals_agree_with_the_usage_tables_and_with_all_connections(spark: Spar
 
 
 def test_late_samples_hours_to_come_and_unknown_starts_are_told(spark: SparkSession, tables: Tables) -> None:
-    root = Path(tables.files.root.removeprefix("file:"))
+    root = Path(tables.location.delta_url)
     late = [(2, Sample(DAY_MS + 30 * MINUTE_MS + 40_000, 31 * 60.0 + 20.0))]
     ingest(spark, root, late)
     rollup.run(spark, str(root))
-    usage.run(spark, str(root), now=DAY + timedelta(hours=9))
+    usage.run(spark, str(root), usage.UsageOptions(DAY + timedelta(hours=9)))
     _, compared = collected(tables, hours=1)
     assert compared.reasons == []  # within the hour it changes no sum
     last = (2, Sample(DAY_MS + 59 * MINUTE_MS + 50_000, 60 * 60.0 + 30.0))
@@ -151,5 +153,5 @@ def test_the_newest_window_is_told(spark: SparkSession, tables: Tables) -> None:
     now = DAY + timedelta(hours=5)
     spans = candidates(now - timedelta(minutes=10), now, now)
     assert newest_ms(tables, spans[0]) == DAY_MS + 3 * HOUR_MS + 19 * MINUTE_MS
-    page = Parsed(report.run(spark, tables.files.root, spans, (), made_at=DAY))
+    page = Parsed(report.run(spark, tables.location.delta_url, spans, (), made_at=DAY))
     assert "The newest minute in the tables is 2026-11-20 03:19" in page.text

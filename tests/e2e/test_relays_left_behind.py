@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from local.standalone import Standalone
 
-from tests.analytics.counter_model import Sample, windows
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from tests.analytics.counter_model import Sample, windows
 
 from .conftest import authentication, running
 from .lab.certificates import Authority
