@@ -234,9 +234,16 @@ def _moment(unix_ms: int) -> datetime:
 
 
 def _without_existing(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> DataFrame:
-    """Return the rows whose keys are new. Rows after the last key need no join."""
+    """Return the rows whose keys are new. Rows after the last key need no join.
+
+    A sample without a replica is that of any replica: Prometheus' API, from which `backfill` has it, names none.
+    """
+    keys = keys.toDF("known_series", "known_replica", "known_ts")
     if count <= BROADCAST_ROWS_MAX:
         keys = F.broadcast(keys)
     last = F.lit(_moment(last_ms))
-    overlapping = rows.where(F.col("ts") <= last).join(keys, KEYS, "left_anti")
+    replica, known = F.col("replica"), F.col("known_replica")
+    is_known = (F.col("series_id") == F.col("known_series")) & (F.col("ts") == F.col("known_ts"))
+    is_known &= (replica == known) | (replica == 0) | (known == 0)
+    overlapping = rows.where(F.col("ts") <= last).join(keys, is_known, "left_anti")
     return rows.where(F.col("ts") > last).unionByName(overlapping.select(*rows.columns))

@@ -24,6 +24,7 @@ from analytics.spool.retention import record_consumed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from analytics.jobs.batches import KnownSeries
     from analytics.tables.store import Tables
 
 SETTINGS: Final = {
@@ -55,7 +56,7 @@ class Ingest:
     max_bytes: int = MAX_BYTES_PER_BATCH
     keep_s: int = KEEP_SPOOL_HOURS * SECONDS_PER_HOUR
 
-    def run(self, progress: Progress) -> IngestReport:
+    def run(self, known: KnownSeries, progress: Progress) -> IngestReport:
         """Ingest all that is in the spool now. Raises TablesError, SpoolError, LostSegments, TooManyHours."""
         from analytics.jobs import batches
         from analytics.sources.spool import batch_end, check_segments_present
@@ -65,7 +66,7 @@ class Ingest:
         if target in {begin, reader.BEGIN}:
             return report
         check_segments_present(self.spool, begin)
-        known, whole = batches.KnownSeries(self.tables), reader.count_bytes_after(self.spool, begin)
+        whole = reader.count_bytes_after(self.spool, begin)
         while begin < target:
             end = batch_end(self.spool, begin, target, self.max_bytes)
             counts = batches.write_batch(
@@ -134,16 +135,18 @@ def run(
     follow_s: float | None = None,
 ) -> IngestReport:
     """Run the job; with `follow_s` seconds between polls it never returns. Raises as `Ingest.run`."""
+    from analytics.jobs.batches import KnownSeries
     from analytics.tables.store import Tables
 
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
     progress = Progress()
-    ingest = Ingest(Tables.open(spark, root), spool, replica_labels, max_bytes, keep_s)
-    report = ingest.run(progress)
+    tables = Tables.open(spark, root)
+    ingest, known = Ingest(tables, spool, replica_labels, max_bytes, keep_s), KnownSeries(tables)
+    report = ingest.run(known, progress)
     while follow_s is not None:
         time.sleep(follow_s)
-        ingest.run(progress)
+        ingest.run(known, progress)
     progress.print_summary(f"{report.batches} batches, {report.samples:,} samples added")
     return report
 

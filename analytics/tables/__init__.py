@@ -1,1 +1,1 @@
-"""The pipeline's tables: schemas, layout on a filesystem, exactly-once writes and snapshot reads."""
+"""The pipeline's Delta tables: schemas, versions, and changes that commit at the version they were computed from."""

@@ -53,7 +53,9 @@ def fill(spool: SpoolFiles) -> None:
         if number % 4 == 1:
             spool.v1((UP, at_ms, float(number)), (DOWN, at_ms, -float(number)))
         if number == 3:
-            spool.v1(({**UP, "__replica__": "b"}, at_ms, float(number)), ({**UP, "__replica__": "b"}, at_ms + 7, 3.5))
+            spool.v1(
+                ({**UP, "__replica__": "b"}, at_ms + 3, float(number)), ({**UP, "__replica__": "b"}, at_ms + 7, 3.5)
+            )
         if number % 5 == 0:
             spool.add(body_v2([], histograms=[(labels("h"), at_ms, histogram(number + 1))]), 2)
 
@@ -61,7 +63,7 @@ def fill(spool: SpoolFiles) -> None:
 SAMPLES = sorted(
     [("up", n * 600_000, float(n)) for n in range(10)]
     + [("down", n * 600_000, -float(n)) for n in range(10)]
-    + [("up", 3 * 600_000, 3.0), ("up", 3 * 600_000 + 7, 3.5)]  # of the replica
+    + [("up", 3 * 600_000 + 3, 3.0), ("up", 3 * 600_000 + 7, 3.5)]  # of the replica
 )
 HISTOGRAMS = [(0, 1.0), (3_000_000, 6.0)]
 SERIES = [("down", "x"), ("h", None), ("up", "x")]
@@ -87,7 +89,7 @@ def since_8_ms(row: dict[str, Any]) -> int:
 
 def run(tables: Tables, spool: SpoolFiles, **options: Any) -> ingest.IngestReport:
     options = {"max_bytes": 1200, "keep_s": ingest.NEVER} | options
-    return ingest.Ingest(tables, str(spool.directory), **options).run(Progress())
+    return ingest.Ingest(tables, str(spool.directory), **options).run(batches.KnownSeries(tables), Progress())
 
 
 @pytest.fixture
@@ -183,6 +185,21 @@ def test_rows_far_apart_are_compared_with_what_is_there(tables: Tables, spool: S
         ("up", 0, 1.0),
         ("up", HOUR_MS // 2, 2.0),
     ]
+
+
+@pytest.mark.parametrize("first", ["with", "without"])
+def test_a_sample_without_a_replica_is_that_of_any(tables: Tables, spool: SpoolFiles, first: str) -> None:
+    """Backfilled and ingested, in any order: Prometheus' API names no replica."""
+    names = {"with": {**UP, "__replica__": "b"}, "without": UP}
+    second = "without" if first == "with" else "with"
+    spool.v1((names[first], 0, 1.0), (names[first], 1, 1.0))
+    run(tables, spool)
+    spool.v1((names[second], 0, 1.0), (names[second], 2, 2.0))
+    run(tables, spool)
+    assert contents(tables)[0] == [("up", 0, 1.0), ("up", 1, 1.0), ("up", 2, 2.0)]
+    spool.v1(({**UP, "__replica__": "c"}, 1, 1.0))
+    run(tables, spool)
+    assert len(contents(tables)[0]) == (4 if first == "with" else 3)
 
 
 def test_gauges_of_creation_times_name_their_counter(tables: Tables, spool: SpoolFiles) -> None:
