@@ -13,6 +13,7 @@ COMMANDS = {
         "analytics.receiver.command:receive",
         "Receive samples from Prometheus (remote write) and store them durably.",
     ),
+    "pipeline": ("analytics.jobs.pipeline:command", "From the spool to bills by one command: all of the jobs below."),
     "ingest": ("analytics.jobs.ingest:command", "Bring what the receiver stored into the tables."),
     "backfill": ("analytics.jobs.backfill:command", "Bring what a Prometheus server stores into the tables."),
     "rollup": ("analytics.jobs.rollup:command", "Sum samples up to minutes, hours and days."),

@@ -105,7 +105,7 @@ def _delete_empty_directories(table: Path, before_s: float) -> None:
                 continue  # not empty
 
 
-def _parse_retention(texts: tuple[str, ...]) -> dict[str, int]:
+def parse_retention(texts: tuple[str, ...]) -> dict[str, int]:
     """Parse options as `samples=7` over the defaults. Raises click.BadParameter."""
     from analytics.tables.schemas import VIEWS
 
@@ -142,7 +142,7 @@ def _parse_retention(texts: tuple[str, ...]) -> dict[str, int]:
 @verbose_option
 def command(root: str, keep: tuple[str, ...], history_days: int) -> None:
     """Delete what is older than its retention."""
-    days = _parse_retention(keep)
+    days = parse_retention(keep)
     with job_session("expire") as session:
         run(session, root, days, now=datetime.now(UTC), history_days=history_days)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 
@@ -99,20 +99,48 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def heartbeats(spark: SparkSession, console: Console = CONSOLE, every_s: float | None = None) -> Iterator[None]:
-    """Print heartbeats until the end of the block: Spark's current step and its remaining tasks."""
+def starting(text: str, console: Console = CONSOLE) -> Iterator[None]:
+    """Say at once what the block waits for; on a terminal also for how long, each second."""
+    if not console.stream.isatty():
+        console.print_line(text)
+        yield
+        return
+    console.show_status(text)
+    with _beating(lambda seconds: f"{text}: {duration(seconds)}", STATUS_INTERVAL_S, console.show_status):
+        yield
+    console.show_status("")
+
+
+@contextmanager
+def heartbeats(
+    spark: SparkSession,
+    console: Console = CONSOLE,
+    every_s: float | None = None,
+    step: Callable[[], str] = lambda: "at work",
+) -> Iterator[None]:
+    """Print heartbeats until the end of the block: `step`, the time since the start, and Spark's remaining tasks."""
     is_terminal = console.stream.isatty()
     every_s = every_s or (STATUS_INTERVAL_S if is_terminal else HEARTBEAT_S)
+
+    def text(seconds: float) -> str:
+        tasks = current_step(spark)
+        return f"{step()} for {duration(seconds)}: {tasks}" if tasks else ""
+
+    with _beating(text, every_s, console.show_status if is_terminal else console.print_line):
+        yield
+    console.show_status("")
+
+
+@contextmanager
+def _beating(text: Callable[[float], str], every_s: float, show: Callable[[str], None]) -> Iterator[None]:
+    """Show a text of the seconds since the start, repeatedly until the end of the block; not an empty one."""
     ended = threading.Event()
     started = time.monotonic()
 
     def beat() -> None:
         while not ended.wait(every_s):
-            step = current_step(spark)
-            if not step:
-                continue
-            text = f"at work for {duration(time.monotonic() - started)}: {step}"
-            console.show_status(text) if is_terminal else console.print_line(text)
+            if found := text(time.monotonic() - started):
+                show(found)
 
     thread = threading.Thread(target=beat, daemon=True, name="heartbeats")
     thread.start()
@@ -121,7 +149,6 @@ def heartbeats(spark: SparkSession, console: Console = CONSOLE, every_s: float |
     finally:
         ended.set()
         thread.join(timeout=5)
-        console.show_status("")
 
 
 def current_step(spark: SparkSession) -> str:

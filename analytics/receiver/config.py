@@ -1,5 +1,6 @@
 """The receiver's configuration, a TOML file. Keys end in their unit; an unknown key is an error that names it."""
 
+import ipaddress
 import re
 import tomllib
 import typing
@@ -50,10 +51,12 @@ class Listen(Table, frozen=True):
 
     bind: `address:port`; an IPv6 address in brackets
     tls: absent: plain HTTP
+    insecure: allow an address that other machines reach without TLS, or without a token or client certificate
     """
 
     bind: NonEmpty = "127.0.0.1:9291"
     tls: Tls | None = None
+    insecure: bool = False
 
 
 class Authentication(Table, frozen=True):
@@ -188,11 +191,37 @@ def load_config(path: Path) -> Config:
     parse_address("admin.bind", config.admin.bind)
     if _cannot_both_bind(config.listen.bind, config.admin.bind):
         raise ConfigError(f"admin.bind: {config.admin.bind} is taken by listen.bind ({config.listen.bind})")
+    _check_security(config)
     if config.spool.queue_bytes_max < config.limits.max_compressed_bytes:
         raise ConfigError("spool.queue_bytes_max: is less than limits.max_compressed_bytes")
     if config.limits.max_held_bytes // 2 < config.limits.max_compressed_bytes:
         raise ConfigError("limits.max_held_bytes: is less than twice limits.max_compressed_bytes")
     return config
+
+
+def _check_security(config: Config) -> None:
+    """Raise ConfigError where others than this machine reach the listener without encryption or authentication."""
+    listen = config.listen
+    if listen.insecure or is_loopback(parse_address("listen.bind", listen.bind)[0]):
+        return
+    if listen.tls is None:
+        raise ConfigError(
+            f"listen.tls: other machines reach {listen.bind}, and a sender's token would cross the network in plain "
+            "text; set listen.tls, or listen.insecure = true if the network is yours alone"
+        )
+    if not config.authentication.token_files and not listen.tls.client_ca:
+        raise ConfigError(
+            f"authentication.token_files: whoever reaches {listen.bind} could write samples, of which bills are made; "
+            "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a host of `bind`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_address(key: str, bind: str) -> tuple[str, int]:

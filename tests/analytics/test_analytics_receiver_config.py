@@ -11,7 +11,23 @@ from analytics.cli import main
 from analytics.receiver.config import FILE_BYTES_MAX, load_config
 from proxy.common.errors import ConfigError
 
+OPEN = b"[listen]\nbind = '0.0.0.0:9291'\n"
+TLS = b"[listen.tls]\ncertificate = 'c'\nkey = 'k'\n"
+TOKEN = b"[authentication]\ntoken_files = ['t']\n"
+IN_PLAIN_TEXT = (
+    "listen.tls: other machines reach 0.0.0.0:9291, and a sender's token would cross the network in plain text; set "
+    "listen.tls, or listen.insecure = true if the network is yours alone"
+)
 MISTAKES: list[tuple[bytes, str]] = [
+    (OPEN, IN_PLAIN_TEXT),
+    (OPEN + TOKEN, IN_PLAIN_TEXT),
+    (
+        OPEN + TLS,
+        (
+            "authentication.token_files: whoever reaches 0.0.0.0:9291 could write samples, of which bills are made; "
+            "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
+        ),
+    ),
     (b"[limit]\nx = 1", "configuration: there is no key 'limit' here; did you mean \"limits\"?"),
     (b"[limits]\nmax_serie = 1", "limits: there is no key 'max_serie' here; did you mean \"max_series\"?"),
     (
@@ -21,7 +37,10 @@ MISTAKES: list[tuple[bytes, str]] = [
     (b"[log]\nlevel = 'warn'", "log.level: there is no value 'warn' here; did you mean \"warning\"?"),
     (b"[log]\nlevel = 'zzz'", "log.level: there is no value 'zzz' here; there are: debug, info, warning, error"),
     (b"[limits]\nmax_series = 0", "limits.max_series: Expected `int` >= 1"),
-    (b"[listen]\nbind = '0.0.0.0:9292'", "admin.bind: 127.0.0.1:9292 is taken by listen.bind (0.0.0.0:9292)"),
+    (
+        b"[listen]\ninsecure = true\nbind = '0.0.0.0:9292'",
+        "admin.bind: 127.0.0.1:9292 is taken by listen.bind (0.0.0.0:9292)",
+    ),
     (b"[admin]\nbind = '127.0.0.1:9291'", "admin.bind: 127.0.0.1:9291 is taken by listen.bind (127.0.0.1:9291)"),
     (b"[admin]\nbind = '[::]:9291'", "admin.bind: [::]:9291 is taken by listen.bind (127.0.0.1:9291)"),
     (b"\xff", "FILE: is not UTF-8; save it as UTF-8"),
@@ -46,12 +65,25 @@ def test_a_mistake(tmp_path: Path, content: bytes, says: str) -> None:
         b"\xef\xbb\xbf[log]\r\nlevel = 'info'\r\n",
         b"[listen]\nbind = '127.0.0.1:0'\n[admin]\nbind = '127.0.0.1:0'",  # any free port each
         b"[listen]\nbind = '127.0.0.2:9292'",
+        b"[listen]\nbind = 'localhost:9291'",
+        b"[listen]\nbind = '[::1]:9291'",
+        OPEN + TLS + TOKEN,
+        OPEN + TLS + b"client_ca = 'ca'\n",
+        OPEN + b"insecure = true\n",
     ],
 )
 def test_what_is_no_mistake(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "receiver.toml"
     file.write_bytes(content)
     assert load_config(file).log.level == "info"
+
+
+@pytest.mark.parametrize("bind", ["[::]:9291", "10.0.0.1:9291", "metrics.example.com:9291"])
+def test_addresses_that_other_machines_reach(tmp_path: Path, bind: str) -> None:
+    file = tmp_path / "receiver.toml"
+    file.write_text(f"[listen]\nbind = '{bind}'\n")
+    with pytest.raises(ConfigError, match="other machines reach"):
+        load_config(file)
 
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def test_secrets_are_in_no_error(spark: SparkSession) -> None:
 
 
 def test_the_option_of_retentions_is_checked() -> None:
-    assert expire._parse_retention(("samples=7",)) == expire.DEFAULT_DAYS | {"samples": 7}
+    assert expire.parse_retention(("samples=7",)) == expire.DEFAULT_DAYS | {"samples": 7}
     for text, said in (("sample=7", "no table that can expire"), ("series=7", "no table"), ("samples=x", "TABLE=DAYS")):
         with pytest.raises(click.BadParameter, match=said):
-            expire._parse_retention((text,))
+            expire.parse_retention((text,))

@@ -314,7 +314,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "analytics.image.tag",
         "analytics.image.digest is empty",
     ),
-    (receiver(tokenKey="x"), "analytics.receiver.tokenKey", "analytics.receiver.tokenSecret is set"),
     (
         receiver(terminationGracePeriodSeconds=34),
         "analytics.receiver.terminationGracePeriodSeconds",

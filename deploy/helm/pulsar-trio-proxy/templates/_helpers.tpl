@@ -407,12 +407,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: receiver
 {{- end -}}
 
+{{/* Secret with the receiver's tokens: the one that is named, or one that the chart makes. */}}
+{{- define "pulsar-trio-proxy.receiverTokenSecret" -}}
+{{- .Values.analytics.receiver.tokenSecret | default (printf "%s-receiver-token" (include "pulsar-trio-proxy.fullname" .)) -}}
+{{- end -}}
+
 {{/* The receiver's configuration: addresses, files and the spool's folder, and `analytics.receiver.config` over it. YAML. */}}
 {{- define "pulsar-trio-proxy.receiverConfig" -}}
 {{- $receiver := .Values.analytics.receiver -}}
 {{- $secrets := include "pulsar-trio-proxy.secretsDirectory" . -}}
 {{- $listen := dict "bind" (printf "%s:9291" .Values.bindAddress) -}}
-{{- if $receiver.tlsSecret -}}
+{{- if not $receiver.tlsSecret -}}
+{{- $_ := set $listen "insecure" true -}}
+{{- else -}}
 {{- $_ := set $listen "tls" (dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets)) -}}
 {{- end -}}
 {{- $config := dict
@@ -420,8 +427,6 @@ app.kubernetes.io/component: receiver
   "spool" (dict "directory" "/data/spool")
   "admin" (dict "bind" (printf "%s:9292" .Values.bindAddress))
 -}}
-{{- if $receiver.tokenSecret -}}
 {{- $_ := set $config "authentication" (dict "token_files" (list (printf "%s/tokens/%s" $secrets $receiver.tokenKey))) -}}
-{{- end -}}
 {{- mergeOverwrite $config (deepCopy $receiver.config) | toYaml -}}
 {{- end -}}

@@ -136,9 +136,6 @@ analytics.image: analytics.receiver.enabled is true
 {{- else if .analytics.image.digest }}
 analytics.image.tag: analytics.image.digest is empty
 {{- end }}
-{{- if not .analytics.receiver.tokenSecret }}
-analytics.receiver.tokenKey: analytics.receiver.tokenSecret is set
-{{- end }}
 {{- if not .networkPolicy.enabled }}
 analytics.receiver.peers: networkPolicy.enabled is true
 {{- end }}

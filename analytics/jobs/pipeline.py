@@ -1,0 +1,202 @@
+"""The job `pipeline`: ingest, rollup, usage, report and upkeep in one Spark session, once or for ever.
+
+The other jobs stay for large clusters, where each has a machine and a schedule of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from analytics.jobs import expire
+from analytics.jobs.command_line import errors_as_messages, replica_option, tables_option
+from analytics.jobs.ingest import KEEP_SPOOL_HOURS, SECONDS_PER_HOUR
+from analytics.jobs.progress import CONSOLE, Progress, heartbeats, starting
+from analytics.jobs.quiet import verbose_option
+from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+UPKEEP_EVERY_S: Final = 3600.0
+REPORT_LAST: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Options of a run. `report`: the page's file; None: no page."""
+
+    spool: str
+    root: str
+    keep: dict[str, int]
+    replica_labels: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    lateness: timedelta = timedelta(hours=LATENESS_HOURS)
+    silent: timedelta = timedelta(hours=SILENT_HOURS)
+    keep_spool_s: int = KEEP_SPOOL_HOURS * SECONDS_PER_HOUR
+    report: str | None = None
+
+    def steps(self, *, with_upkeep: bool) -> dict[str, Callable[[SparkSession], object]]:
+        """Return the steps of one turn by their names, in order: bills come before upkeep."""
+        steps: dict[str, Callable[[SparkSession], object]] = {
+            "ingest": self._ingest,
+            "rollup": self._rollup,
+            "usage": self._usage,
+        }
+        if self.report is not None:
+            steps["report"] = self._report
+        if with_upkeep:
+            steps |= {"compact": self._compact, "expire": self._expire}
+        return steps
+
+    def _ingest(self, spark: SparkSession) -> None:
+        from analytics.jobs import ingest
+
+        ingest.run(spark, self.root, self.spool, replica_labels=self.replica_labels, keep_s=self.keep_spool_s)
+
+    def _rollup(self, spark: SparkSession) -> None:
+        from analytics.jobs import rollup
+
+        rollup.run(spark, self.root)
+
+    def _usage(self, spark: SparkSession) -> None:
+        from analytics.jobs import usage
+
+        options = usage.UsageOptions(datetime.now(UTC), self.lateness, self.silent, jobs=self.jobs)
+        usage.run(spark, self.root, options)
+
+    def _report(self, spark: SparkSession) -> None:
+        from analytics.jobs import report
+        from analytics.report.span import candidates
+
+        assert self.report is not None
+        now = datetime.now(UTC)
+        spans = candidates(now - REPORT_LAST, now, now)
+        report.write_page(spark, self.report, report.run(spark, self.root, spans, (), made_at=now))
+
+    def _compact(self, spark: SparkSession) -> None:
+        from analytics.jobs import compact
+
+        compact.run(spark, self.root, now=datetime.now(UTC))
+
+    def _expire(self, spark: SparkSession) -> None:
+        expire.run(spark, self.root, self.keep, now=datetime.now(UTC))
+
+
+class Steps:
+    """The step under way, for the console: its name, its place among the turn's, and the time since the start."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def run_all(self, spark: SparkSession, steps: dict[str, Callable[[SparkSession], object]]) -> None:
+        """Run a turn's steps. Raises click.ClickException, with the name of the step that failed."""
+        for number, (name, run) in enumerate(steps.items(), start=1):
+            self.text = f"step {number} of {len(steps)}, {name}"
+            CONSOLE.print_line(f"{self.text}:")
+            with _named(name):
+                run(spark)
+
+
+@contextmanager
+def _named(step: str) -> Iterator[None]:
+    try:
+        with errors_as_messages():
+            yield
+    except click.ClickException as error:
+        raise click.ClickException(f"{step}: {error.message}") from error
+
+
+def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None) -> None:
+    """Run the steps once, or with `follow_s` seconds between turns for ever (`turns`: as often).
+
+    Raises click.ClickException for a step that fails; with `follow_s` that is printed, and the next turn tries again.
+    """
+    steps, progress = Steps(), Progress()
+    with starting("Spark starts"):
+        from analytics.jobs.session import spark_session
+
+        with errors_as_messages():
+            spark = spark_session("pulsar-proxy-analytics pipeline")
+    upkeep_at_s = time.monotonic()
+    with heartbeats(spark, step=lambda: steps.text):
+        while True:
+            is_due = time.monotonic() >= upkeep_at_s
+            try:
+                steps.run_all(spark, pipeline.steps(with_upkeep=is_due))
+            except click.ClickException as error:
+                if follow_s is None:
+                    raise
+                CONSOLE.print_line(f"FAILED: {error.message}; tried again in {follow_s:g} s")
+            else:
+                if is_due:
+                    upkeep_at_s = time.monotonic() + UPKEEP_EVERY_S
+            turns = None if turns is None else turns - 1
+            if follow_s is None or turns == 0:
+                progress.print_summary("the pipeline is done")
+                return
+            steps.text = ""
+            time.sleep(follow_s)
+
+
+@click.command("pipeline")
+@click.option(
+    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
+)
+@tables_option
+@click.option(
+    "--follow",
+    "follow_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Run forever, with this pause between turns. A step that fails is tried again at the next turn.",
+)
+@click.option("--once", is_flag=True, help="Run all steps once, as without --follow.")
+@click.option("--report", metavar="FILE", help="Also write the page about the last 24 hours.")
+@click.option("--keep", multiple=True, metavar="TABLE=DAYS", help="Retention of a table, as expire takes it.")
+@click.option("--lateness-hours", type=click.FloatRange(min=0), default=LATENESS_HOURS, show_default=True)
+@click.option("--silent-hours", type=click.FloatRange(min=0), default=SILENT_HOURS, show_default=True)
+@click.option("--job", "jobs", multiple=True, metavar="NAME", help="Scrape jobs that are billed, as usage takes them.")
+@replica_option
+@verbose_option
+def command(  # noqa: PLR0917 -- click's manner
+    spool: str,
+    root: str,
+    follow_s: float | None,
+    once: bool,  # noqa: FBT001
+    report: str | None,
+    keep: tuple[str, ...],
+    lateness_hours: float,
+    silent_hours: float,
+    jobs: tuple[str, ...],
+    replica_labels: tuple[str, ...],
+) -> None:
+    """From the spool to bills: ingest, rollup, usage, report, upkeep."""
+    if once and follow_s is not None:
+        raise click.UsageError("--once and --follow: give one of them")
+    if report is not None and ":/" not in report and not Path(report).absolute().parent.is_dir():
+        raise click.UsageError(f"--report: there is no directory {Path(report).absolute().parent}")
+    run(
+        Pipeline(
+            spool,
+            root,
+            expire.parse_retention(keep),
+            replica_labels,
+            jobs,
+            timedelta(hours=lateness_hours),
+            timedelta(hours=silent_hours),
+            report=report,
+        ),
+        follow_s,
+    )
+
+
+if __name__ == "__main__":
+    command()

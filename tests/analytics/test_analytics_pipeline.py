@@ -1,0 +1,112 @@
+"""The job `pipeline`: from the spool to a bill in one session; a step that fails is named, and tried again."""
+
+import io
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from analytics.cli import main
+from analytics.jobs import expire, pipeline, rollup
+from analytics.jobs.pipeline import Pipeline
+from analytics.jobs.progress import Console, starting
+from analytics.tables.errors import TablesError
+from analytics.tables.store import Tables
+from tests.analytics.spool_files import SpoolFiles, body_v2, labels
+from tests.analytics.test_analytics_progress import Terminal
+
+BYTES = labels(
+    "pulsar_proxy_principal_bytes_total",
+    job="proxy",
+    cluster="c",
+    principal="alice",
+    direction="to_broker",
+    instance="a",
+)
+TURN = ["ingest", "rollup", "usage", "report", "compact", "expire"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Pipeline:
+    files = SpoolFiles(tmp_path / "spool")
+    for minute in range(3):
+        files.add(body_v2([(BYTES, minute * 60_000, 100.0 * (minute + 1))], start_ms=-1000), 2)
+    files.close()
+    keep = dict.fromkeys(expire.DEFAULT_DAYS, expire.FOREVER)
+    return Pipeline(str(files.directory), str(tmp_path / "tables"), keep, report=str(tmp_path / "page.html"))
+
+
+def billed(spark: SparkSession, made: Pipeline) -> list[tuple[str, int]]:
+    rows = Tables.open(spark, made.root).read("usage_hourly").select("principal", "bytes_in").collect()
+    return [tuple(row) for row in rows]
+
+
+def steps_told(text: str) -> list[str]:
+    return [line.split(", ")[1].rstrip(":") for line in text.splitlines() if line.startswith("step ")]
+
+
+def test_one_run_makes_a_bill_a_page_and_the_upkeep(
+    spark: SparkSession, made: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.run(made, None)
+    assert billed(spark, made) == [("alice", 300)]
+    assert made.report is not None
+    assert Path(made.report).read_text().startswith("<!DOCTYPE html>")
+    told = capsys.readouterr().err
+    assert told.startswith("Spark starts\nstep 1 of 6, ingest:\n")
+    assert steps_told(told) == TURN
+
+
+def test_a_failed_step_is_named_and_ends_a_single_run(
+    made: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise TablesError("the disk is full")
+
+    monkeypatch.setattr(rollup, "run", fail)
+    with pytest.raises(click.ClickException, match="rollup: the disk is full"):
+        pipeline.run(made, None)
+    assert steps_told(capsys.readouterr().err) == TURN[:2]
+
+
+def test_following_a_failed_turn_is_tried_again_and_upkeep_comes_once_an_hour(
+    spark: SparkSession, made: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, failures = rollup.run, [1]
+
+    def fail_once(session: SparkSession, root: str) -> rollup.RollupReport:
+        if failures.pop() if failures else 0:
+            raise TablesError("the disk is full")
+        return real(session, root)
+
+    monkeypatch.setattr(rollup, "run", fail_once)
+    pipeline.run(made, 0.1, turns=3)
+    assert billed(spark, made) == [("alice", 300)]
+    told = capsys.readouterr().err
+    assert "FAILED: rollup: the disk is full; tried again in 0.1 s" in told
+    assert steps_told(told) == [*TURN[:2], *TURN, *TURN[:4]]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--once", "--follow", "1"], "give one of them"),
+        (["--report", "/nowhere/page.html"], "there is no directory /nowhere"),
+        (["--keep", "nonsense=3"], "no table that can expire"),
+    ],
+)
+def test_bad_options_are_told_before_spark_starts(tmp_path: Path, options: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["pipeline", "--tables", "x", "--spool", str(tmp_path), *options])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_what_is_waited_for_is_said_at_once() -> None:
+    lines, terminal = io.StringIO(), Terminal()
+    with starting("Spark starts", Console(lines)):
+        assert lines.getvalue() == "Spark starts\n"
+    with starting("Spark starts", Console(terminal)):
+        assert terminal.getvalue() == "Spark starts"
+    assert terminal.getvalue().endswith("\r\x1b[K")
