@@ -1,10 +1,25 @@
 """What operators set for pods: hooks, classes, labels, ephemeral storage; why a container ended."""
 
+import base64
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.chart import NAME, Refused, deep_merge, helm_template, needs_tools, render
+from tests.deploy.chart import (
+    CHART,
+    NAME,
+    OPTIONS,
+    Refused,
+    deep_merge,
+    helm_template,
+    helms_as_they_are,
+    needs_tools,
+    render,
+)
 from tests.deploy.test_chart_templates import pod_specs
 
 pytestmark = needs_tools
@@ -106,6 +121,30 @@ def test_labels_by_which_pods_are_found_stay(component: str, label: str) -> None
     analytics = deep_merge(ANALYTICS, {component: {"podLabels": {label: "x"}}})
     with pytest.raises(Refused, match=rf"analytics\.{component}\.podLabels: {label}"):
         render(analytics=analytics)
+
+
+def test_a_receiver_has_a_token_that_nobody_knows_before(tmp_path: Path) -> None:
+    """Another one in each rendering, of 40 letters and digits; none is made beside one that is named."""
+    values = tmp_path / "values.json"
+    values.write_text(json.dumps({"analytics": ANALYTICS}))
+    texts = [one.stdout for one in helms_as_they_are("template", "r", CHART, *OPTIONS, "--values", values).values()]
+    (first,), (second,) = (
+        [one["data"] for one in yaml.safe_load_all(text) if one and one["kind"] == "Secret" and one["type"] == "Opaque"]
+        for text in texts
+    )
+    assert list(first) == ["tokens"]
+    assert first != second
+    assert re.fullmatch(r"[A-Za-z0-9]{40}", base64.b64decode(first["tokens"]).decode())
+    named = render(analytics=deep_merge(ANALYTICS, {"receiver": {"tokenSecret": "mine"}}))
+    assert f"{NAME}-receiver-token" not in named.names("Secret")
+    mounted = {
+        "made": pods(analytics=ANALYTICS)["receiver"]["spec"]["volumes"],
+        "named": named.get("StatefulSet", f"{NAME}-receiver")["spec"]["template"]["spec"]["volumes"],
+    }
+    found = {
+        which: [one["secret"]["secretName"] for one in volumes if "secret" in one] for which, volumes in mounted.items()
+    }
+    assert found == {"made": [f"{NAME}-receiver-token"], "named": ["mine"]}
 
 
 def test_a_receivers_new_configuration_makes_a_new_pod_whatever_its_annotations_say() -> None:
