@@ -26,7 +26,8 @@ _APIS = (
 )
 _KINDS = {
     "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job",
-    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Service", "ServiceAccount", "StatefulSet",
+    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service",
+    "ServiceAccount", "StatefulSet",
 }  # fmt: skip
 _CRDS = {
     _PROMETHEUS: tuple(
