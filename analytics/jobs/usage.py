@@ -87,7 +87,8 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
         rows = _open_rows(tables, series, before).cache()
         until = _new_ends(tables, rows, series, before, options)
         late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
-        hours = _hours(rows) | _hours(_open_ledger(tables, before))
+        known = tables.read("usage_ledger", _open_since(tables, "usage_ledger", series, before))
+        hours = _hours(rows) | _hours(known.where(~_is_closed(before)))
         with tables.change("usage_ledger", ledger) as change:
             tails = _tails(tables, series, before, min(hours, default=options.now), options.lookback_days)
             kept = ledger.read("usage_ledger", hours)
@@ -162,18 +163,15 @@ def _reopened(
 
 def _open_rows(tables: Tables, series: DataFrame, before: dict[str, datetime]) -> DataFrame:
     """Return the rows of rollup_1h of usage counters in hours that are open for their cluster."""
-    rows = tables.read("rollup_1h", _since(tables, "rollup_1h", before))
+    rows = tables.read("rollup_1h", _open_since(tables, "rollup_1h", series, before))
     clusters = series.select("series_id", "cluster")
     return rows.join(clusters, "series_id").where(~_is_closed(before)).drop("cluster")
 
 
-def _open_ledger(tables: Tables, before: dict[str, datetime]) -> DataFrame:
-    return tables.read("usage_ledger", _since(tables, "usage_ledger", before)).where(~_is_closed(before))
-
-
-def _since(tables: Tables, view: str, before: dict[str, datetime]) -> list[datetime]:
-    """Return the view's hours from the earliest closed end on. A cluster that is new may have samples before it."""
-    first = min(before.values(), default=_EVER[0]) - _DAY if before else _EVER[0]
+def _open_since(tables: Tables, view: str, series: DataFrame, before: dict[str, datetime]) -> list[datetime]:
+    """Return the view's hours from the earliest closed end on; all, if a cluster has no closed hour yet."""
+    clusters = {row["cluster"] for row in series.select("cluster").distinct().collect()}
+    first = min(before.values(), default=_EVER[0]) if clusters <= set(before) else _EVER[0]
     return tables.hours(view, midnight(first), _EVER[1])
 
 

@@ -24,7 +24,7 @@ MISTAKES: list[tuple[bytes, str]] = [
     (
         OPEN + TLS,
         (
-            "authentication.token_files: whoever reaches 0.0.0.0:9291 could write samples, of which bills are made; "
+            "authentication.token_files: anybody on that network could write samples, of which bills are made; "
             "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
         ),
     ),
@@ -92,7 +92,7 @@ def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("recieve", 'did you mean "receive"?'), ("zzzz", "there are: receive, ingest, backfill, ")]
+    ("name", "says"), [("recieve", 'did you mean "receive"?'), ("zzzz", "there are: receive, pipeline, ingest, ")]
 )
 def test_a_command_that_does_not_exist(name: str, says: str) -> None:
     result = CliRunner().invoke(main, [name])

@@ -197,8 +197,12 @@ def test_a_recorded_number_is_there_with_its_change(spark: SparkSession, tables:
 
 def test_the_past_can_be_read(tables: Tables) -> None:
     assert tables.snapshot("samples", 2).read("samples").count() == 2
-    at = datetime.fromtimestamp(tables.snapshot("samples").delta.history(1)[0]["timestamp"] / 1000, UTC)
-    assert tables.snapshot("samples", at).read("samples").count() == len(ROWS)
+    first = datetime(2026, 11, 23, tzinfo=UTC)
+    for version in range(tables.snapshot("samples").version + 1):  # a version's time is that of its file
+        commit = Path(tables.location.delta_url) / f"samples/_delta_log/{version:020}.json"
+        os.utime(commit, ((first + timedelta(hours=version)).timestamp(),) * 2)
+    assert tables.snapshot("samples", first + timedelta(hours=2, minutes=59)).read("samples").count() == 2
+    assert tables.snapshot("samples", first + timedelta(hours=4)).read("samples").count() == len(ROWS)
 
 
 def files_below(tables: Tables) -> set[str]:

@@ -259,6 +259,15 @@ def test_hours_close_by_the_samples_of_every_instance_and_never_by_the_clock(
     assert run(spark, tmp_path).closed_until == {"c": end(38), "east": end(38)}
 
 
+def test_a_new_cluster_is_billed_from_its_first_hour_however_old(spark: SparkSession, tmp_path: Path) -> None:
+    """Brought in by a backfill, while others' hours are closed for days."""
+    add_series(spark, tmp_path, (1, BYTES, labels("new", "alice", "to_broker")))
+    run(spark, tmp_path, 200)
+    tables = ingest(spark, tmp_path, counter(1, [1, 199]))
+    assert run(spark, tmp_path).closed_until["new"] == end(197)
+    assert by_hour(tables, "new") == {1: (77, True), 199: (77, False)}
+
+
 @pytest.mark.parametrize(("minutes", "closed"), [(26 * 60, True), (26 * 60 - 1, False)])
 def test_a_day_closes_with_its_last_hour(spark: SparkSession, tmp_path: Path, minutes: int, closed: bool) -> None:
     add_series(spark, tmp_path, (1, BYTES, labels("c", "alice", "to_broker")))
