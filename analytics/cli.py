@@ -20,6 +20,7 @@ COMMANDS = {
     "usage": ("analytics.jobs.usage:command", "Bytes, messages and sessions of each principal, by hour and day."),
     "compact": ("analytics.jobs.compact:command", "Make few large files of many small ones."),
     "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
+    "import-tables": ("analytics.jobs.import_tables:command", "Copy tables from before Delta tables."),
     "report": ("analytics.jobs.report:command", "Write a page with plots."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""

@@ -97,7 +97,7 @@ class Snapshot:
             empty = (F.lit(None).cast(field.dataType).alias(field.name) for field in schema)
             return self._spark.range(0).select(*empty).where(F.lit(False))  # Spark's optimizer knows that it is empty
         stored = StructType([field for field in schema if field.name not in partitions])
-        return self._spark.read.schema(stored).parquet(*urls).withColumns(_partition_columns(view))
+        return self._spark.read.schema(stored).parquet(*urls).withColumns(partition_columns(view))
 
     def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
         """Return the hours of the view's partitions (of one by day, the days' first hours) from `first` to `last`."""
@@ -236,7 +236,7 @@ def attempt(compute: Callable[[], Result]) -> Result:
     raise AssertionError
 
 
-def _partition_columns(view: str) -> dict[str, Column]:
+def partition_columns(view: str) -> dict[str, Column]:
     """Return the columns of the partitions, computed from the rows: all rows of a file have the same."""
     table, width, by = VIEWS[view]
     moment = "ts" if "ts" in SCHEMAS[table].fieldNames() else "window"

@@ -1,10 +1,9 @@
 """How much the receiver takes, as a process of its own with fdatasync: samples for each second of its CPU, latency.
 
-    python -m tests.bench_analytics.receiver_bench [--sketch DIRECTORY_OF_receiver.py]
+    python -m tests.bench_analytics.receiver_bench
 
 Senders are threads of this process with one connection each, which send the next request when the last one is answered;
-the requests are made before. With --sketch the sketch that the design was measured with runs by turns with it: it
-counts samples and checks nothing.
+the requests are made before.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -48,7 +45,6 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 class Figures:
     """One run. `per_core`: samples a second of the receiver's CPU time; latencies from the first byte to the answer."""
 
-    what: str
     version: int
     samples: int
     per_second: float
@@ -137,7 +133,7 @@ def cpu_s(process_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
 
-def measured(what: str, version: int, address: tuple[str, int], process_id: int, seconds: float) -> Figures:
+def measured(version: int, address: tuple[str, int], process_id: int, seconds: float) -> Figures:
     """A second to get warm, then the run."""
     requests = http_requests(version)
     Load(address, requests).run(1.0)
@@ -148,7 +144,6 @@ def measured(what: str, version: int, address: tuple[str, int], process_id: int,
     latencies = sorted(load.latencies_s)
     samples = len(latencies) * SERIES
     return Figures(
-        what=what,
         version=version,
         samples=samples,
         per_second=samples / took_s,
@@ -173,56 +168,21 @@ def receiver(directory: Path) -> Iterator[tuple[tuple[str, int], int]]:
         process.stop()
 
 
-@contextlib.contextmanager
-def sketch(program: Path, directory: Path) -> Iterator[tuple[tuple[str, int], int]]:
-    """The sketch, with the generated module that it imports beside it."""
-    proto = program.parent / "remote.proto"
-    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{proto.parent}", f"--python_out={directory}", str(proto)]
-    subprocess.run(protoc, check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()
-    environment = os.environ | {"PYTHONPATH": str(directory)}
-    command = [sys.executable, str(program), str(address[1]), str(directory / "sketch-spool")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_for(address)
-            yield address, process.pid
-        finally:
-            process.terminate()
-
-
-def wait_for(address: tuple[str, int]) -> None:
-    """Until somebody listens there."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"nobody listens at {address}")
-
-
-def run(seconds: float, rounds: int, sketch_directory: Path | None, tell: Callable[[Figures], None]) -> list[Figures]:
-    """All runs, by turns; each in a new directory."""
+def run(seconds: float, rounds: int, tell: Callable[[Figures], None]) -> list[Figures]:
+    """All runs; each in a new directory."""
     found = []
     for _ in range(rounds):
         for version in (1, 2):
             with tempfile.TemporaryDirectory() as directory, receiver(Path(directory)) as (address, process_id):
-                found.append(measured("receiver", version, address, process_id, seconds))
-            print_figures(found[-1])
-            if sketch_directory is None:
-                continue
-            program = sketch_directory / "receiver.py"
-            with tempfile.TemporaryDirectory() as directory, sketch(program, Path(directory)) as (address, process_id):
-                found.append(measured("sketch", version, address, process_id, seconds))
-            print_figures(found[-1])
+                found.append(measured(version, address, process_id, seconds))
+            tell(found[-1])
     return found
 
 
 def print_figures(one: Figures) -> None:
     """A line for people."""
     print(
-        f"{one.what:8} {one.version}.0  {one.per_core:11,.0f} samples/s per core  {one.per_second:11,.0f} samples/s"
+        f"receiver {one.version}.0  {one.per_core:11,.0f} samples/s per core  {one.per_second:11,.0f} samples/s"
         f"  p50 {one.p50_ms:6.1f} ms  p99 {one.p99_ms:6.1f} ms",
         flush=True,
     )
@@ -233,10 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sketch", type=Path, help="directory of the sketch's receiver.py and remote.proto")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
-    found = run(options.seconds, options.rounds, options.sketch, print_figures)
+    found = run(options.seconds, options.rounds, print_figures)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
