@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
-from analytics.report.metrics import BROKER_EJECTED, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
+from analytics.report.metrics import BROKER_EJECTED, BROKER_UP, BROKERS, HISTOGRAMS, RATES, ROWS
+from analytics.report.outages import growth_over_outages, spread_growth
 from analytics.report.points import Distribution, Key, Points
 from analytics.tables.partitions import hour_of
 from analytics.transforms.histograms import CUSTOM_BOUNDS
@@ -80,9 +81,13 @@ def newest_ms(tables: Tables, span: Span) -> int | None:
 def collect_points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:
     """Collect everything but brokers and usage of one cluster."""
     found = Points()
-    _add_rows(
-        found, read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id")
-    )
+    rows = read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id")
+    _add_rows(found, rows)
+    for row in _limited(growth_over_outages(rows.where(F.col("metric").isin(*RATES)), span, "metric", "key"), set()):
+        at = row["metric"], tuple(row["key"])
+        if (line := found.increase.get(at)) is not None:
+            spread = found.spread.setdefault(at, dict(line))
+            spread_growth(spread, span, row["window_ms"], row["since_ms"], row["increase"])
     own = _series(series, cluster, HISTOGRAMS)
     _add_native(found, read_windows(tables, "histograms", span).join(F.broadcast(own), "series_id"))
     return found

@@ -67,6 +67,9 @@ PLAIN: Final[dict[str, tuple[str, ...]]] = {
 }
 """Counters and gauges → labels. Values are summed over all other labels: workers, roles, instances, principals."""
 
+RATES: Final = (BYTES, MESSAGES, OPENED, *REQUESTS.values(), AUTH_SUCCESS, REAUTH_SUCCESS)
+"""Counters that are drawn as growth per second."""
+
 HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
     HANDSHAKE: ("stage",),
     LOOKUP: ("request",),

@@ -22,7 +22,7 @@ from analytics.report import summary
 from analytics.report.headline import headline
 from analytics.report.panels import BROKERS, PRINCIPALS, Cluster, Panel, Section, sections
 from analytics.report.plots import COLOURS, dash_of, figure_json, scale_of
-from analytics.report.principals import OTHER, Principals, Usage
+from analytics.report.principals import NOT_COUNTED, OTHER, Principals, Usage
 from analytics.report.span import Span, fitted
 from analytics.report.text import html_text
 from analytics.report.totals import Totals, TotalsRow, compare_totals
@@ -196,7 +196,8 @@ def _not_drawn(panels: Sequence[tuple[str, Panel]]) -> str:
     kinds = ((without, "without data"), (len(panels) - without, "zero all the time"))
     summary_text = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
     items = "".join(
-        f"<li>{escape(title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for title, panel in panels
+        f"<li>{escape(title)}: {panel.absent if panel.is_empty else 'zero all the time'}</li>"
+        for title, panel in panels
     )
     return f'<details class="quiet"><summary>Not drawn: {summary_text}</summary><ul>{items}</ul></details>'
 
@@ -263,15 +264,16 @@ def _principals(found: Principals, span: Span) -> str:
     listed = [*found.top, *(one for one in (found.further, found.other) if one is not None)]
     total = Usage("all principals", found.total)
     head = ["principal", "bytes in", "bytes out", "share", "messages in", "messages out", "sessions"]
-    rows = [_principal(one, total.bytes) for one in [*listed, total]]
+    rows = [_principal(one, total.bytes, counts_messages=found.counts_messages) for one in [*listed, total]]
     return _table(caption, head, rows, ["" for _ in listed] + ["total"])
 
 
-def _principal(one: Usage, total: int) -> list[str]:
-    bytes_in, bytes_out, *rest = one.figures
+def _principal(one: Usage, total: int, *, counts_messages: bool) -> list[str]:
+    bytes_in, bytes_out, *messages, sessions = one.figures
     name = f"{OTHER} (all that the proxy does not count by name)" if one.name == OTHER else one.name
     part = share(one.bytes / total) if total else ""
-    return [name, amount(bytes_in), amount(bytes_out), part, *map(count, rest)]
+    told = map(count, messages) if counts_messages else [NOT_COUNTED] * len(messages)
+    return [name, amount(bytes_in), amount(bytes_out), part, *told, count(sessions)]
 
 
 def _totals(found: Totals | None, span: Span) -> str:
@@ -297,7 +299,10 @@ def _totals(found: Totals | None, span: Span) -> str:
 
 def _total(row: TotalsRow, *, with_usage: bool) -> list[str]:
     figures = (row.relayed, row.principals, *((row.counted, row.billed) if with_usage else ()))
-    return [row.name, *("" if figure is None else count(figure) for figure in figures)]
+    return [
+        row.name,
+        *("" if figure is None else count(figure) if row.is_counted else NOT_COUNTED for figure in figures),
+    ]
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = ()) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from analytics.report import metrics
 from analytics.report.collect import BrokerAvailability
 from analytics.report.points import Distribution, Distributions, Line, Points, merge_distributions, sum_lines
-from analytics.report.principals import Principals
+from analytics.report.principals import NOT_COUNTED, Principals
 from analytics.report.span import Span
 from analytics.report.units import BYTES_PER_SECOND, SECONDS
 
@@ -25,7 +25,10 @@ PRINCIPALS: Final = "Principals"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A plot. `unit` is the y axis's; `bars`: counts in a window, not a rate; `stacked`: the lines add up."""
+    """A plot. `unit` is the y axis's; `bars`: counts in a window, not a rate; `stacked`: the lines add up.
+
+    `absent`: what the page says if there are no lines.
+    """
 
     title: str
     about: str
@@ -34,6 +37,7 @@ class Panel:
     bars: bool = False
     stacked: bool = False
     note: str = ""
+    absent: str = "no data"
 
     @property
     def is_empty(self) -> bool:
@@ -83,7 +87,7 @@ def sections(cluster: Cluster, span: Span) -> list[Section]:
     """Return all sections, in the page's order."""
     make = _Panels(cluster.points, span)
     return [
-        Section("Throughput", make.throughput()),
+        Section("Throughput", make.throughput(counts_messages=cluster.principals.counts_messages)),
         Section("Connections", make.connections()),
         Section("Handshakes", make.handshakes()),
         Section("Lookups", make.lookups()),
@@ -101,27 +105,28 @@ class _Panels:
         self._width_s = span.resolution.width_s
         self._noun = span.resolution.noun
 
-    def throughput(self) -> list[Panel]:
+    def throughput(self, *, counts_messages: bool) -> list[Panel]:
+        messages = self._rate(
+            "Messages relayed",
+            "By direction, of all principals together; a batch to a client is one. Needs `metrics.count_messages`.",
+            "messages per second",
+            self._direction(metrics.MESSAGES),
+        )
         return [
             self._rate("Bytes relayed", "By direction.", BYTES_PER_SECOND, self._direction(metrics.BYTES)),
-            self._rate(
-                "Messages relayed",
-                "By direction, of all principals together; a batch to a client is one. Needs `metrics.count_messages`.",
-                "messages per second",
-                self._direction(metrics.MESSAGES),
-            ),
+            messages if counts_messages else replace(messages, lines={}, absent=NOT_COUNTED),
         ]
 
     def _direction(self, metric: str) -> dict[str, Line]:
         names = {"to_broker": "to brokers", "to_client": "to clients"}
-        return {names.get(name, name): line for name, line in self._points.increase_by(metric, 0).items()}
+        return {names.get(name, name): line for name, line in self._points.spread_by(metric, 0).items()}
 
     def connections(self) -> list[Panel]:
         active = _without_empty({"open": self._points.level_by(metrics.ACTIVE).get("", {})})
         return [
             self._panel("Connections open", "Clients' connections, averaged over each window.", "connections", active),
             self._panel("Connections open, by state", "", "connections", self._points.level_by(metrics.STATES, 0)),
-            self._rate("New connections", "Accepted.", "connections per second", self._named(metrics.OPENED, "new")),
+            self._rate("New connections", "Accepted.", "connections per second", self._rates({"new": metrics.OPENED})),
             self._counts("Connections ended, by cause", "The log uses the same words.", metrics.ENDED),
             self._counts("Connections rejected, by reason", "Turned away at a limit.", metrics.REJECTED),
         ]
@@ -134,7 +139,7 @@ class _Panels:
         ]
 
     def lookups(self) -> list[Panel]:
-        requests = self._sums(metrics.REQUESTS)
+        requests = self._rates(metrics.REQUESTS)
         by_request = self._points.distributions(metrics.LOOKUP, 0)
         errors = {
             name: line for name, line in self._points.increase_by(metrics.ANSWERS, 1).items() if name != "none"
@@ -152,7 +157,7 @@ class _Panels:
         ]
 
     def authentication(self) -> list[Panel]:
-        successes = self._points.increase_by(metrics.AUTH_SUCCESS, 0)
+        successes = self._points.spread_by(metrics.AUTH_SUCCESS, 0)
         rounds = self._points.distributions(metrics.AUTH_ROUND).get("", {})
         return [
             self._rate("Successes, by method", "", "authentications per second", successes),
@@ -164,7 +169,7 @@ class _Panels:
     def reauthentication(self) -> list[Panel]:
         seconds = self._points.distributions(metrics.REAUTH_SECONDS).get("", {})
         times = {"average": _each(seconds, lambda one: one.average), "at most": _each(seconds, lambda one: one.maximum)}
-        successes = self._points.increase_by(metrics.REAUTH_SUCCESS, 0)
+        successes = self._points.spread_by(metrics.REAUTH_SUCCESS, 0)
         about = "From challenge to verdict. `At most` is the end of the highest bucket that has any."
         return [
             self._rate("Successes, by method", "", "re-authentications per second", successes),
@@ -201,6 +206,10 @@ class _Panels:
 
     def _sums(self, metrics: Mapping[str, str]) -> dict[str, Line]:
         found = {name: self._points.increase_by(metric).get("", {}) for name, metric in metrics.items()}
+        return _without_empty(found)
+
+    def _rates(self, metrics: Mapping[str, str]) -> dict[str, Line]:
+        found = {name: self._points.spread_by(metric).get("", {}) for name, metric in metrics.items()}
         return _without_empty(found)
 
     def _counts(self, title: str, about: str, metric: str, place: int = 0) -> Panel:

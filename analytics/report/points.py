@@ -71,10 +71,14 @@ def classic_distribution(cumulative: Mapping[float, float], total: float, count:
 
 @dataclass(slots=True)
 class Points:
-    """One cluster's values. `increase`: counters' growth; `level`: gauges, summed at an instant, averaged over time."""
+    """One cluster's values. `increase`: counters' growth; `level`: gauges, summed at an instant, averaged over time.
+
+    `spread`: the lines of `increase` that grew over an outage, with that growth drawn over the outage.
+    """
 
     increase: dict[tuple[str, Key], Line] = field(default_factory=dict)
     level: dict[tuple[str, Key], Line] = field(default_factory=dict)
+    spread: dict[tuple[str, Key], Line] = field(default_factory=dict)
     native: dict[tuple[str, Key], Distributions] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     exponential: int = 0
@@ -86,6 +90,10 @@ class Points:
     def increase_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
         """Return a counter's growth by window: by the label at `place` of the metric's labels, or summed under ""."""
         return _by_label(self.increase, metric, place)
+
+    def spread_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
+        """Return a counter's growth by window as in `increase_by`, but growth over an outage in all of its windows."""
+        return _by_label(self.increase | self.spread, metric, place)
 
     def level_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
         """Return a gauge's level by window, by label as in `increase_by`."""

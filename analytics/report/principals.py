@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
+from analytics.report.outages import growth_over_outages, spread_growth
 from analytics.report.points import Line
 from analytics.transforms import usage
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 TOP: Final = 20
 PLOTTED: Final = 7
 COLUMNS: Final = ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions")
+MESSAGES: Final = COLUMNS[2:4]
 OTHER: Final = "other"
 """The proxy's label for all principals beyond those that it counts by name."""
 Figures = tuple[int, ...]
 """In the order of COLUMNS."""
+NOT_COUNTED: Final = "not counted"
 NOTHING: Final[Figures] = (0,) * len(COLUMNS)
 
 
@@ -69,6 +72,8 @@ class Principals:
 
     `lines`: bytes by window, of the first PLOTTED. `billed` is None if the report's span has no whole hour.
     `without_start`: counters that began within the span at an unknown time: their first sample counts nothing.
+    `counts_messages` is false if there are bytes and all counters of messages are zero: so the proxy exports them
+    without `metrics.count_messages`.
     """
 
     top: list[Usage]
@@ -78,6 +83,7 @@ class Principals:
     lines: dict[str, Line]
     billed: Billed | None
     without_start: int = 0
+    counts_messages: bool = True
 
 
 def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
@@ -88,7 +94,7 @@ def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, clust
         counted = _counted(rows, mine).cache()
         try:
             billed = _billed(tables, mine, counted, cluster, span)
-            return _principals(counted, billed, _without_start(rows, mine, span))
+            return _principals(counted, span, billed, _without_start(rows, mine, span))
         finally:
             counted.unpersist()
     finally:
@@ -101,8 +107,8 @@ def _counted(rows: DataFrame, mine: DataFrame) -> DataFrame:
     return found.withColumn("increase", F.round("increase").cast("long"))
 
 
-def _principals(counted: DataFrame, billed: Billed | None, without_start: int) -> Principals:
-    sums = counted.groupBy("principal").agg(*_totals())
+def _principals(counted: DataFrame, span: Span, billed: Billed | None, without_start: int) -> Principals:
+    sums, total = counted.groupBy("principal").agg(*_totals()), _figures(counted.agg(*_totals()).collect()[0])
     named = sums.where(F.col("principal") != OTHER)
     top = [_usage(row) for row in _by_bytes(named).limit(TOP).collect()]
     others = [_usage(row) for row in sums.where(F.col("principal") == OTHER).collect()]
@@ -110,10 +116,12 @@ def _principals(counted: DataFrame, billed: Billed | None, without_start: int) -
         top,
         others[0] if others else None,
         _further(named, top),
-        _figures(counted.agg(*_totals()).collect()[0]),
-        _lines(counted, [one.name for one in top[:PLOTTED]]),
+        total,
+        _lines(counted, span, [one.name for one in top[:PLOTTED]]),
         billed,
         without_start,
+        counts_messages=not any(total[:2])
+        or not counted.where(F.col("what").isin(*MESSAGES) & (F.col("last_v") > 0)).isEmpty(),
     )
 
 
@@ -145,7 +153,8 @@ def _further(named: DataFrame, top: list[Usage]) -> Usage | None:
     return Usage(f"{row['n']:,} further principals", _figures(row)) if row["n"] else None
 
 
-def _lines(counted: DataFrame, names: list[str]) -> dict[str, Line]:
+def _lines(counted: DataFrame, span: Span, names: list[str]) -> dict[str, Line]:
+    """Return bytes by window; growth over an outage is in all of its windows."""
     lines: dict[str, Line] = {name: {} for name in names}
     if not names:
         return lines
@@ -154,6 +163,8 @@ def _lines(counted: DataFrame, names: list[str]) -> dict[str, Line]:
     summed = mine.groupBy("principal", F.unix_millis("window").alias("window_ms")).agg(F.sum("increase").alias("bytes"))
     for row in summed.collect():
         lines[row["principal"]][row["window_ms"]] = float(row["bytes"])
+    for name, *growth in growth_over_outages(mine, span, "principal").collect():
+        spread_growth(lines[name], span, *growth)
     return lines
 
 

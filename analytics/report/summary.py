@@ -9,6 +9,7 @@ from typing import Final
 from analytics.report import metrics
 from analytics.report.panels import Cluster
 from analytics.report.points import Line, merge_distributions, sum_lines
+from analytics.report.principals import NOT_COUNTED
 from analytics.report.span import Span
 from analytics.report.totals import compare_totals
 from analytics.report.units import amount, count, seconds, share, short
@@ -61,6 +62,8 @@ def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
         cluster.principals.total
     )  # as in the table of principals: with counters that began within the span
     has_messages = bool(points.increase_by(metrics.MESSAGES))
+    absent = NO_DATA if cluster.principals.counts_messages else NOT_COUNTED
+    is_told = has_messages and cluster.principals.counts_messages
     active = points.level_by(metrics.ACTIVE).get("", {})
     ended = points.increase_by(metrics.ENDED, 0)
     sampled = f"{len(covered_windows(cluster)):,} of {len(span.windows_ms):,}"
@@ -69,7 +72,7 @@ def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
         ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
         ("Bytes to clients", _total(moved.get("to_client"), amount)),
         *(
-            (f"Messages to {peers}", count(total) if has_messages else NO_DATA)
+            (f"Messages to {peers}", count(total) if is_told else absent)
             for peers, total in zip(("brokers", "clients"), messages, strict=True)
         ),
         ("Connections accepted", _total(points.increase_by(metrics.OPENED).get(""))),

@@ -7,7 +7,7 @@ from typing import Final
 
 from analytics.report import metrics
 from analytics.report.panels import Cluster
-from analytics.report.principals import NOTHING, Billed
+from analytics.report.principals import COLUMNS, MESSAGES, NOTHING, Billed
 from analytics.report.units import counted
 
 QUANTITIES: Final = ("Bytes to brokers", "Bytes to clients", "Messages to brokers", "Messages to clients", "Sessions")
@@ -20,6 +20,7 @@ _BYTES: Final = 2
 class TotalsRow:
     """One quantity. `relayed`: of all connections; `principals`: summed over principals; `counted` and `billed`: of the
     whole hours inside the span, from the rollups and from the usage tables. None: the source does not have it.
+    `is_counted`: false for messages that the proxy does not count.
     """
 
     name: str
@@ -27,6 +28,7 @@ class TotalsRow:
     principals: int
     counted: int | None
     billed: int | None
+    is_counted: bool = True
 
     @property
     def agrees(self) -> bool:
@@ -56,6 +58,7 @@ def compare_totals(cluster: Cluster) -> Totals | None:
             found.total[place],
             billed.counted[place] if billed else None,
             billed.billed[place] if billed else None,
+            is_counted=found.counts_messages or COLUMNS[place] not in MESSAGES,
         )
         for place, name in enumerate(QUANTITIES)
     ]

@@ -80,6 +80,7 @@ ROLLUP: Final = _struct(
     ("last_start_ts", _TIME, True),
     ("last_replica", _LONG),
     ("entry", _DOUBLE),
+    ("entry_ts", _TIME, True),
     ("increase", _DOUBLE),
     ("resets", _LONG),
     ("overlaps", _LONG),

@@ -13,7 +13,8 @@ Growth belongs to the window of the later of two samples. From one sample to the
 A reset's growth is the new value, any other the difference, even if negative: so growths add up to last minus first.
 The first sample of a series counts its value if it started within the lookback, else nothing.
 
-A counter's start is its own, or the newest value at that time of its gauge `…_created`, which has the counter's key.
+A counter's start is its own, or the newest value at that time of its gauge `…_created`, which has the counter's key,
+and no growth.
 
 Of several replicas one is chosen for each series and span: the lowest, unless it has less than half of the samples of
 the best one there. So the others fill its gaps, and do not interleave with it.
@@ -35,6 +36,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Places: TypeAlias = npt.NDArray[np.intp]
 
 NO_START: Final = 0
+NO_SAMPLE: Final = 0
 SPAN_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 HOUR_MS: Final = 3_600_000
@@ -61,9 +63,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth up to each row from the one before, and if it is a reset, or a fall that is none."""
+    """Growth up to each row from the one before, and if it is a reset, or a fall that is none.
+
+    `since`: the time of the row before, NO_SAMPLE if there is none within the lookback.
+    """
 
     gained: Doubles
+    since: Longs
     reset: Mask
     overlap: Mask
 
@@ -103,7 +109,7 @@ def _windows_of(rows: Rows, lookback_days: int) -> Iterator[pa.RecordBatch]:
     if is_tail.any():
         there = ~is_tail
         rows = _select(rows, there)
-        growth = Growth(growth.gained[there], growth.reset[there], growth.overlap[there])
+        growth = Growth(growth.gained[there], growth.since[there], growth.reset[there], growth.overlap[there])
     if len(rows.key):
         for width, width_ms in WIDTHS_MS.items():
             yield _batch(rows, growth, width, width_ms)
@@ -204,7 +210,7 @@ def _chosen(rows: Rows, is_tail: Mask) -> Mask:
 
 
 def _growth(rows: Rows, is_created: Mask, fell_itself: Mask, lookback_days: int) -> Growth:
-    same = _same(rows.series_id)
+    same = _same(rows.series_id) & (rows.series_id == rows.key)  # the tail of a `…_created` has another key than it
     series = np.cumsum(~same)
     newest = np.maximum.accumulate(series << _START_BITS | rows.start)
     known_before = _before(newest) & _START_MAX
@@ -222,7 +228,7 @@ def _growth(rows: Rows, is_created: Mask, fell_itself: Mask, lookback_days: int)
     began = has_start & (rows.start >= since) & (is_created | (rows.start < rows.ts))
     gained = np.where(follows, gained, np.where(began, rows.value, 0.0))
     gained[~np.isfinite(gained)] = 0.0
-    return Growth(gained, reset, fell & ~reset)
+    return Growth(gained, np.where(follows, earlier, NO_SAMPLE), reset, fell & ~reset)
 
 
 def _batch(rows: Rows, growth: Growth, width: str, width_ms: int) -> pa.RecordBatch:
@@ -249,6 +255,7 @@ def _batch(rows: Rows, growth: Growth, width: str, width_ms: int) -> pa.RecordBa
         "last_start_ts": _times_or_null(rows.start[ends]),
         "last_replica": rows.replica[ends],
         "entry": growth.gained[begins],
+        "entry_ts": _times_or_null(growth.since[begins]),
         "increase": np.add.reduceat(growth.gained, begins),
         "resets": np.add.reduceat(growth.reset, begins, dtype=np.int64),
         "overlaps": np.add.reduceat(growth.overlap, begins, dtype=np.int64),
@@ -264,4 +271,4 @@ def _times(unix_ms: Longs) -> pa.Array:
 
 
 def _times_or_null(unix_ms: Longs) -> pa.Array:
-    return pa.array(unix_ms * 1000, mask=unix_ms == NO_START).view(pa.timestamp("us", tz="UTC"))
+    return pa.array(unix_ms * 1000, mask=unix_ms == 0).view(pa.timestamp("us", tz="UTC"))

@@ -49,7 +49,7 @@ def windows(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFra
 def days(hours: DataFrame) -> DataFrame:
     """Compute rows of rollup_1d from all rows of rollup_1h of these days."""
     window = F.date_trunc("day", "window").alias("window")
-    first, last = ("first_v", "first_start_ts", "entry"), ("last_v", "last_start_ts", "last_replica")
+    first, last = ("first_v", "first_start_ts", "entry", "entry_ts"), ("last_v", "last_start_ts", "last_replica")
     summed = hours.groupBy("series_id", window).agg(
         *(F.sum(name).alias(name) for name in ("n", "sum", "increase", "resets", "overlaps")),
         F.min("min").alias("min"),

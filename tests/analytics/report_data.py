@@ -108,7 +108,7 @@ def _row(series: int, window: Window, width: str) -> tuple[Any, ...]:
         for sample in (window.first, window.last)
         for value in (moment(sample.ts), sample.value, moment(sample.start_ts) if sample.start_ts else None)
     ]
-    growth = (0, window.entry, window.increase, window.resets, window.overlaps)
+    growth = (0, window.entry, None, window.increase, window.resets, window.overlaps)
     place = (width, start.date(), start.hour if width == "1m" else None)
     return (series, start, window.n, window.sum, window.min, window.max, *ends, *growth, *place)
 

@@ -99,7 +99,25 @@ def append(tables: Tables, **frames: DataFrame) -> None:
 def _gauge_hour(series: int, value: float, first: int, last: int) -> tuple[object, ...]:
     n = last - first + 1
     ends = [(moment(DAY_MS + minute * MINUTE_MS), value, None) for minute in (first, last)]
-    return (series, DAY, n, n * value, value, value, *ends[0], *ends[1], 0, 0.0, 0.0, 0, 0, "1h", DAY.date(), None)
+    return (
+        series,
+        DAY,
+        n,
+        n * value,
+        value,
+        value,
+        *ends[0],
+        *ends[1],
+        0,
+        0.0,
+        None,
+        0.0,
+        0,
+        0,
+        "1h",
+        DAY.date(),
+        None,
+    )
 
 
 def test_quantiles_of_classic_and_native_histograms(east: Points) -> None:

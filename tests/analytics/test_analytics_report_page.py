@@ -2,13 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from analytics.report.page import render_page
+from analytics.report import metrics
+from analytics.report.page import Report, render_page
+from analytics.report.points import Points
+from analytics.report.principals import Principals, Usage
 from analytics.report.text import NAME_CHARS_MAX, display_name, html_text
+from tests.analytics.report_data import at, line, span
 from tests.analytics.report_sample import HOSTILE_NAMES, LONG_NAME, sample_report
+from tests.analytics.test_analytics_report_panels import cluster
+from tests.analytics.transforms_data import DAY
 
 
 class Parsed(HTMLParser):
@@ -112,3 +119,20 @@ def test_panels_without_anything_to_see_are_folded(day: str) -> None:
     assert any("zero all the time" in one for one in folded)
     assert "<li>Relays adopted: zero all the time</li>" in day
     assert "<li>Handshakes: Whole handshake: no data</li>" in day  # of west, which has no such section
+
+
+def test_messages_that_are_not_counted_are_not_shown_as_zero() -> None:
+    alice = Usage("alice", (100, 0, 0, 0, 7))
+    uncounted = Principals([alice], None, None, alice.figures, {}, None, counts_messages=False)
+    zeros = Points(increase={at(metrics.BYTES, "to_broker"): line(100.0), at(metrics.MESSAGES, "to_broker"): line(0.0)})
+    shown = {
+        counts: render_page(Report(span(1), DAY, [cluster(zeros, principals=principals)], []))
+        for counts, principals in ((False, uncounted), (True, replace(uncounted, counts_messages=True)))
+    }
+    cells = "<td>100 B</td><td>0 B</td><td>100 %</td><td>{0}</td><td>{0}</td><td>7</td>"
+    assert shown[False].count(cells.format("not counted")) == 2  # alice, and all
+    assert '<th scope="row">Messages to brokers</th><td>not counted</td>' in shown[False]
+    assert '<th scope="row">Messages to brokers</th><td></td><td>not counted</td>' in shown[False]  # totals compared
+    assert "<li>Messages relayed: not counted</li>" in shown[False]
+    assert shown[True].count(cells.format("0")) == 2
+    assert "not counted" not in shown[True]

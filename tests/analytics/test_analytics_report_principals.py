@@ -133,6 +133,34 @@ def test_a_counter_with_an_unknown_start_is_reported(spark: SparkSession, tmp_pa
     assert "of 1 counter of principals the start is unknown" in compared.reasons[0]
 
 
+def test_an_outage_is_drawn_over_its_time_and_changes_no_total(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing was scraped from minute 10 to minute 129: two hours' growth came with one sample."""
+    add_series(
+        spark,
+        tmp_path,
+        (1, metrics.BYTES, TO_BROKER),
+        (2, BYTES, labels("c", "alice", "to_broker")),
+        (3, BYTES.replace("bytes", "messages"), labels("c", "alice", "to_broker")),
+    )
+    rows = [row for number in (1, 2) for row in each_minute(number, 0, 180)] + each_minute(3, 0, 180, by=0.0)
+    outage = range(DAY_MS + 10 * MINUTE_MS, DAY_MS + 130 * MINUTE_MS)
+    tables = ingest(spark, tmp_path, [row for row in rows if row[1].ts not in outage])
+    rollup.run(spark, str(tmp_path))
+    series = tables.read("series")
+    for hours, start_minute, since in ((3, 0, 1), (1, 100, 0)):
+        part = span(hours, start=DAY + timedelta(minutes=start_minute))
+        points = collect_points(tables, series, "c", part)
+        found = collect_principals(tables, series, read_windows(tables, "rollup", part), "c", part)
+        (drawn,) = points.spread_by(metrics.BYTES).values()
+        assert drawn == found.lines["alice"]
+        assert [drawn[at] for at in part.windows_ms][since:] == [60.0] * (60 * hours - since)
+        total = 60 * (179 if hours == 3 else 150)  # from the last sample before the span on
+        assert sum(points.increase_by(metrics.BYTES)[""].values()) == total == found.total[0]
+        assert not found.counts_messages
+    by_hour = collect_points(tables, series, "c", span(3, 1)).spread_by(metrics.BYTES)[""]
+    assert by_hour == {DAY_MS: 540.0, DAY_MS + HOUR_MS: 3630.0, DAY_MS + 2 * HOUR_MS: 6570.0}
+
+
 def test_the_top_principals_and_the_rest(spark: SparkSession, tmp_path: Path) -> None:
     names = [*(f"p{number:02}" for number in range(TOP + 5)), "other"]
     series = [(number, BYTES, labels("c", name, "to_broker")) for number, name in enumerate(names, start=1)]

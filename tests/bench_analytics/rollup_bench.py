@@ -1,7 +1,8 @@
 """The job `rollup` (minutes, hours, days, checks and the commit) beside DuckDB, over several layouts of samples.
 
-Both read the same files in turns; the figure is the best of the rounds, and all widths are compared row by row. DuckDB
-computes less: no lookback, no starts, no choice of replicas by minute (it takes the first), no commit.
+Both read the same files in turns; the figure is the best of the rounds. Here DuckDB computes less: no lookback, no
+starts, no choice of replicas by minute (it takes the first), no commit. Then, unmeasured, it computes the whole
+definition (`tests.analytics.recomputed`), and all widths are compared row by row.
 
     python -m tests.bench_analytics.rollup_bench --samples 1000000
 """
@@ -15,18 +16,19 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from analytics.jobs import rollup
 from analytics.jobs.session import spark_session
 from analytics.tables.change import Written, add_action
 from analytics.tables.store import Tables
+from tests.analytics import recomputed
 
 FIRST = datetime(2026, 10, 1, tzinfo=UTC)
 STEP_MS = 15_000
@@ -121,19 +123,16 @@ def by_the_job(spark: SparkSession, root: Path) -> float:
     return time.perf_counter() - begun
 
 
-def count_differing(root: Path, database: Path) -> int:
-    """The rows in which the two differ."""
+def differing(root: Path, database: Path) -> list[Any]:
+    """The first rows in which the rollups differ from the whole definition in SQL, with starts and chosen replicas."""
+    database.unlink(missing_ok=True)
     with duckdb.connect(str(database)) as connection:
-        connection.register("ours", DeltaTable(root / "rollup").to_pyarrow_dataset())
-        different = 0
-        for width in WIDTHS:
-            query = f"""
-                select count(*) from (from ours where width = '{width}') o full join "{width}" d
-                on o.series_id = d.series_id and o."window" = d.w
-                where o.n is distinct from d.n or o.increase is distinct from d.increase
-                  or o.resets is distinct from d.resets or o.last_v is distinct from d.last_v"""
-            different += connection.execute(query).fetchone()[0]  # type: ignore[index]
-        return different
+        connection.execute(f"""
+            create view samples as select series_id, replica, epoch_ms(ts) as ts, epoch_ms(start_ts) as start, value,
+            counter_id from read_parquet('{root}/samples/bench/*/*/*.parquet', hive_partitioning = false)""")
+        recomputed.register(connection, root, "rollup")
+        rollups = recomputed.rollups(connection, rollup.LOOKBACK_DAYS)
+        return recomputed.differing(connection, recomputed.OURS_SQL, rollups)
 
 
 def measure(spark: SparkSession, work: Path, layout: Layout, samples: int, rounds: int) -> dict[str, float]:
@@ -145,8 +144,8 @@ def measure(spark: SparkSession, work: Path, layout: Layout, samples: int, round
     for _ in range(rounds):
         best["DuckDB"] = min(best["DuckDB"], in_duckdb(root, work / "duck.db"))
         best["rollup"] = min(best["rollup"], by_the_job(spark, root))
-    if different := count_differing(root, work / "duck.db"):
-        raise AssertionError(f"{layout}: {different} rows differ")
+    if rows := differing(root, work / "duck.db"):
+        raise AssertionError(f"{layout}: rows differ: {rows}")
     print(f"{layout}: {best['rollup']:.1f} s, DuckDB {best['DuckDB']:.1f} s", flush=True)
     return best
 
