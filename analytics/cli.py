@@ -20,7 +20,7 @@ COMMANDS = {
     "usage": ("analytics.jobs.usage:command", "Bytes, messages and sessions of each principal, by hour and day."),
     "compact": ("analytics.jobs.compact:command", "Make few large files of many small ones."),
     "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
-    "report": ("analytics.jobs.report:command", "Write a page with plots."),
+    "report": ("analytics.jobs.report:command", "Write a page with the bill of a period."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""
 
