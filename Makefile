@@ -6,7 +6,7 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick check bench bench-analytics images e2e-kubernetes report-pictures generate lock \
+.PHONY: help run test test-quick check bench bench-analytics images e2e-kubernetes generate lock \
 	release publish clean
 
 help: ## list the targets
@@ -35,9 +35,6 @@ images: ## build the container images (root); ARGS=--twice compares two builds, 
 
 e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps
 	@$(LOCAL).e2e_kubernetes $(ARGS)
-
-report-pictures: ## take pictures of the analytics' report in a headless Chromium, into build/report-pictures
-	@$(LOCAL).report_pictures
 
 generate: ## regenerate the protobuf modules, docs/configuration.md, docs/conformance.md, the chart's schema
 	@$(LOCAL).generate

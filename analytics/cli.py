@@ -21,7 +21,7 @@ COMMANDS = {
     "compact": ("analytics.jobs.compact:command", "Make few large files of many small ones."),
     "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
     "import-tables": ("analytics.jobs.import_tables:command", "Copy tables from before Delta tables."),
-    "report": ("analytics.jobs.report:command", "Write a page with plots."),
+    "report": ("analytics.jobs.report:command", "Write a page with the bill of a period."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""
 

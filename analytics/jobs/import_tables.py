@@ -103,7 +103,7 @@ def _rows(old: Tables, view: str) -> DataFrame | None:
         if f"{name}_lo" in rows.columns
     }
     known = {name: F.col(name) + part for name, part in rest.items()}  # format 1 kept the last digits beside a sum
-    known |= dict.fromkeys(("replica", "last_replica"), F.lit(0)) | partition_columns(view)
+    known |= dict.fromkeys(("replica", "last_replica"), F.lit(0)) | {"entry_ts": F.lit(None)} | partition_columns(view)
     names = SCHEMAS[VIEWS[view].table].fieldNames()
     return rows.select(*(known.get(name, F.col(name)).alias(name) for name in names))
 

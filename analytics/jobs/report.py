@@ -1,4 +1,4 @@
-"""The job `report`: one HTML page with plots of clusters over a period, from the rollups and the usage tables.
+"""The job `report`: one HTML page with the bill of clusters over a period, from the usage tables and the rollups.
 
 It reads the tables of `rollup` and `usage`, changes nothing, and may run concurrently with all other jobs.
 """
@@ -19,51 +19,48 @@ from analytics.jobs.quiet import verbose_option
 from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from analytics.report.panels import Cluster
-    from analytics.tables.store import Tables
+    from pyspark.sql import SparkSession
 
 CLUSTERS_MAX: Final = 10
 LAST: Final = "24h"
 
 
-def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...], *, made_at: datetime) -> str:
+def run(
+    spark: SparkSession,
+    root: str,
+    spans: list[Span],
+    names: tuple[str, ...],
+    *,
+    made_at: datetime,
+    as_of: datetime | None = None,
+) -> str:
     """Render the page of the clusters `names` (empty: all), for the first of `spans` for which the rollups have rows.
 
-    Raises TablesError.
+    `as_of`: from the tables as they were at this time. Raises TablesError.
     """
-    from analytics.report.collect import has_rows, list_clusters
+    from analytics.report.bill import collect_bill
+    from analytics.report.figures import collect_figures, has_rows, list_clusters
     from analytics.report.page import Report, render_page
+    from analytics.report.summary import Cluster
     from analytics.tables.store import Tables
 
-    tables, progress = Tables.open(spark, root, create=False), Progress()
+    tables, progress = Tables.open(spark, root, create=False, as_of=as_of), Progress()
     span = next((span for span in spans if has_rows(tables, span)), spans[0])
     series = tables.read("series").cache()
     try:
         known = list_clusters(series)
         chosen = list(dict.fromkeys(names)) or known
-        notices = [*_notices(known, chosen, span, spans[0]), *_newest_notice(tables, span, spans[0])]
+        notices = _notices(known, chosen, span, spans[0])
         found = []
         for name in chosen[:CLUSTERS_MAX]:
-            found.append(_collect(tables, series, name, span))
-            progress.print_line(f"cluster {name or '(none)'}: {len(found[-1].points.metrics())} metrics")
+            bill = collect_bill(tables, series, name, span)
+            found.append(Cluster(name, collect_figures(tables, series, name, span), bill))
+            progress.print_line(f"cluster {name or '(none)'}: {len(bill.principals)} principals")
     finally:
         series.unpersist()
-    text = render_page(Report(span, made_at, found, notices))
+    text = render_page(Report(span, made_at, found, notices, as_of))
     progress.print_summary(f"{span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M} by {span.resolution.noun}")
     return text
-
-
-def _collect(tables: Tables, series: DataFrame, name: str, span: Span) -> Cluster:
-    from analytics.report.collect import collect_brokers, collect_points, read_windows
-    from analytics.report.panels import Cluster
-    from analytics.report.principals import collect_principals
-
-    found, seen = collect_points(tables, series, name, span), collect_brokers(tables, series, name, span)
-    return Cluster(
-        name, found, seen, collect_principals(tables, series, read_windows(tables, "rollup", span), name, span)
-    )
 
 
 def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
@@ -73,27 +70,12 @@ def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> l
     if not known:
         notices.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
     if span.resolution != finest.resolution:
-        notices.append(
-            f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
-            f"shown by {span.resolution.noun}."
-        )
+        notices.append("There is nothing by hour of this time (expired, or not rolled up yet), so it is by day.")
     there = f"there are: {', '.join(map(display_name, known[:CLUSTERS_MAX]))}" if known else "there are none"
     notices += [f"There is no cluster named {display_name(name)!r}; {there}." for name in chosen if name not in known]
     if len(chosen) > CLUSTERS_MAX:
         notices.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
     return notices
-
-
-def _newest_notice(tables: Tables, span: Span, finest: Span) -> list[str]:
-    """Return a notice of the newest window with samples, if it is before the end of the requested period."""
-    from analytics.report.collect import newest_ms
-
-    last_ms = newest_ms(tables, finest)
-    if last_ms is None or last_ms + finest.resolution.width_s * 1000 >= int(span.end.timestamp()) * 1000:
-        return []
-    last = datetime.fromtimestamp(last_ms / 1000, UTC)
-    text = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
-    return [f"{text}: what came later is not scraped, not ingested or not rolled up yet."]
 
 
 def write_page(spark: SparkSession, output: str, text: str) -> None:
@@ -141,9 +123,10 @@ def _spans(last: str | None, start: datetime | None, end: datetime | None, now: 
     help="The page: a local file, or any Hadoop path with a scheme (s3a://…); replaced if it is there.",
 )
 @click.option("--cluster", "names", multiple=True, metavar="NAME", help="May be repeated. Default: all.")
-@click.option("--last", metavar="TIME", help=f"Up to now: 90m, 24h, 30d. Default: {LAST}.")
+@click.option("--last", metavar="TIME", help=f"Up to now, or to --as-of: 24h, 30d. Default: {LAST}.")
 @click.option("--start", type=click.DateTime(), help="UTC, included.")
 @click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
+@click.option("--as-of", type=click.DateTime(), help="Read the tables as they were at this time (UTC).")
 @verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     root: str,
@@ -152,19 +135,21 @@ def command(  # noqa: PLR0917 -- click's manner
     last: str | None,
     start: datetime | None,
     end: datetime | None,
+    as_of: datetime | None,
 ) -> None:
-    """Write a page with plots."""
-    now = datetime.now(UTC)
-    spans = _spans(last, start, end, now)
+    """Write a page with the bill of a period."""
+    made_at = datetime.now(UTC)
+    as_of = as_of.replace(tzinfo=UTC) if as_of else None
+    spans = _spans(last, start, end, as_of or made_at)
     if ":/" not in output and not Path(output).absolute().parent.is_dir():
         raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
     with job_session("report") as session:
-        text = run(session, root, spans, names, made_at=now)
+        text = run(session, root, spans, names, made_at=made_at, as_of=as_of)
         try:
             write_page(session, output, text)
         except OSError as error:
             raise click.ClickException(f"cannot write {output}: {error}") from error
-    click.echo(f"{output}: {len(text) / 1e6:.1f} MB", err=True)
+    click.echo(f"{output}: {len(text) / 1e3:.0f} kB", err=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The report: one HTML page with plots, made of the rollups, readable without a network."""
+"""The report: one HTML page with the bill of a period and its main figures, readable without a network."""

@@ -1,8 +1,4 @@
-"""The period of a report and its resolution: a point a minute, an hour or a day.
-
-The finest table with at most POINTS_MAX points (or the one by day) is read; if it has no rows of the period (it expires
-first), the next coarser one. Windows are whole, so no rate at either end is computed from half a window.
-"""
+"""The period of a report: whole hours, or, if it is long or its hours have expired, whole days."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-POINTS_MAX: Final = 1500
+HOURS_MAX: Final = 1500
 YEARS_MAX: Final = 10
-_UNITS: Final = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
 class BadSpan(ValueError):
@@ -22,19 +17,19 @@ class BadSpan(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Resolution of tables: `suffix` of their names, width of their windows, and a window's `noun`."""
+    """A window's `noun` and `width`, and the views of the tables that have such windows."""
 
-    suffix: str
-    width_s: int
     noun: str
+    width: timedelta
+    rollup: str
+    histograms: str
+    usage: str
 
-    @property
-    def each(self) -> str:
-        """The noun with its article: `a minute`, `an hour`."""
-        return f"an {self.noun}" if self.noun == "hour" else f"a {self.noun}"
 
-
-RESOLUTIONS: Final = (Resolution("1m", 60, "minute"), Resolution("1h", 3600, "hour"), Resolution("1d", 86_400, "day"))
+RESOLUTIONS: Final = (
+    Resolution("hour", timedelta(hours=1), "rollup_1h", "histograms_1h", "usage_hourly"),
+    Resolution("day", timedelta(days=1), "rollup_1d", "histograms_1d", "usage_daily"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,47 +41,41 @@ class Span:
     resolution: Resolution
 
     @property
-    def windows_ms(self) -> range:
-        """The start of each window, Unix milliseconds."""
-        start, end = (int(moment.timestamp()) * 1000 for moment in (self.start, self.end))
-        return range(start, end, self.resolution.width_s * 1000)
+    def windows(self) -> int:
+        """The number of windows."""
+        return (self.end - self.start) // self.resolution.width
 
-
-def fitted(span: Span, windows: set[int]) -> Span:
-    """Return the part of the span from the first of these windows to the last; the span itself without any."""
-    inside = [at for at in windows if at in span.windows_ms]
-    if not inside:
-        return span
-    start, last = (datetime.fromtimestamp(at // 1000, UTC) for at in (min(inside), max(inside)))
-    return Span(start, last + timedelta(seconds=span.resolution.width_s), span.resolution)
+    @property
+    def before(self) -> Span:
+        """The span of the same length that ends where this one starts."""
+        return Span(self.start - (self.end - self.start), self.start, self.resolution)
 
 
 def parse_last(text: str) -> timedelta:
-    """Parse `90m`, `24h` or `30d`. Raises BadSpan."""
-    match = re.fullmatch(r"(\d{1,6})([mhd])", text.strip())
+    """Parse `24h` or `30d`. Raises BadSpan."""
+    match = re.fullmatch(r"(\d{1,6})([hd])", text.strip())
     if match is None or not int(match[1]):
-        raise BadSpan(f"{text!r} is no length of time: say 90m, 24h or 30d")
-    return int(match[1]) * _UNITS[match[2]]
+        raise BadSpan(f"{text!r} is no length of time: say 24h or 30d")
+    return int(match[1]) * (timedelta(hours=1) if match[2] == "h" else timedelta(days=1))
 
 
 def candidates(start: datetime, end: datetime, now: datetime) -> list[Span]:
-    """Return the span in each resolution that is coarse enough, finest first, without windows that end after `now`.
+    """Return the span in hours, unless it has too many, then in days. Raises BadSpan.
 
-    Raises BadSpan.
+    Both ends are rounded up, so the length stays and the window at `now` is included, which has not ended yet.
     """
     if start >= end:
         raise BadSpan(f"the time must begin before it ends: {start:%Y-%m-%d %H:%M} is not before {end:%Y-%m-%d %H:%M}")
     if end - start > timedelta(days=366 * YEARS_MAX):
         raise BadSpan(f"a report covers {YEARS_MAX} years at most")
-    spans = [_whole(start, end, now, resolution) for resolution in RESOLUTIONS]
-    fitting = [span for span in spans if 0 < len(span.windows_ms) <= POINTS_MAX or span is spans[-1]]
-    if not any(span.windows_ms for span in fitting):
-        raise BadSpan("no whole minute of that time has ended yet")
-    return [span for span in fitting if span.windows_ms]
+    hours, days = (
+        Span(_rounded_up(start, one.width), _rounded_up(min(end, now), one.width), one) for one in RESOLUTIONS
+    )
+    if hours.windows <= 0:
+        raise BadSpan("no hour ends in that time, or it is still to come")
+    return [span for span in (hours, days) if span.windows > 0 and (span is days or span.windows <= HOURS_MAX)]
 
 
-def _whole(start: datetime, end: datetime, now: datetime, resolution: Resolution) -> Span:
-    width_s = resolution.width_s
-    first = int(start.timestamp()) // width_s * width_s
-    last = min(-(-int(end.timestamp()) // width_s), int(now.timestamp()) // width_s) * width_s
-    return Span(datetime.fromtimestamp(first, UTC), datetime.fromtimestamp(max(first, last), UTC), resolution)
+def _rounded_up(moment: datetime, width: timedelta) -> datetime:
+    width_s = int(width.total_seconds())
+    return datetime.fromtimestamp(-(-moment.timestamp() // width_s) * width_s, UTC)

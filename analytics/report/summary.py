@@ -1,157 +1,129 @@
-"""The page's summary tables with each cluster's figures, and the notices of missing data."""
+"""What the page says of a cluster: a headline with the failures, the summary's figures, and what is missing."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from analytics.report import metrics
-from analytics.report.panels import Cluster
-from analytics.report.points import Line, merge_distributions, sum_lines
-from analytics.report.principals import NOT_COUNTED
+from analytics.report import figures
+from analytics.report.bill import Bill
+from analytics.report.figures import Figures
 from analytics.report.span import Span
-from analytics.report.totals import compare_totals
-from analytics.report.units import amount, count, seconds, share, short
+from analytics.report.text import amount, count, counted, seconds, share
 
 NO_DATA: Final = "no data"
+_ERRORS_SHARE_TOLD: Final = 0.01
 
 
-def summary_groups(cluster: Cluster, span: Span) -> dict[str, list[tuple[str, str]]]:
-    """Return one cluster's (name, figure) under each heading; the same names in the same order for each cluster."""
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The collected data of one cluster."""
+
+    name: str
+    figures: Figures
+    bill: Bill
+
+    @property
+    def request_errors(self) -> tuple[float, float] | None:
+        """The number of requests that were answered with an error, and its share; None without any answer."""
+        answers = self.figures.total(figures.ANSWERS)
+        if not answers:
+            return None
+        errors = answers - (self.figures.total(figures.ANSWERS, "none") or 0)
+        return errors, errors / answers
+
+
+def headline(cluster: Cluster, span: Span) -> str:
+    """Summarize the cluster's traffic in one sentence."""
+    found, length = cluster.figures, counted(span.windows, span.resolution.noun)
+    if not found.windows:
+        return f"No sample of this cluster in {length}."
+    done = []
+    if found.total(figures.BYTES) is not None:
+        ways = (amount(found.total(figures.BYTES, way) or 0) for way in ("to_broker", "to_client"))
+        done.append("{} to brokers and {} to clients".format(*ways))
+    if found.open_busiest:
+        done.append(f"{counted(found.open_busiest, 'connection')} open in the busiest {span.resolution.noun}")
+    if requests := found.total(figures.ANSWERS):
+        within = found.request_seconds(0.99)
+        done.append(f"{counted(requests, 'request')}{'' if within is None else f', 99 % within {seconds(within)}'}")
+    return f"In {length}: {'; '.join(done)}." if done else f"In {length} nothing was relayed."
+
+
+def troubles(cluster: Cluster) -> list[str] | None:
+    """Return the failures that need attention, as phrases; None if the tables lack the metrics that count them."""
+    found = cluster.figures
+    if found.total(figures.ENDED) is None and found.total(figures.ANSWERS) is None:
+        return None
+    known = [
+        (found.total(figures.ENDED, "defect"), "connection", "ended by a defect of the proxy"),
+        (found.total(figures.REJECTED), "connection", "rejected"),
+        (found.total(figures.AUTH_FAILURES), "authentication", "failed"),
+        (found.total(figures.REAUTH_FAILURE), "re-authentication", "failed"),
+        (found.total(figures.RESTARTS), "worker", "restarted"),
+        (found.total(figures.BROKER_FAILURES), "relay", "not opened"),
+        (len(found.worst_brokers), "broker", "not up all the time"),
+    ]
+    phrases = [f"{counted(total, noun)} {what}" for total, noun, what in known if total and round(total)]
+    if (errors := cluster.request_errors) and errors[1] >= _ERRORS_SHARE_TOLD:
+        phrases.append(f"{share(errors[1])} of requests answered with an error")
+    return phrases
+
+
+def summary(cluster: Cluster, span: Span) -> dict[str, str]:
+    """Return the figures by their names: the same names in the same order for each cluster."""
+    found, noun, errors = cluster.figures, span.resolution.noun, cluster.request_errors
     return {
-        "Traffic": _traffic(cluster, span),
-        "Requests": _requests(cluster),
-        "Authentication": _identity(cluster),
-        "Brokers and workers": _health(cluster),
+        f"{noun.capitalize()}s with samples": f"{found.windows:,} of {span.windows:,}",
+        "Bytes to brokers, all connections": _text(
+            found.total(figures.BYTES, "to_broker", beside=figures.BYTES), amount
+        ),
+        "Bytes to clients, all connections": _text(
+            found.total(figures.BYTES, "to_client", beside=figures.BYTES), amount
+        ),
+        "Connections accepted": _text(found.total(figures.OPENED)),
+        "Connections open, on average": _text(found.open_average),
+        f"Connections open, busiest {noun}": _text(found.open_busiest),
+        "Connections rejected": _text(found.total(figures.REJECTED, beside=figures.ENDED)),
+        "Requests answered": _text(found.total(figures.ANSWERS)),
+        "… with an error": f"{count(errors[0])} ({share(errors[1])})" if errors else NO_DATA,
+        "Time of a request, 50 % within": _text(found.request_seconds(0.5), seconds),
+        "Time of a request, 99 % within": _text(found.request_seconds(0.99), seconds),
+        "Authentications that failed": _text(found.total(figures.AUTH_FAILURES, beside=figures.AUTH_SUCCESS)),
+        "Re-authentications that failed": _text(found.total(figures.REAUTH_FAILURE, beside=figures.EXPIRED_KILLED)),
+        "Expired connections closed": _text(found.total(figures.EXPIRED_KILLED)),
+        "Brokers up, share of the time": _text(found.brokers_up, share),
+        "Workers restarted": _text(found.total(figures.RESTARTS)),
     }
 
 
-def missing_notices(cluster: Cluster, span: Span) -> list[str]:
-    """Return sentences about a cluster's missing data and differing totals."""
-    notices = []
-    gaps = len(span.windows_ms) - len(covered_windows(cluster))
-    if gaps and cluster.points.metrics():
-        noun = span.resolution.noun
-        notices.append(
-            f"{gaps} of {len(span.windows_ms)} {noun}s have no sample at all: the proxy did not run, was not scraped, "
-            "or the samples are not ingested and rolled up yet."
+def missing(cluster: Cluster, span: Span) -> list[str]:
+    """Return sentences about what is missing of a cluster's figures and of its bill."""
+    found, bill, noun = cluster.figures, cluster.bill, span.resolution.noun
+    told = []
+    if found.newest is not None and found.windows < span.windows:
+        told.append(
+            f"{span.windows - found.windows} of {span.windows} {noun}s have no sample at all (the newest with samples: "
+            f"{found.newest:%Y-%m-%d %H:%M}): the proxy did not run, was not scraped, or the samples are not ingested "
+            "and rolled up yet."
         )
-    if cluster.points.cut:
-        notices.append(f"Too many label values, the smallest are left out: {', '.join(sorted(cluster.points.cut))}.")
-    if cluster.points.exponential:
-        notices.append(
-            f"{cluster.points.exponential} rows of native histograms with exponential buckets are left out; the proxy "
-            "sends none."
+    if bill.open_windows:
+        told.append(f"{counted(bill.open_windows, noun)} of the bill not closed yet: it may grow.")
+    if bill.missing_windows:
+        told.append(f"{counted(bill.missing_windows, noun)} of usage not in the bill yet: run `usage`.")
+    if bill.late_samples:
+        told.append(
+            f"{counted(bill.late_samples, 'sample')} came after their hours were closed and are not in the bill "
+            "(`usage --reopen-from` takes them in)."
         )
-    if (compared := compare_totals(cluster)) is not None:
-        notices += compared.reasons
-    return notices
+    if bill.without_start:
+        told.append(
+            f"Of {counted(bill.without_start, 'counter')} of principals the start is unknown (series `…_created` are "
+            "missing): what they counted before their first scrape is in no bill."
+        )
+    return told
 
 
-def covered_windows(cluster: Cluster) -> set[int]:
-    """Return the windows with samples of the cluster."""
-    plain = {at for line in cluster.points.increase.values() for at in line}
-    return plain.union(*cluster.points.native.values())
-
-
-def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
-    points = cluster.points
-    moved = points.increase_by(metrics.BYTES, 0)
-    _, _, *messages, _ = (
-        cluster.principals.total
-    )  # as in the table of principals: with counters that began within the span
-    has_messages = bool(points.increase_by(metrics.MESSAGES))
-    absent = NO_DATA if cluster.principals.counts_messages else NOT_COUNTED
-    is_told = has_messages and cluster.principals.counts_messages
-    active = points.level_by(metrics.ACTIVE).get("", {})
-    ended = points.increase_by(metrics.ENDED, 0)
-    sampled = f"{len(covered_windows(cluster)):,} of {len(span.windows_ms):,}"
-    return [
-        (f"{span.resolution.noun.capitalize()}s with samples", sampled),
-        ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
-        ("Bytes to clients", _total(moved.get("to_client"), amount)),
-        *(
-            (f"Messages to {peers}", count(total) if is_told else absent)
-            for peers, total in zip(("brokers", "clients"), messages, strict=True)
-        ),
-        ("Connections accepted", _total(points.increase_by(metrics.OPENED).get(""))),
-        ("Connections open, on average", _plain(_mean(active))),
-        (f"Connections open, busiest {span.resolution.noun}", _plain(max(active.values(), default=math.nan))),
-        ("Connections rejected", _total(_all(points.increase_by(metrics.REJECTED)), absent="0" if ended else NO_DATA)),
-        ("Connections ended by a defect of the proxy", _total(ended.get("defect"))),
-    ]
-
-
-def _requests(cluster: Cluster) -> list[tuple[str, str]]:
-    points = cluster.points
-    received = [line for metric in metrics.REQUESTS.values() for line in points.increase_by(metric).values()]
-    answers = points.increase_by(metrics.ANSWERS, 1)
-    total = sum(sum(line.values()) for line in answers.values())
-    errors = sum(sum(line.values()) for name, line in answers.items() if name != "none")
-    times = merge_distributions(
-        one for windows in points.distributions(metrics.LOOKUP).values() for one in windows.values()
-    )
-    return [
-        ("Lookups and other requests", _total(sum_lines(received))),
-        ("Requests answered with an error", f"{count(errors)} ({share(errors / total)})" if total else NO_DATA),
-        ("Time of a request, p50", _time(times.quantile(0.5))),
-        ("Time of a request, p99", _time(times.quantile(0.99))),
-    ]
-
-
-def _identity(cluster: Cluster) -> list[tuple[str, str]]:
-    points = cluster.points
-    succeeded = _all(points.increase_by(metrics.AUTH_SUCCESS))
-    again = _all(points.increase_by(metrics.REAUTH_SUCCESS))
-    # Labelled counters exist only after their first increment: an absent one beside an existing sibling is zero.
-    took = merge_distributions(
-        one for windows in points.distributions(metrics.REAUTH_SECONDS).values() for one in windows.values()
-    )
-    killed = points.increase_by(metrics.EXPIRED_KILLED).get("")
-    absent = "0" if killed is not None else NO_DATA
-    failed = _all(points.increase_by(metrics.AUTH_FAILURES))
-    return [
-        ("Authentications that succeeded", _total(succeeded)),
-        ("Authentications that failed", _total(failed, absent="0" if succeeded is not None else NO_DATA)),
-        ("Re-authentications that succeeded", _total(again, absent=absent)),
-        ("Re-authentications that failed", _total(_all(points.increase_by(metrics.REAUTH_FAILURE)), absent=absent)),
-        ("Time of a re-authentication, average", _time(took.average)),
-        ("Expired connections closed", _total(killed)),
-    ]
-
-
-def _health(cluster: Cluster) -> list[tuple[str, str]]:
-    points = cluster.points
-    up, configured = (sum(line.values()) for line in (cluster.brokers.up, cluster.brokers.configured))
-    return [
-        ("Brokers up, share of the time", share(up / configured) if configured else NO_DATA),
-        (
-            "Brokers ejected",
-            _total(_all(points.increase_by(metrics.EJECTIONS)), absent="0" if configured else NO_DATA),
-        ),
-        ("Workers restarted", _total(_all(points.increase_by(metrics.RESTARTS)))),
-        ("Relays adopted", _total(points.increase_by(metrics.ADOPTED).get(""))),
-    ]
-
-
-def _all(lines: dict[str, Line]) -> Line | None:
-    return sum_lines(lines.values()) if lines else None
-
-
-def _total(line: Line | None, text: Callable[[float], str] = count, *, absent: str = NO_DATA) -> str:
-    if not line:
-        return absent
-    return text(sum(line.values()))
-
-
-def _mean(line: Line) -> float:
-    return sum(line.values()) / len(line) if line else math.nan
-
-
-def _plain(value: float) -> str:
-    return NO_DATA if math.isnan(value) else short(value)
-
-
-def _time(value: float) -> str:
-    return NO_DATA if math.isnan(value) else seconds(value)
+def _text(value: float | None, text: Callable[[float], str] = count) -> str:
+    return NO_DATA if value is None else text(value)

@@ -1,4 +1,4 @@
-"""Names from the tables as text for the page: bounded, and without invisible characters."""
+"""Text for the page: numbers, and names from the tables, which are bounded and without invisible characters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ NAME_CHARS_MAX: Final = 80
 _TAIL_CHARS: Final = 12
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode's categories of control and format characters (which can change a line's direction) and unassigned ones."""
+_KIB: Final = 1024
+_PREFIXES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SHARE_MIN: Final = 0.0001
 
 
 def display_name(value: str) -> str:
@@ -21,9 +24,39 @@ def display_name(value: str) -> str:
 
 
 def html_text(value: str) -> str:
-    """Return `shown(value)` for HTML, between tags and in attributes."""
+    """Return `display_name(value)` for HTML, between tags and in attributes."""
     return escape(display_name(value), quote=True)
 
 
 def _visible(char: str) -> str:
     return ascii(char)[1:-1] if unicodedata.category(char) in _INVISIBLE else char
+
+
+def amount(value: float) -> str:
+    """Format bytes as `1.5 GiB`."""
+    place = 0
+    while abs(value) >= _KIB and place < len(_PREFIXES) - 1:
+        value, place = value / _KIB, place + 1
+    return f"{value:,.0f} B" if place == 0 else f"{value:,.1f} {_PREFIXES[place]}"
+
+
+def count(value: float) -> str:
+    """Format a number as `12,345`."""
+    return f"{value:,.0f}"
+
+
+def counted(value: float, noun: str) -> str:
+    """Format a number of things as `1 connection` or `12,345 connections`."""
+    return f"{value:,.0f} {noun}" if round(value) == 1 else f"{value:,.0f} {noun}s"
+
+
+def seconds(value: float) -> str:
+    """Format seconds as `12.3 ms` or `1.50 s`."""
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def share(value: float) -> str:
+    """Format a share as `99.95 %`, rounded down, so that only 1 is 100 %, and only 0 is 0 %."""
+    if 0 < value < _SHARE_MIN:
+        return f"below {_SHARE_MIN * 100:g} %"
+    return f"{int(value * 10_000 + 1e-9) / 100:g} %"

@@ -131,17 +131,18 @@ class Snapshot:
 
 
 class Tables:
-    """The tables below a root. Methods raise TablesError."""
+    """The tables below a root; `as_of`: as they were at this time. Methods raise TablesError."""
 
-    def __init__(self, spark: SparkSession, location: Location) -> None:
+    def __init__(self, spark: SparkSession, location: Location, as_of: datetime | None = None) -> None:
         self.spark = spark
         self.location = location
+        self.as_of = as_of
 
     @classmethod
-    def open(cls, spark: SparkSession, root: str, *, create: bool = True) -> Tables:
+    def open(cls, spark: SparkSession, root: str, *, create: bool = True, as_of: datetime | None = None) -> Tables:
         """Check the manifest and make missing tables. Raises NoTables if there are none and `create` is false."""
         location = locate(spark, root)
-        tables = cls(spark, location)
+        tables = cls(spark, location, as_of)
         _prepare_writes(spark)
         absent = f"there are no tables at {location.spark_url}: has `ingest` run, with the same --tables?"
         if create and location.spark_url.startswith("file:"):
@@ -170,13 +171,21 @@ class Tables:
         return arrow_fs.PyFileSystem(DeltaStorageHandler(url, self.location.options))
 
     def snapshot(self, table: str, version: int | datetime | None = None) -> Snapshot:
-        """Return a version of a table: the newest, that of a number, or the newest of a moment."""
+        """Return a version of a table: the newest (as of `as_of`), that of a number, or the newest of a moment."""
         url = f"{self.location.delta_url}/{table}"
         with storage_errors(f"{self.location.spark_url}/{table}"):
             delta = DeltaTable(url, storage_options=self.location.options)
-            if version is not None:
-                delta.load_as_version(version)
+            if (chosen := self.as_of if version is None else version) is not None:
+                delta.load_as_version(chosen)
+            if isinstance(chosen, datetime):
+                self._check_age(delta.version(), table, chosen)
             return Snapshot(self.spark, self.location, table, delta)
+
+    def _check_age(self, version: int, table: str, moment: datetime) -> None:
+        """Refuse a version after `moment`: delta-rs loads the oldest one for a time before the table's history."""
+        made = self.filesystem(table).get_file_info(f"_delta_log/{version:020}.json").mtime
+        if made is None or made > moment:
+            raise TablesError(f"the history of {table} does not go back to {moment:%Y-%m-%d %H:%M:%S} UTC")
 
     def read(self, view: str, hours: Iterable[datetime] | None = None) -> DataFrame:
         """Return the newest rows of a view; `hours`: only the partitions that hold these hours.

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from local import chromium
 from local.console import Progress, print_status
 from local.process import run_reporting
 
@@ -116,9 +115,6 @@ MMDEBSTRAP = Need("mmdebstrap", lambda: shutil.which("mmdebstrap") is not None, 
 
 UML_KERNEL = "linux.uml"
 USER_MODE_LINUX = Need("User-Mode Linux", lambda: shutil.which(UML_KERNEL) is not None, ("user-mode-linux",))
-CHROMIUM = Need(
-    "a headless Chromium", lambda: chromium.executable() is not None, ("chromium-headless-shell", "chromium")
-)
 
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
@@ -156,11 +152,6 @@ def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
 def ensure_kerberos(progress: Progress = print_status) -> bool:
     """Install what the tests with Kerberos need; return False if that is not possible."""
     return _ensure_for("with Kerberos", KERBEROS, progress)
-
-
-def ensure_chromium(progress: Progress = print_status) -> bool:
-    """Install a browser for the report's tests; return False if that is not possible."""
-    return _ensure_for("of the report in a browser", (CHROMIUM,), progress)
 
 
 def ensure_user_mode_linux(progress: Progress = print_status) -> bool:

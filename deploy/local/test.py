@@ -36,7 +36,6 @@ def prepare_quick() -> Environment:
 def prepare() -> Environment:
     """Prepare the machine, the environment and both Pulsar releases for the tests."""
     machine.ensure(machine.TEST)
-    machine.ensure_chromium()
     machine.ensure_user_mode_linux()
     machine.note_go()
     environment = Environment()

@@ -3,13 +3,12 @@
 The jobs `rollup` and `usage` would make the same tables (their own tests show that), in many times the time.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from analytics.report.points import Key, Line, Points
 from analytics.report.span import RESOLUTIONS, Span
 from analytics.tables.schemas import HISTOGRAM_ROLLUP, ROLLUP, SERIES, USAGE
 from analytics.tables.store import Tables
@@ -19,30 +18,16 @@ from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, MINUTE_MS, mom
 HOSTILE = "<script>alert(1)</script>"
 STEPS = 180
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
-# A handshake of `east` as a native histogram with custom bounds, of two workers, in the first two minutes.
+# Lookups of `west` as a native histogram with custom bounds, of two workers, in the first two hours.
 NATIVE_SERIES = [
-    (number, "pulsar_proxy_handshake_seconds", {"cluster": "east", "stage": "total"}, None, DAY)
+    (number, "pulsar_proxy_lookup_seconds", {"cluster": "west", "request": "lookup"}, None, DAY)
     for number in (1001, 1002)
 ]
 Metric = tuple[str, dict[str, str], float]
 
 
-def span(hours: float = 3, resolution: int = 0, start: datetime = DAY) -> Span:
+def span(hours: int = 3, resolution: int = 0, start: datetime = DAY) -> Span:
     return Span(start, start + timedelta(hours=hours), RESOLUTIONS[resolution])
-
-
-def points(**lines: Any) -> Points:
-    """`increase`: (metric, key) → line."""
-    return Points(**lines)
-
-
-def line(*values: float) -> Line:
-    """A value in each minute from DAY on."""
-    return {DAY_MS + place * MINUTE_MS: value for place, value in enumerate(values)}
-
-
-def at(metric: str, *key: str) -> tuple[str, Key]:
-    return metric, key
 
 
 def _metrics(cluster: str) -> list[Metric]:
@@ -77,7 +62,7 @@ def make_tables(spark: SparkSession, root: Path) -> Tables:
     for number, (metric, labels, by) in enumerate([*_metrics("east"), *west], start=1):
         series.append((number, metric, labels | {"job": "proxy"}, None, DAY))
         samples = _samples(by, is_gauge=metric.endswith(("connections", "broker_up")))
-        for width, width_ms in (("1m", MINUTE_MS), ("1h", HOUR_MS), ("1d", 24 * HOUR_MS)):
+        for width, width_ms in (("1h", HOUR_MS), ("1d", 24 * HOUR_MS)):
             rows += [_row(number, window, width) for window in windows(samples, width_ms, 2)]
     tables = Tables.open(spark, str(root))
     frames = {
@@ -86,10 +71,10 @@ def make_tables(spark: SparkSession, root: Path) -> Tables:
         "usage": spark.createDataFrame(_usage("east"), USAGE),
         "rollup": spark.createDataFrame(rows, ROLLUP).coalesce(1),
     }
-    views = {"series": ["series"], "histogram_rollup": ["histograms_1m"], "usage": ["usage_hourly"]}
+    views = {"series": ["series"], "histogram_rollup": ["histograms_1h"], "usage": ["usage_hourly"]}
     for table, frame in frames.items():
         with tables.change(table) as change:
-            for written in change.write_widths(views.get(table, ["rollup_1m", "rollup_1h", "rollup_1d"]), frame):
+            for written in change.write_widths(views.get(table, ["rollup_1h", "rollup_1d"]), frame):
                 change.append(written)
     return tables
 
@@ -109,7 +94,7 @@ def _row(series: int, window: Window, width: str) -> tuple[Any, ...]:
         for value in (moment(sample.ts), sample.value, moment(sample.start_ts) if sample.start_ts else None)
     ]
     growth = (0, window.entry, None, window.increase, window.resets, window.overlaps)
-    place = (width, start.date(), start.hour if width == "1m" else None)
+    place = (width, start.date(), None)
     return (series, start, window.n, window.sum, window.min, window.max, *ends, *growth, *place)
 
 
@@ -123,10 +108,10 @@ def _usage(cluster: str) -> list[tuple[Any, ...]]:
 
 
 def _native_rows() -> list[tuple[Any, ...]]:
-    return [_native(number, minute) for number in (1001, 1002) for minute in (0, 1)]
+    return [_native(number, hour) for number in (1001, 1002) for hour in (0, 1)]
 
 
-def _native(series: int, minute: int, schema: int = -53) -> tuple[Any, ...]:
-    window = DAY + timedelta(minutes=minute)
-    one = (10.0, 3.0, schema, 0.0, 0.0, [0, 2], [4.0, 6.0], [], [], [0.1, 0.5])  # 4 below 0.1 s, 6 above 0.5 s
-    return (series, window, 4, window, window, None, one, one, 0, 0, "1m", window.astimezone(UTC).date(), window.hour)
+def _native(series: int, hour: int) -> tuple[Any, ...]:
+    window = DAY + timedelta(hours=hour)
+    one = (10.0, 3.0, -53, 0.0, 0.0, [0, 2], [4.0, 6.0], [], [], [0.1, 0.5])  # 4 below 0.1 s, 6 above 0.5 s
+    return (series, window, 4, window, window, None, one, one, 0, 0, "1h", window.date(), None)

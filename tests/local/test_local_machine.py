@@ -201,18 +201,18 @@ def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.ensure([], lambda _: None)
 
 
-def test_a_browser_is_installed_or_its_tests_are_skipped(
+def test_another_kernel_is_installed_or_its_tests_are_skipped(
     root: Path, fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    need = Need("a headless Chromium", (tmp_path / "installed").exists, ("chromium-headless-shell",))
-    monkeypatch.setattr(machine, "CHROMIUM", need)
+    need = Need("User-Mode Linux", (tmp_path / "installed").exists, ("user-mode-linux",))
+    monkeypatch.setattr(machine, "USER_MODE_LINUX", need)
     said: list[str] = []
-    assert machine.ensure_chromium(said.append)
-    assert "install -y --no-install-recommends chromium-headless-shell" in (root / "apt.log").read_text()
+    assert machine.ensure_user_mode_linux(said.append)
+    assert "install -y --no-install-recommends user-mode-linux" in (root / "apt.log").read_text()
     (tmp_path / "installed").unlink()
     fake_command("apt-get", "echo E: no such package; exit 100")
-    assert not machine.ensure_chromium(said.append)
-    assert "The tests of the report in a browser will be skipped." in said[-1]
+    assert not machine.ensure_user_mode_linux(said.append)
+    assert "The tests with cgroups of version 2 will be skipped." in said[-1]
 
 
 def test_a_kernel_is_installed_or_its_tests_are_skipped(
