@@ -33,8 +33,7 @@ SETTINGS: Final = {
 }
 MAX_BYTES_PER_BATCH: Final = 64 << 20
 KEEP_SPOOL_HOURS: Final = 24
-NEVER: Final = -1
-SECONDS_PER_HOUR: Final = 3600
+FOR_EVER: Final = -1
 _OFFSET_BITS: Final = 40
 
 
@@ -48,13 +47,13 @@ class IngestReport:
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """A spool and the tables that it is brought into. `keep_s`: NEVER, or how long consumed segments stay."""
+    """A spool and the tables that it is brought into. `keep_hours`: how long consumed segments stay, or FOR_EVER."""
 
     tables: Tables
     spool: str
     replica_labels: tuple[str, ...] = ()
     max_bytes: int = MAX_BYTES_PER_BATCH
-    keep_s: int = KEEP_SPOOL_HOURS * SECONDS_PER_HOUR
+    keep_hours: int = KEEP_SPOOL_HOURS
 
     def run(self, known: KnownSeries, progress: Progress) -> IngestReport:
         """Ingest all that is in the spool now. Raises TablesError, SpoolError, LostSegments, TooManyHours."""
@@ -110,9 +109,9 @@ class Ingest:
 
     def _remove_consumed(self, end: Position) -> None:
         """Remove segments before `end`, which are in the tables, if they are old enough."""
-        if self.keep_s == NEVER:
+        if self.keep_hours == FOR_EVER:
             return
-        youngest = time.time() - self.keep_s
+        youngest = time.time() - self.keep_hours * 3600
         for segment in reader.list_segments(self.spool):
             if segment.number < end.segment and Path(segment.path).stat().st_mtime > youngest:
                 end = Position(segment.number, 0)
@@ -131,7 +130,7 @@ def run(
     *,
     replica_labels: tuple[str, ...] = (),
     max_bytes: int = MAX_BYTES_PER_BATCH,
-    keep_s: int = KEEP_SPOOL_HOURS * SECONDS_PER_HOUR,
+    keep_hours: int = KEEP_SPOOL_HOURS,
     follow_s: float | None = None,
 ) -> IngestReport:
     """Run the job; with `follow_s` seconds between polls it never returns. Raises as `Ingest.run`."""
@@ -142,13 +141,22 @@ def run(
         spark.conf.set(name, value)
     progress = Progress()
     tables = Tables.open(spark, root)
-    ingest, known = Ingest(tables, spool, replica_labels, max_bytes, keep_s), KnownSeries(tables)
+    ingest, known = Ingest(tables, spool, replica_labels, max_bytes, keep_hours), KnownSeries(tables)
     report = ingest.run(known, progress)
     while follow_s is not None:
         time.sleep(follow_s)
         ingest.run(known, progress)
     progress.print_summary(f"{report.batches} batches, {report.samples:,} samples added")
     return report
+
+
+keep_spool_option: Final = click.option(
+    "--keep-spool-hours",
+    type=click.IntRange(min=FOR_EVER),
+    default=KEEP_SPOOL_HOURS,
+    show_default=True,
+    help="Remove spool segments that are in the tables after this time; -1: never.",
+)
 
 
 @click.command("ingest")
@@ -170,13 +178,7 @@ def run(
     show_default=True,
     help="Of the spool; it becomes about ten times as much in memory.",
 )
-@click.option(
-    "--keep-spool-hours",
-    type=click.IntRange(min=NEVER),
-    default=KEEP_SPOOL_HOURS,
-    show_default=True,
-    help="Remove spool segments that are in the tables after this time; -1: never.",
-)
+@keep_spool_option
 @replica_option
 @verbose_option
 def command(  # noqa: PLR0917 -- click's manner
@@ -188,7 +190,6 @@ def command(  # noqa: PLR0917 -- click's manner
     replica_labels: tuple[str, ...],
 ) -> None:
     """Copy what the receiver stored to the tables."""
-    keep_s = NEVER if keep_spool_hours == NEVER else keep_spool_hours * SECONDS_PER_HOUR
     with job_session("ingest") as session:
         run(
             session,
@@ -196,7 +197,7 @@ def command(  # noqa: PLR0917 -- click's manner
             spool,
             replica_labels=replica_labels,
             max_bytes=max_bytes_per_batch,
-            keep_s=keep_s,
+            keep_hours=keep_spool_hours,
             follow_s=follow_s,
         )
 

@@ -17,7 +17,8 @@ import click
 
 from analytics.jobs import expire
 from analytics.jobs.command_line import errors_as_messages, replica_option, tables_option
-from analytics.jobs.ingest import KEEP_SPOOL_HOURS, SECONDS_PER_HOUR
+from analytics.jobs.compact import PARTITIONS_MAX
+from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option
 from analytics.jobs.progress import CONSOLE, Progress, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
 from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS
@@ -40,7 +41,8 @@ class Pipeline:
     jobs: tuple[str, ...] = ()
     lateness: timedelta = timedelta(hours=LATENESS_HOURS)
     silent: timedelta = timedelta(hours=SILENT_HOURS)
-    keep_spool_s: int = KEEP_SPOOL_HOURS * SECONDS_PER_HOUR
+    keep_spool_hours: int = KEEP_SPOOL_HOURS
+    compact_limit: int = PARTITIONS_MAX
     report: str | None = None
 
     def steps(self, *, with_upkeep: bool) -> dict[str, Callable[[SparkSession], object]]:
@@ -59,7 +61,7 @@ class Pipeline:
     def _ingest(self, spark: SparkSession) -> None:
         from analytics.jobs import ingest
 
-        ingest.run(spark, self.root, self.spool, replica_labels=self.replica_labels, keep_s=self.keep_spool_s)
+        ingest.run(spark, self.root, self.spool, replica_labels=self.replica_labels, keep_hours=self.keep_spool_hours)
 
     def _rollup(self, spark: SparkSession) -> None:
         from analytics.jobs import rollup
@@ -84,7 +86,7 @@ class Pipeline:
     def _compact(self, spark: SparkSession) -> None:
         from analytics.jobs import compact
 
-        compact.run(spark, self.root, now=datetime.now(UTC))
+        compact.run(spark, self.root, now=datetime.now(UTC), limit=self.compact_limit)
 
     def _expire(self, spark: SparkSession) -> None:
         expire.run(spark, self.root, self.keep, now=datetime.now(UTC))
@@ -161,6 +163,14 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 @click.option("--once", is_flag=True, help="Run all steps once, as without --follow.")
 @click.option("--report", metavar="FILE", help="Also write the page about the last 24 hours.")
 @click.option("--keep", multiple=True, metavar="TABLE=DAYS", help="Retention of a table, as expire takes it.")
+@keep_spool_option
+@click.option(
+    "--compact-limit",
+    type=click.IntRange(min=1),
+    default=PARTITIONS_MAX,
+    show_default=True,
+    help="Partitions that one turn compacts, at most.",
+)
 @click.option("--lateness-hours", type=click.FloatRange(min=0), default=LATENESS_HOURS, show_default=True)
 @click.option("--silent-hours", type=click.FloatRange(min=0), default=SILENT_HOURS, show_default=True)
 @click.option("--job", "jobs", multiple=True, metavar="NAME", help="Scrape jobs that are billed, as usage takes them.")
@@ -173,6 +183,8 @@ def command(  # noqa: PLR0917 -- click's manner
     once: bool,  # noqa: FBT001
     report: str | None,
     keep: tuple[str, ...],
+    keep_spool_hours: int,
+    compact_limit: int,
     lateness_hours: float,
     silent_hours: float,
     jobs: tuple[str, ...],
@@ -192,7 +204,9 @@ def command(  # noqa: PLR0917 -- click's manner
             jobs,
             timedelta(hours=lateness_hours),
             timedelta(hours=silent_hours),
-            report=report,
+            keep_spool_hours,
+            compact_limit,
+            report,
         ),
         follow_s,
     )

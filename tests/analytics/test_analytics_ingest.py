@@ -88,7 +88,7 @@ def since_8_ms(row: dict[str, Any]) -> int:
 
 
 def run(tables: Tables, spool: SpoolFiles, **options: Any) -> ingest.IngestReport:
-    options = {"max_bytes": 1200, "keep_s": ingest.NEVER} | options
+    options = {"max_bytes": 1200, "keep_hours": ingest.FOR_EVER} | options
     return ingest.Ingest(tables, str(spool.directory), **options).run(batches.KnownSeries(tables), Progress())
 
 
@@ -113,7 +113,7 @@ def test_everything_comes_once_in_several_batches_and_again_nothing(tables: Tabl
     # What comes later goes on where it ended; consumed segments go when they are told to.
     before = len(reader.list_segments(spool.directory))
     spool.v1((UP, 11, 11.0))
-    late = run(tables, spool, keep_s=0)
+    late = run(tables, spool, keep_hours=0)
     assert (late.batches, late.samples) == (1, 1)
     assert len(reader.list_segments(spool.directory)) < before
     assert read_consumed_position(spool.directory) == reader.committed_end(spool.directory)
@@ -122,7 +122,7 @@ def test_everything_comes_once_in_several_batches_and_again_nothing(tables: Tabl
 def test_young_segments_stay(tables: Tables, spool: SpoolFiles) -> None:
     fill(spool)
     before = reader.list_segments(spool.directory)
-    run(tables, spool, keep_s=3600)
+    run(tables, spool, keep_hours=1)
     assert reader.list_segments(spool.directory) == before
     assert read_consumed_position(spool.directory).segment == before[0].number
 

@@ -1,7 +1,6 @@
-"""The rollup's CronJob: its jobs and their options, upkeep, and executors that Spark makes as pods."""
+"""The rollup's CronJob: the pipeline and its options, retention, and executors that Spark makes as pods."""
 
 import itertools
-import re
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ pytestmark = needs_tools
 ROLLUP = f"{NAME}-rollup"
 ANALYTICS: dict[str, Any] = {"analytics": {"receiver": {"enabled": True}, "rollup": {"enabled": True}}}
 EXECUTORS = deep_merge(ANALYTICS, {"analytics": {"rollup": {"executors": {"enabled": True}}}})
-JOBS_WITH_EXECUTORS = ("ingest", "rollup", "usage")
 
 
 def rendered(base: dict[str, Any] = EXECUTORS, **analytics: Any) -> Manifests:
@@ -31,10 +29,10 @@ def pod_of(manifests: Manifests) -> Any:
     return manifests.get("CronJob", ROLLUP)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
-def containers(manifests: Manifests) -> dict[str, Any]:
-    """The jobs' containers by name, in their order."""
-    spec = pod_of(manifests)
-    return {one["name"]: one for one in [*spec["initContainers"], *spec["containers"]]}
+def pipeline(manifests: Manifests) -> Any:
+    """The only container."""
+    (container,) = pod_of(manifests)["containers"]
+    return container
 
 
 def executor_pod(manifests: Manifests) -> Any:
@@ -47,25 +45,24 @@ def settings(manifests: Manifests) -> dict[str, str]:
     return dict(pairs)  # type: ignore[arg-type]
 
 
-# ---- the jobs
+# ---- the pipeline
 
 
 @pytest.mark.parametrize("base", [ANALYTICS, EXECUTORS], ids=["local", "executors"])
-def test_each_job_is_called_as_it_wants(base: dict[str, Any]) -> None:
-    """Each option exists, and each value is one that the job takes: it fails only for the lack of a spool."""
-    for name, container in containers(rendered(base)).items():
-        arguments = container["args"][container["args"].index("/job/analytics_job.py") + 1 :]
-        assert arguments[0] == name
-        result = CliRunner().invoke(main, [*arguments, "--help"])
-        assert result.exit_code == 0, result.output
-        known = set(re.findall(r"--[a-z-]+", result.output))
-        assert {one for one in arguments if one.startswith("--")} <= known
+def test_the_pipeline_takes_its_options(base: dict[str, Any]) -> None:
+    """It fails only for the lack of a spool."""
+    arguments = pipeline(rendered(base))["args"]
+    result = CliRunner().invoke(main, arguments[arguments.index("/job/analytics_job.py") + 1 :])
+    assert "Invalid value for '--spool': Directory '/data/spool' does not exist" in result.output
+    assert rendered(base).names("CronJob") == [ROLLUP]
 
 
-def test_upkeep_comes_after_the_bills_in_the_same_run() -> None:
-    """A bill does not wait for it."""
-    assert list(containers(rendered(ANALYTICS))) == ["ingest", "rollup", "usage", "compact", "expire"]
-    assert rendered(ANALYTICS).names("CronJob") == [ROLLUP]
+def test_values_of_the_pipeline() -> None:
+    retention = {"spoolHours": 7, "days": {"samples": 3}}
+    arguments = pipeline(rendered(ANALYTICS, rollup={"retention": retention, "compactedPartitionsMax": 9}))["args"]
+    pairs = list(itertools.pairwise(arguments))
+    for pair in (("--keep-spool-hours", "7"), ("--compact-limit", "9"), ("--keep", "samples=3")):
+        assert pair in pairs
 
 
 def test_every_table_with_days_has_a_retention() -> None:
@@ -75,7 +72,7 @@ def test_every_table_with_days_has_a_retention() -> None:
     assert all(days.values())
     assert min(days.values()) == days["samples"] == days["histograms"]
     assert max(days.values()) == days["usage_hourly"] == days["usage_daily"]
-    arguments = containers(rendered(ANALYTICS))["expire"]["args"]
+    arguments = pipeline(rendered(ANALYTICS))["args"]
     kept = dict(one.split("=") for option, one in itertools.pairwise(arguments) if option == "--keep")
     assert kept == {table: str(number) for table, number in days.items()}
 
@@ -108,7 +105,7 @@ def test_without_executors_the_pod_has_no_token_and_nobody_may_connect() -> None
     policy = manifests.get("NetworkPolicy", ROLLUP)["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     assert "ingress" not in policy
-    assert all("k8s://" not in str(one["args"]) for one in containers(manifests).values())
+    assert "k8s://" not in str(pipeline(manifests)["args"])
 
 
 def test_the_drivers_account_may_handle_pods_in_its_namespace_and_nothing_else() -> None:
@@ -148,9 +145,8 @@ def test_peers_authenticate_and_encrypt_as_installed() -> None:
     for name in ("spark.network.crypto.saslFallback", "spark.ui.enabled"):
         assert found[name] == "false", name
     assert not [name for name in found if "secret" in name.lower()]
-    for container in containers(manifests).values():
-        assert "secret" not in str(container["args"]).lower()
-        assert "secret" not in str(container["env"]).lower()
+    assert "secret" not in str(pipeline(manifests)["args"]).lower()
+    assert "secret" not in str(pipeline(manifests)["env"]).lower()
 
 
 def test_executors_reach_the_driver_and_nobody_else_does() -> None:
@@ -184,14 +180,10 @@ def test_executors_reach_the_driver_and_nobody_else_does() -> None:
 def test_executors_go_with_their_driver_and_never_stay_longer() -> None:
     manifests = rendered(rollup={"activeDeadlineSeconds": 1234})
     assert executor_pod(manifests)["spec"]["activeDeadlineSeconds"] == 1234
-    for name in JOBS_WITH_EXECUTORS:
-        container = containers(manifests)[name]
-        assert "spark.kubernetes.driver.pod.name=$(POD_NAME)" in container["args"]
-        fields = {
-            one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"] if "valueFrom" in one
-        }
-        assert fields == {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
-    assert "k8s://" not in str(containers(manifests)["expire"]["args"])
+    container = pipeline(manifests)
+    assert "spark.kubernetes.driver.pod.name=$(POD_NAME)" in container["args"]
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"] if "valueFrom" in one}
+    assert fields == {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
 
 
 def test_an_executors_pod_is_restricted_and_sees_the_volume() -> None:
@@ -242,13 +234,13 @@ def test_values_of_executors_are_sparks_settings() -> None:
     ]  # fmt: skip
     assert found["spark.kubernetes.executor.request.cores"] == "1500m"
     assert found["spark.kubernetes.executor.limit.cores"] == "3"
-    assert "k8s://https://192.0.2.1:6443" in containers(manifests)["ingest"]["args"]
+    assert "k8s://https://192.0.2.1:6443" in pipeline(manifests)["args"]
 
 
 def test_names_of_two_releases_do_not_collide() -> None:
-    """Pods of executors are named after release and job, and by Spark with a number of its own for each run."""
-    named = containers(rendered())["ingest"]["args"]
-    assert named[named.index("--name") + 1] == f"{NAME}-ingest"
+    """Pods of executors are named after the release, and by Spark with a number of its own for each run."""
+    named = pipeline(rendered())["args"]
+    assert named[named.index("--name") + 1] == f"{NAME}-pipeline"
 
 
 @pytest.mark.parametrize(

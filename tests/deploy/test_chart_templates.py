@@ -500,12 +500,16 @@ def test_the_rollup_sees_the_receivers_volume_and_never_overlaps() -> None:
     assert claims == [f"{template['metadata']['name']}-{NAME}-receiver-0"]
     (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["labelSelector"]["matchLabels"].items() <= receiver["spec"]["template"]["metadata"]["labels"].items()
-    jobs = [*pod["initContainers"], *pod["containers"]]
-    assert [job["name"] for job in jobs[:3]] == ["ingest", "rollup", "usage"]
-    assert jobs[0]["command"] == ["spark-submit"]
-    assert jobs[0]["args"][-7:-4] == ["ingest", "--spool", "/data/spool"]
-    assert jobs[0]["args"][-2:] == ["--tables", "file:///data/tables"]
-    assert jobs[2]["args"][-3:] == ["usage", "--tables", "file:///data/tables"]
+    (pipeline,) = pod["containers"]
+    assert pipeline["command"] == ["spark-submit"]
+    begin = pipeline["args"].index("pipeline")
+    assert pipeline["args"][begin + 1 : begin + 6] == [
+        "--once",
+        "--spool",
+        "/data/spool",
+        "--tables",
+        "file:///data/tables",
+    ]
 
 
 def test_the_receiver_is_one_and_keeps_its_volume() -> None:

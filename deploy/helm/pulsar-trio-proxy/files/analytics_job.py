@@ -1,4 +1,4 @@
-"""Main file for spark-submit in the CronJob: calls the jobs that are installed in the image."""
+"""Main file for spark-submit in the CronJob: calls the program that is installed in the image."""
 
 from analytics.cli import main
 

@@ -1,61 +1,16 @@
-{{/* The jobs of a run in their order (JSON list): name and options. Bills come before upkeep. */}}
-{{- define "pulsar-trio-proxy.jobs" -}}
+{{/* Options of `pipeline` (JSON list). */}}
+{{- define "pulsar-trio-proxy.pipelineOptions" -}}
 {{- $rollup := .Values.analytics.rollup -}}
-{{- $keep := list -}}
+{{- $options := list "--once" "--spool" "/data/spool" "--tables" $rollup.tables
+  "--keep-spool-hours" ($rollup.retention.spoolHours | int | toString)
+  "--compact-limit" ($rollup.compactedPartitionsMax | int | toString) -}}
 {{- range $table, $days := $rollup.retention.days -}}
-{{- $keep = concat $keep (list "--keep" (printf "%s=%d" $table (int $days))) -}}
+{{- $options = concat $options (list "--keep" (printf "%s=%d" $table (int $days))) -}}
 {{- end -}}
-{{- list
-  (dict "name" "ingest" "options" (list "--spool" "/data/spool" "--keep-spool-hours" ($rollup.retention.spoolHours | int | toString)))
-  (dict "name" "rollup" "options" list)
-  (dict "name" "usage" "options" list)
-  (dict "name" "compact" "options" (list "--limit" ($rollup.compactedPartitionsMax | int | toString)))
-  (dict "name" "expire" "options" $keep)
-| toJson -}}
+{{- $options | toJson -}}
 {{- end -}}
 
-{{/* A container that runs one job. Call: include "pulsar-trio-proxy.job" (list . $job) */}}
-{{- define "pulsar-trio-proxy.job" -}}
-{{- $root := index . 0 -}}{{- $job := index . 1 -}}
-{{- $rollup := $root.Values.analytics.rollup -}}
-- name: {{ $job.name }}
-  image: {{ include "pulsar-trio-proxy.image" (list $root $root.Values.analytics.image) | quote }}
-  imagePullPolicy: {{ $root.Values.analytics.image.pullPolicy }}
-  command:
-    {{- toYaml $rollup.command | nindent 4 }}
-  args:
-    {{- include "pulsar-trio-proxy.sparkArguments" (list $root $job.name) | fromJsonArray | toYaml | nindent 4 }}
-    - {{ $rollup.program | default "/job/analytics_job.py" }}
-    - {{ $job.name }}
-    {{- range $job.options }}
-    - {{ . | quote }}
-    {{- end }}
-    - --tables
-    - {{ $rollup.tables | quote }}
-  env:
-    {{- include "pulsar-trio-proxy.jobEnvironment" $root | nindent 4 }}
-    {{- if include "pulsar-trio-proxy.hasExecutors" (list $root $job.name) }}
-    - name: POD_NAME
-      valueFrom: {fieldRef: {fieldPath: metadata.name}}
-    - name: POD_IP
-      valueFrom: {fieldRef: {fieldPath: status.podIP}}
-    {{- end }}
-  terminationMessagePolicy: FallbackToLogsOnError
-  resources:
-    {{- toYaml $rollup.resources | nindent 4 }}
-  securityContext:
-    {{- toYaml $root.Values.securityContext | nindent 4 }}
-  volumeMounts:
-    - name: job
-      mountPath: /job
-      readOnly: true
-    - name: data
-      mountPath: /data
-    - name: tmp
-      mountPath: /tmp
-{{- end -}}
-
-{{/* Environment of the jobs' containers and of their executors'. YAML. */}}
+{{/* Environment of the pipeline's container and of its executors'. YAML. */}}
 {{- define "pulsar-trio-proxy.jobEnvironment" -}}
 - name: HOME
   value: /tmp
@@ -112,21 +67,14 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a job has executors in pods; upkeep is the driver's work. Call: (list . "ingest") */}}
-{{- define "pulsar-trio-proxy.hasExecutors" -}}
-{{- if and (index . 0).Values.analytics.rollup.executors.enabled (not (has (index . 1) (list "compact" "expire"))) -}}true{{- end -}}
-{{- end -}}
-
-{{/* spark-submit's options for a job (JSON list); `sparkArguments` come last, and so take precedence.
-     Call: include "pulsar-trio-proxy.sparkArguments" (list . "ingest") */}}
+{{/* spark-submit's options (JSON list); `sparkArguments` come last, and so take precedence. */}}
 {{- define "pulsar-trio-proxy.sparkArguments" -}}
-{{- $root := index . 0 -}}{{- $job := index . 1 -}}
-{{- $rollup := $root.Values.analytics.rollup -}}
+{{- $rollup := .Values.analytics.rollup -}}
 {{- $arguments := list "--master" $rollup.master -}}
-{{- if include "pulsar-trio-proxy.hasExecutors" . -}}
+{{- if $rollup.executors.enabled -}}
 {{- $arguments = list
   "--master" (printf "k8s://%s" $rollup.executors.apiServer)
-  "--name" (printf "%s-%s" (include "pulsar-trio-proxy.fullname" $root) $job)
+  "--name" (printf "%s-pipeline" (include "pulsar-trio-proxy.fullname" .))
   "--properties-file" "/job/executors.conf"
   "--conf" "spark.driver.host=$(POD_IP)"
   "--conf" "spark.driver.bindAddress=$(POD_IP)"
