@@ -23,6 +23,8 @@ DEFAULTS = {
     "spark.sql.parquet.compression.codec": "zstd",
     # Samples' values rarely repeat: a dictionary of them costs time, and makes the files no smaller.
     "spark.hadoop.parquet.enable.dictionary#value": "false",
+    # Spark lists many files by a job with a task for each of them, which costs more than what it finds.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
     # `ingest` caches rows between decoding and writing for seconds: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
