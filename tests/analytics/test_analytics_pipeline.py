@@ -1,6 +1,7 @@
 """The job `pipeline`: from the spool to a bill in one session; a step that fails is named, and tried again."""
 
 import io
+import re
 from pathlib import Path
 
 import click
@@ -44,7 +45,8 @@ def billed(spark: SparkSession, made: Pipeline) -> list[tuple[str, int]]:
 
 
 def steps_told(text: str) -> list[str]:
-    return [line.split(", ")[1].rstrip(":") for line in text.splitlines() if line.startswith("step ")]
+    """The lines of beginning steps; others tell how long a step has been at work."""
+    return re.findall(r"^step \d+ of \d+, (\w+):$", text, re.MULTILINE)
 
 
 def test_one_run_makes_a_bill_a_page_and_the_upkeep(

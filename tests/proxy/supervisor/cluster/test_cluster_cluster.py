@@ -296,7 +296,11 @@ async def test_a_worker_that_starts_after_a_reload_gets_the_new_settings(
 # ---- drain
 
 
-async def test_the_order_of_the_drain(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_the_order_of_the_drain(
+    setup: Setup,
+    nursery: trio.Nursery,
+    mock_clock: trio.testing.MockClock,
+) -> None:
     cluster = await setup.started(nursery, limits={"drain_timeout_ms": 4000})
     gate = trio.Event()
     for forwarder in setup.workshop.of(Role.FORWARDER):
