@@ -192,6 +192,52 @@ def sampled(*samples: HistogramSample, replica: int = 0) -> list[_Sample]:
     return [_Sample(sample, replica) for sample in samples]
 
 
+def test_a_start_is_a_reset_from_the_earlier_sample_on_and_the_first_growth_from_the_horizon_on() -> None:
+    one, more = custom(1, 1, 1, 1), custom(3, 1, 1, 1)
+    assert growth(HistogramSample(10, one, 5), HistogramSample(20, more, 10)) == (more, 1, True)
+    assert growth(HistogramSample(10, one, 10), HistogramSample(20, more, 10))[0].count == 2
+    assert [growth_at_first(HistogramSample(10, one, start), 5).count for start in (4, 5, 9, 10)] == [0, 4, 4, 0]
+
+
+@pytest.mark.parametrize("name", ["zero_count", "positive", "negative"])
+def test_a_fall_of_one_kind_of_bucket_alone_is_a_reset(name: str) -> None:
+    full = Histogram(1, 12.0, zero_count=4.0, positive={1: 2.0, 2: 2.0}, negative={1: 2.0, 2: 2.0})
+    less = {"zero_count": 1.0, "positive": {1: 1.0, 2: 2.0}, "negative": {1: 1.0, 2: 2.0}}
+    fallen = replace(full, count=20.0, **{name: less[name]})  # type: ignore[arg-type]
+    assert growth(HistogramSample(1, full), HistogramSample(2, fallen)) == (fallen, 1, True)
+    assert growth(HistogramSample(1, full), HistogramSample(2, full))[0].zero_count == 0
+    coarse, _ = add(full, Histogram(0, negative={1: 1.0}))
+    assert (coarse.positive, coarse.negative) == ({1: 4.0}, {1: 5.0})
+
+
+def test_the_minutes_and_the_hour_of_samples_with_two_resets() -> None:
+    at = [(0, 4.0), (10, 6.0), (10, 5.0), (20, 1.0), (30, 3.0), (40, 2.0), (3 * 60, 5.0), (4 * 60, 1.0)]
+    samples = sampled(*(HistogramSample(1000 * second, custom(count)) for second, count in at))
+    rows = list(minutes_of(1, [*samples[:6], _Sample(samples[6].sample, is_tail=True), samples[7]], 7))
+    assert [(row["n"], row["resets"], row["increase"]["count"], row["hour"]) for row in rows] == [
+        (5, 2, 2 + 1 + 2 + 2, 0),
+        (1, 1, 1, 0),
+    ]
+    assert (rows[0]["first_ts"], rows[0]["last_ts"]) == (moment(0), moment(40_000))
+    hour = merged_row(rows, "1h", 0)
+    assert (hour["first_ts"], hour["last_ts"], hour["resets"], hour["hour"]) == (
+        moment(0),
+        moment(4 * MINUTE_MS),
+        3,
+        None,
+    )
+
+
+def test_refused_stays_counted_when_a_later_sample_of_the_minute_fits() -> None:
+    """The second sample's buckets do not fit the first's; the third's fit the second's, and the minute's."""
+    own = [custom(4.0), custom(5.0, bounds=(7.0,)), custom(6.0, bounds=(7.0,))]
+    samples = sampled(*(HistogramSample(1000 * second, one) for second, one in enumerate(own)))
+    (row,) = minutes_of(1, samples[1:], 7)
+    assert row["refused"] == 0
+    (row,) = minutes_of(1, [_Sample(samples[0].sample, is_tail=True), *samples[1:]], 7)
+    assert (row["refused"], row["increase"]["count"]) == (1, 2)
+
+
 def test_count_and_sum_are_complete_when_bounds_change() -> None:
     """290 observations with the old bounds, then 290 with new ones: 580 in minutes and in the hour."""
     bounds = [BOUNDS] * 29 + [(7.0,)] * 30
