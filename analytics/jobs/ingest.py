@@ -150,6 +150,9 @@ def run(
     return report
 
 
+spool_option: Final = click.option(
+    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
+)
 keep_spool_option: Final = click.option(
     "--keep-spool-hours",
     type=click.IntRange(min=FOR_EVER),
@@ -160,9 +163,7 @@ keep_spool_option: Final = click.option(
 
 
 @click.command("ingest")
-@click.option(
-    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
-)
+@spool_option
 @tables_option
 @click.option(
     "--follow",

@@ -18,10 +18,10 @@ import click
 from analytics.jobs import expire
 from analytics.jobs.command_line import errors_as_messages, replica_option, tables_option
 from analytics.jobs.compact import PARTITIONS_MAX
-from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option
+from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option, spool_option
 from analytics.jobs.progress import CONSOLE, Progress, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
-from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS
+from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS, jobs_option, lateness_option, silent_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,9 +149,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 
 
 @click.command("pipeline")
-@click.option(
-    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
-)
+@spool_option
 @tables_option
 @click.option(
     "--follow",
@@ -171,9 +169,9 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
     show_default=True,
     help="Partitions that one turn compacts, at most.",
 )
-@click.option("--lateness-hours", type=click.FloatRange(min=0), default=LATENESS_HOURS, show_default=True)
-@click.option("--silent-hours", type=click.FloatRange(min=0), default=SILENT_HOURS, show_default=True)
-@click.option("--job", "jobs", multiple=True, metavar="NAME", help="Scrape jobs that are billed, as usage takes them.")
+@lateness_option
+@silent_option
+@jobs_option
 @replica_option
 @verbose_option
 def command(  # noqa: PLR0917 -- click's manner

@@ -84,10 +84,11 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
     try:
         closed = closed_ends(tables)
         before, reopened = _reopened(tables, closed, options.reopen_from)
-        rows = _open_rows(tables, series, before).cache()
+        since = _open_since(series, before)
+        rows = _open_rows(tables, series, before, since).cache()
         until = _new_ends(tables, rows, series, before, options)
         late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
-        known = tables.read("usage_ledger", _open_since(tables, "usage_ledger", series, before))
+        known = tables.read_between("usage_ledger", since, _EVER[1])
         hours = _hours(rows) | _hours(known.where(~_is_closed(before)))
         with tables.change("usage_ledger", ledger) as change:
             tails = _tails(tables, series, before, min(hours, default=options.now), options.lookback_days)
@@ -152,7 +153,7 @@ def _reopened(
     if reopen_from is None or (first := hour_of(reopen_from)) >= last:
         return closed, ()
     hours = tables.hours("usage_ledger", first, last - _HOUR)
-    rolled = tables.read("rollup_1h", tables.hours("rollup_1h", midnight(first), _EVER[1]))
+    rolled = tables.read_between("rollup_1h", midnight(first), _EVER[1])
     if gone := sorted(set(hours) - _hours(rolled)):
         raise CannotReopen(
             f"{len(gone)} hours from {gone[0]:%Y-%m-%d %H:00} to {gone[-1]:%Y-%m-%d %H:00} have usage but no rollup_1h "
@@ -161,18 +162,17 @@ def _reopened(
     return {cluster: min(end, first) for cluster, end in closed.items()}, tuple(hours)
 
 
-def _open_rows(tables: Tables, series: DataFrame, before: dict[str, datetime]) -> DataFrame:
+def _open_since(series: DataFrame, before: dict[str, datetime]) -> datetime:
+    """Return the day of the earliest closed end; a time before all samples, if a cluster has no closed hour yet."""
+    clusters = {row["cluster"] for row in series.select("cluster").distinct().collect()}
+    return midnight(min(before.values(), default=_EVER[0])) if clusters <= set(before) else _EVER[0]
+
+
+def _open_rows(tables: Tables, series: DataFrame, before: dict[str, datetime], since: datetime) -> DataFrame:
     """Return the rows of rollup_1h of usage counters in hours that are open for their cluster."""
-    rows = tables.read("rollup_1h", _open_since(tables, "rollup_1h", series, before))
+    rows = tables.read_between("rollup_1h", since, _EVER[1])
     clusters = series.select("series_id", "cluster")
     return rows.join(clusters, "series_id").where(~_is_closed(before)).drop("cluster")
-
-
-def _open_since(tables: Tables, view: str, series: DataFrame, before: dict[str, datetime]) -> list[datetime]:
-    """Return the view's hours from the earliest closed end on; all, if a cluster has no closed hour yet."""
-    clusters = {row["cluster"] for row in series.select("cluster").distinct().collect()}
-    first = min(before.values(), default=_EVER[0]) if clusters <= set(before) else _EVER[0]
-    return tables.hours(view, midnight(first), _EVER[1])
 
 
 def _new_ends(
@@ -204,8 +204,8 @@ def _tails(
     from analytics.transforms import usage
 
     since, last = midnight(first) - (lookback_days + 1) * _DAY, max(before.values(), default=_EVER[0])
-    ledger = tables.read("usage_ledger", tables.hours("usage_ledger", since, last)).where(_is_closed(before))
-    rolled = tables.read("rollup_1h", tables.hours("rollup_1h", since, last))
+    ledger = tables.read_between("usage_ledger", since, last).where(_is_closed(before))
+    rolled = tables.read_between("rollup_1h", since, last)
     rolled = rolled.join(series.select("series_id", "cluster"), "series_id").where(_is_closed(before))
     return usage.ledger_tails(ledger), usage.rolled_tails(rolled)
 
@@ -258,23 +258,21 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
     progress.print_summary(f"{report.hours} hours summed, closed: {ends or 'nothing yet'}")
 
 
-@click.command("usage")
-@tables_option
-@click.option(
+lateness_option: Final = click.option(
     "--lateness-hours",
     type=click.FloatRange(min=0),
     default=LATENESS_HOURS,
     show_default=True,
     help="An hour closes when all instances have samples from this long after its end. Later ones are left out.",
 )
-@click.option(
+silent_option: Final = click.option(
     "--silent-hours",
     type=click.FloatRange(min=0),
     default=SILENT_HOURS,
     show_default=True,
     help="An instance that sent nothing for this long, while others of its cluster did, is gone.",
 )
-@click.option(
+jobs_option: Final = click.option(
     "--job",
     "jobs",
     multiple=True,
@@ -282,6 +280,13 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
     help="Scrape jobs (label `job`) whose counters are billed; may be repeated. "
     "Default: proxy, pulsar-proxy and pulsar-trio-proxy.",
 )
+
+
+@click.command("usage")
+@tables_option
+@lateness_option
+@silent_option
+@jobs_option
 @click.option(
     "--lookback-days",
     type=click.IntRange(min=1, max=90),

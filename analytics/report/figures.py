@@ -125,7 +125,7 @@ def collect_figures(tables: Tables, series: DataFrame, cluster: str, span: Span)
 
 def read_windows(tables: Tables, view: str, span: Span) -> DataFrame:
     """Return the view's rows of the span."""
-    return tables.read(view, tables.hours(view, span.start, span.end)).where(is_within(span))
+    return tables.read_between(view, span.start, span.end).where(is_within(span))
 
 
 def is_within(span: Span) -> Column:

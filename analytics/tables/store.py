@@ -195,6 +195,11 @@ class Tables:
         snapshot = self.snapshot(VIEWS[view].table)
         return snapshot.series() if view == "series" else snapshot.read(view, hours)
 
+    def read_between(self, view: str, first: datetime, last: datetime) -> DataFrame:
+        """Return the newest rows of a view's partitions from that of `first` to that of `last`."""
+        snapshot = self.snapshot(VIEWS[view].table)
+        return snapshot.read(view, snapshot.hours(view, first, last))
+
     def hours(self, view: str, first: datetime, last: datetime) -> list[datetime]:
         """Return the hours of the view's partitions, as `Snapshot.hours`."""
         return self.snapshot(VIEWS[view].table).hours(view, first, last)

@@ -62,10 +62,10 @@ class Run:
         api.add(DRIVER)
         return api
 
-    def submit(self, api: KubernetesApi) -> subprocess.CompletedProcess[str]:
-        """Run the container."""
+    def submit(self, api: KubernetesApi, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run the container, with further options."""
         known = {"$(POD_IP)": "127.0.0.1", "$(POD_NAME)": DRIVER, "https://kubernetes.default.svc": api.url}
-        arguments = [self._local(one) for one in self.container["args"]]
+        arguments = [self._local(one) for one in [*self.container["args"], *options]]
         for name, value in known.items():
             arguments = [one.replace(name, value) for one in arguments]
         return subprocess.run(
@@ -108,8 +108,13 @@ def test_a_run_with_executors_is_exact_and_uses_each_right_of_the_role(run: Run,
         # `delete` is for a single executor that fails, or starts too late; a run that goes well needs the others.
         assert api.used == api.allowed - {("delete", "pods")}, "the Role has rights that nothing needs"
         assert len(api.created) == 1
+        again = run.submit(api, "--keep", "samples=1")
+        assert again.returncode == 0, again.stderr[-5000:]
+        assert tables.rows("samples") == [], "samples that are expired"
+        assert len(api.created) == 2, "each run has an executor"
         for pod in api.created:
             assert_of_the_template(pod)
+        assert len({secret_of(pod) for pod in api.created}) == len(api.created), "a secret is used twice"
         assert_only_the_secret_admits(api, run.directory)
 
 
