@@ -41,8 +41,10 @@ SPAN_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 HOUR_MS: Final = 3_600_000
 WIDTHS_MS: Final = {"1m": 60_000, "1h": HOUR_MS}
-_START_BITS: Final = 42  # milliseconds until the year 2109
-_START_MAX: Final = (1 << _START_BITS) - 1
+TIME_BITS: Final = 42  # milliseconds until the year 2109
+TIME_MAX: Final = (1 << TIME_BITS) - 1
+SORTED_BITS: Final = TIME_BITS + 1
+"""The lower bits of a key, by which Spark has not sorted: keys that differ only there come mixed."""
 
 
 def horizon(ts: Any, lookback_days: int) -> Any:
@@ -51,7 +53,10 @@ def horizon(ts: Any, lookback_days: int) -> Any:
 
 
 class Rows(NamedTuple):
-    """Columns of samples and tails, sorted by key, series and time; a tail has the start -1 - start."""
+    """Columns of samples and tails; a tail has the start -1 - start.
+
+    They come sorted by the upper bits of the key, counter before gauge, time; `_in_order` does the rest.
+    """
 
     key: Longs
     series_id: Longs
@@ -77,7 +82,7 @@ class Growth:
 def windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all widths of a task's samples, batches of the columns of Rows.
 
-    A key that goes on in the next batch waits for the rest: memory holds a batch and the longest series.
+    Keys that go on in the next batch wait for the rest: memory holds a batch and the longest series.
     """
     held: Rows | None = None
     for batch in batches:
@@ -86,7 +91,8 @@ def windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[p
             rows = Rows._make(np.concatenate(pair) for pair in zip(held, rows, strict=True))
         if not len(rows.key):
             continue
-        cut = int(np.searchsorted(rows.key, rows.key[-1]))
+        prefix = rows.key >> SORTED_BITS
+        cut = int(np.searchsorted(prefix, prefix[-1]))
         held = _select(rows, slice(cut, None))
         if cut:
             yield from _windows_of(_select(rows, slice(cut)), lookback_days)
@@ -95,9 +101,9 @@ def windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[p
 
 
 def _windows_of(rows: Rows, lookback_days: int) -> Iterator[pa.RecordBatch]:
-    rows = _without_repeated(rows)
+    rows = _without_repeated(_in_order(rows))
     is_tail = rows.start < 0
-    rows = rows._replace(start=np.clip(np.where(is_tail, -1 - rows.start, rows.start), 0, _START_MAX))
+    rows = rows._replace(start=np.clip(np.where(is_tail, -1 - rows.start, rows.start), 0, TIME_MAX))
     rows, is_created = _with_starts(rows, is_tail)
     fell_itself = np.ones(len(rows.key), bool)
     if (same_series := _same(rows.series_id)).any() and (rows.replica[1:] != rows.replica[:-1])[same_series[1:]].any():
@@ -131,6 +137,22 @@ def _before(values: Longs) -> Longs:
     return np.concatenate([values[:1], values[:-1]])
 
 
+def _in_order(rows: Rows) -> Rows:
+    """Sort the rows by key, counter before gauge, series and time, of those prefixes of keys where they are not."""
+    levels = (rows.key, rows.series_id != rows.key, rows.series_id, rows.ts)
+    falls, equal = np.zeros(len(rows.key), bool), np.ones(max(len(rows.key) - 1, 0), bool)
+    for level in levels:
+        falls[1:] |= equal & (level[1:] < level[:-1])
+        equal &= level[1:] == level[:-1]
+    if not falls.any():
+        return rows
+    prefix = rows.key >> SORTED_BITS
+    places = np.flatnonzero(np.isin(prefix, prefix[falls]))
+    order = np.arange(len(prefix))
+    order[places] = places[np.lexsort([level[places] for level in reversed(levels)])]
+    return _select(rows, order)
+
+
 def _without_repeated(rows: Rows) -> Rows:
     """Drop NaN, which is no number; of samples of one instant and replica keep the largest value, then latest start."""
     if (unknown := np.isnan(rows.value)).any():
@@ -146,7 +168,7 @@ def _with_starts(rows: Rows, is_tail: Mask) -> tuple[Rows, Mask]:
     """Return the rows with the starts that gauges `…_created` tell, and which these are."""
     counters = rows.series_id == rows.key
     told = np.rint(rows.value * 1000)
-    created = np.flatnonzero(~counters & ~is_tail & (told > 0) & (told <= _START_MAX))
+    created = np.flatnonzero(~counters & ~is_tail & (told > 0) & (told <= TIME_MAX))
     wanted = np.flatnonzero(counters & ~is_tail & (rows.start == NO_START))
     is_created = np.zeros(len(rows.key), bool)
     if not len(created) or not len(wanted):
@@ -212,8 +234,8 @@ def _chosen(rows: Rows, is_tail: Mask) -> Mask:
 def _growth(rows: Rows, is_created: Mask, fell_itself: Mask, lookback_days: int) -> Growth:
     same = _same(rows.series_id) & (rows.series_id == rows.key)  # the tail of a `…_created` has another key than it
     series = np.cumsum(~same)
-    newest = np.maximum.accumulate(series << _START_BITS | rows.start)
-    known_before = _before(newest) & _START_MAX
+    newest = np.maximum.accumulate(series << TIME_BITS | rows.start)
+    known_before = _before(newest) & TIME_MAX
     since = horizon(rows.ts, lookback_days)
     earlier = _before(rows.ts)
     follows = same & (earlier >= since)

@@ -40,9 +40,7 @@ def windows(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFra
         (-1 - _millis("last_start_ts")).alias("start"),
         F.col("last_v").alias("value"),
     )
-    ordered = (
-        rows.union(last).toDF(*counters.Rows._fields).repartition("key").sortWithinPartitions("key", "series_id", "ts")
-    )
+    ordered = rows.union(last).toDF(*counters.Rows._fields).repartition("key").sortWithinPartitions(_sort_number())
     return ordered.mapInArrow(partial(_windows, lookback_days=lookback_days), _WINDOWS)
 
 
@@ -93,6 +91,16 @@ def _run_of(hours: Sequence[datetime]) -> Column:
     known = set(hours)
     begins = [hour for hour in hours if hour - timedelta(hours=1) not in known]
     return F.size(F.filter(F.array(*map(F.lit, begins)), lambda begin: begin <= F.col("window")))
+
+
+def _sort_number() -> Column:
+    """Return one number whose order is nearly that of the columns of Rows: key, counter before its gauge, time.
+
+    Spark sorts one number by its bits, several columns by comparisons, in three times the time.
+    """
+    prefix = F.shiftleft(F.shiftright("key", counters.SORTED_BITS), counters.SORTED_BITS)
+    is_gauge = F.shiftleft((F.col("series_id") != F.col("key")).cast("long"), counters.TIME_BITS)
+    return prefix.bitwiseOR(is_gauge).bitwiseOR(F.least("ts", F.lit(counters.TIME_MAX)))
 
 
 def _millis(column: str) -> Column:
