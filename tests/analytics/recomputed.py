@@ -123,11 +123,15 @@ def usage(connection: duckdb.DuckDBPyConnection, batch: int, lookback_days: int)
     return " union all ".join(widths).replace("$batch", str(batch))
 
 
-def register(connection: duckdb.DuckDBPyConnection, root: Path, *tables: str) -> None:
-    """Make the newest version of these Delta tables known as `all_…`."""
+def register(
+    connection: duckdb.DuckDBPyConnection, root: Path | str, *tables: str, options: dict[str, str] | None = None
+) -> list[int]:
+    """Make the newest version of these Delta tables known as `all_…`, and return their versions."""
     connection.execute("set TimeZone = 'UTC'")
-    for table in tables:
-        connection.register(f"all_{table}", DeltaTable(root / table).to_pyarrow_dataset())
+    found = [DeltaTable(f"{root}/{table}", storage_options=options) for table in tables]
+    for table, delta in zip(tables, found, strict=True):
+        connection.register(f"all_{table}", delta.to_pyarrow_dataset())
+    return [delta.version() for delta in found]
 
 
 def differing(connection: duckdb.DuckDBPyConnection, ours: str, recomputed: str, limit: int = 10) -> list[Any]:

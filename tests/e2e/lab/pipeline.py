@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,9 @@ class Receiver:
             self._process = None
 
 
-def run_job(*arguments: object) -> str:
+def run_job(*arguments: object, environment: Mapping[str, str] | None = None) -> str:
     """One job as the command that it is; what it told of its progress."""
-    return _run([str(COMMAND), *map(str, arguments)])
+    return _run([str(COMMAND), *map(str, arguments)], environment)
 
 
 def run_jobs(*jobs: Sequence[object]) -> str:
@@ -96,18 +96,19 @@ def run_jobs(*jobs: Sequence[object]) -> str:
     return _run(_together(jobs))
 
 
-def start_jobs(log: Path, *jobs: Sequence[object]) -> OwnedProcess:
+def start_jobs(log: Path, *jobs: Sequence[object], environment: Mapping[str, str] | None = None) -> OwnedProcess:
     """The same in the background. Its `kill` is a SIGKILL for Python and the JVM at once."""
-    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT)
+    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT | dict(environment or {}))
 
 
 def _together(jobs: Sequence[Sequence[object]]) -> list[str]:
     return [sys.executable, "-c", _TOGETHER, json.dumps([[str(one) for one in job] for job in jobs])]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], environment: Mapping[str, str] | None = None) -> str:
+    environment = _ENVIRONMENT | dict(environment or {})
     result = subprocess.run(
-        command, capture_output=True, text=True, env=_ENVIRONMENT, timeout=JOB_TIMEOUT_S, check=False
+        command, capture_output=True, text=True, env=environment, timeout=JOB_TIMEOUT_S, check=False
     )
     assert result.returncode == 0, f"{command}:\n{result.stderr[-4000:]}"
     return result.stderr

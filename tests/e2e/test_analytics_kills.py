@@ -1,0 +1,237 @@
+"""All jobs at once, killed again and again, while somebody reads: nothing twice, nothing half done, exact sums.
+
+Two processes run the jobs on the same tables, each with a spool of its own that has the same samples, as two receivers
+have. They are killed at moments that the tables show: when files of a change are there that no version names, or when
+a version appears. `PULSAR_PROXY_TEST_KILLS=200` runs it for some ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+from local.process import OwnedProcess
+
+from tests.analytics import recomputed
+from tests.analytics.recomputed import HOUR_MS
+from tests.analytics.sent_samples import Labels, Sent, fill, named_table, principal, samples_table
+from tests.analytics.spool_files import SpoolFiles
+
+from .lab.pipeline import run_job, start_jobs
+from .lab.table_roots import TableRoot
+from .lab.waiting import eventually
+
+KILLS = int(os.environ.get("PULSAR_PROXY_TEST_KILLS", "4"))
+SEED = int(os.environ.get("PULSAR_PROXY_TEST_SEED", "34"))
+BEGIN_MS = int((datetime.now(UTC) - timedelta(days=25)).timestamp() * 1000) // HOUR_MS * HOUR_MS
+"""Samples expire after 30 days."""
+SCRAPE_MS = HOUR_MS // 4
+SCRAPES_AT_ONCE = 5
+LOOKBACK_DAYS = 7
+TURNS = 60
+WITHIN_S = 240.0
+
+READS = {
+    "a sample is there twice": "select 1 from all_samples group by series_id, replica, ts having count(*) > 1",
+    "a row of a rollup is there twice": """
+        select 1 from all_rollup group by series_id, width, "window" having count(*) > 1""",
+    "a row of a bill is there twice": """
+        select 1 from all_usage group by cluster, principal, width, "window" having count(*) > 1""",
+    "a rollup is half done": """
+        select sum(n) filter (where width = '1m') as m, sum(n) filter (where width = '1h') as h,
+          sum(n) filter (where width = '1d') as d
+        from all_rollup group by series_id, "window"::date having m is distinct from h or h is distinct from d""",
+    "a bill is half done": """
+        select sum(bytes_in + 3 * sessions) filter (where width = '1h') as h,
+          sum(bytes_in + 3 * sessions) filter (where width = '1d') as d
+        from all_usage group by cluster, principal, "window"::date having h is distinct from d""",
+    "a closed row of a bill changed": "from closed_before except from all_closed",
+}
+CLOSED = 'select cluster, principal, width, "window", bytes_in, bytes_out, sessions from all_usage where closed'
+
+
+class Traffic:
+    """Scrapes of what three principals use, in two spools; Bob's counters say when they began again, Carol's do not."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sent: list[Sent] = []
+        self.spools = [SpoolFiles(directory / name, segment_bytes_max=20_000) for name in ("first", "second")]
+        self._chance = random.Random(SEED)
+        self._scrapes = 0
+        self._totals: dict[str, float] = {}
+
+    def grow(self) -> None:
+        """Add some scrapes to both spools, and some of the old ones again."""
+        new = [one for _ in range(SCRAPES_AT_ONCE) for one in self._scrape()]
+        again = self._chance.sample(self.sent, min(len(self.sent), 10))
+        self.sent += new
+        for spool in self.spools:
+            fill(spool, new)
+            if again:
+                fill(spool, again)
+
+    def _scrape(self) -> Iterator[Sent]:
+        ts = BEGIN_MS + self._scrapes * SCRAPE_MS
+        for name in ("alice", "bob", "carol"):
+            begins = self._scrapes % 19 == 0 and name != "alice"
+            for labels in (principal(name), principal(name, direction="to_client"), principal(name, "sessions")):
+                key = str(labels)
+                self._totals[key] = self._chance.randrange(1000) + (0 if begins else self._totals.get(key, 0))
+                yield Sent(labels, ts, self._totals[key], 0)
+                if name == "bob":
+                    began = BEGIN_MS + self._scrapes // 19 * 19 * SCRAPE_MS - 1000
+                    yield Sent(_created(labels), ts, began / 1000, 0)
+        self._scrapes += 1
+
+
+def _created(labels: Labels) -> Labels:
+    return labels | {"__name__": labels["__name__"].replace("_total", "_created")}
+
+
+class Reader(threading.Thread):
+    """Reads the newest versions until `stop`; the first thing that is wrong is in `wrong`."""
+
+    def __init__(self, root: TableRoot) -> None:
+        super().__init__(daemon=True)
+        self._root = root
+        self._stop_event = threading.Event()
+        self.versions: set[tuple[int, ...]] = set()
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        """Read again and again."""
+        with duckdb.connect() as connection:
+            connection.execute("set threads = 1")
+            while not self._stop_event.is_set() and not self.wrong:
+                try:
+                    self._read(connection)
+                except Exception as error:  # noqa: BLE001 -- the test fails with it
+                    self.wrong.append(f"cannot read: {error!r}")
+
+    def _read(self, connection: duckdb.DuckDBPyConnection) -> None:
+        versions = recomputed.register(
+            connection, self._root.delta_url, "samples", "rollup", "usage", options=self._root.options
+        )
+        connection.execute(f"create or replace temp table all_closed as {CLOSED}")
+        connection.execute("create table if not exists closed_before as from all_closed limit 0")
+        for what, query in READS.items():
+            if connection.execute(f"select count(*) from ({query})").fetchall() != [(0,)]:
+                self.wrong.append(f"{what} at versions {versions}")
+        connection.execute("create or replace table closed_before as from all_closed")
+        self.versions.add(tuple(versions))
+
+    def stop(self) -> None:
+        """Stop, and wait for the read that is under way."""
+        self._stop_event.set()
+        self.join()
+
+
+class Workers:
+    """The two processes. One runs the pipeline, the other the single jobs in a random order."""
+
+    def __init__(self, root: TableRoot, spools: list[Path], directory: Path) -> None:
+        self._root, self._log = root, directory / "jobs.log"
+        self._running: list[OwnedProcess | None] = [None, None]
+        chance, where = random.Random(SEED), ["--tables", root.url]
+        self._pipeline = [*pipeline(root, spools[0]), "--follow", "0.1", "--compact-limit", "5"]
+        single = [["ingest", "--spool", str(spools[1]), *where], ["compact", *where, "--limit", "5"]]
+        single += [["rollup", *where], ["usage", *where], ["expire", *where]]
+        self._single = [job for _ in range(TURNS) for job in chance.sample(single, len(single))]
+
+    def start(self) -> None:
+        """Start what does not run."""
+        for place, jobs in enumerate(([self._pipeline], self._single)):
+            if self._running[place] is None:
+                self._running[place] = start_jobs(self._log, *jobs, environment=self._root.environment)
+
+    def kill(self, *places: int) -> None:
+        """Kill Python and JVM of these processes at once."""
+        self.check()
+        for place in places:
+            if (process := self._running[place]) is not None:
+                process.kill()
+                self._running[place] = None
+
+    def stop(self) -> None:
+        """Kill both, whatever they do."""
+        for process in self._running:
+            if process is not None:
+                process.kill()
+
+    def check(self) -> None:
+        """Fail if a job has ended with an error, or the pipeline says that a step did."""
+        text = self._log.read_text() if self._log.exists() else ""
+        assert all(one is None or one.exit_code() is None for one in self._running), text[-4000:]
+        assert "FAILED" not in text, text[-4000:]
+
+
+def pipeline(root: TableRoot, spool: Path) -> list[str]:
+    return ["pipeline", "--spool", str(spool), "--tables", root.url]
+
+
+def wait_for(root: TableRoot, traffic: Traffic, ahead: int, *, in_a_change: bool) -> set[str]:
+    """Wait until so many changes have begun, or versions are there, and return them. Each ingest gets more to do."""
+    look = root.changes if in_a_change else root.versions
+    known, ingested = look(), -1
+
+    def are_there() -> set[str]:
+        nonlocal ingested
+        if (newest := len(root.versions("samples"))) != ingested:
+            ingested = newest
+            traffic.grow()
+        return new if len(new := look() - known) >= ahead else set()
+
+    return eventually(are_there, what=f"{ahead} more after {sorted(known)[-5:]}", within_s=WITHIN_S, every_s=0.005)
+
+
+def assert_exact(root: TableRoot, sent: list[Sent]) -> None:
+    """The tables have each sample once, and DuckDB computes the same rollups and bills of them."""
+    ours = "select series_id, replica, epoch_ms(ts) as ts, value from all_samples"
+    with duckdb.connect() as connection:
+        recomputed.register(connection, root.delta_url, "samples", "rollup", "usage", options=root.options)
+        connection.register("named", named_table(sent))
+        connection.register("samples", samples_table(sent))
+        differing = recomputed.differing
+        assert differing(connection, ours, "select series_id, replica, ts, value from samples") == []
+        assert differing(connection, recomputed.OURS_SQL, recomputed.rollups(connection, LOOKBACK_DAYS)) == []
+        assert differing(connection, recomputed.OUR_USAGE_SQL, recomputed.usage(connection, 0, LOOKBACK_DAYS)) == []
+
+
+@pytest.fixture
+def table_root(tmp_path: Path) -> TableRoot:
+    return TableRoot.on_disk(tmp_path / "tables")
+
+
+def test_jobs_that_are_killed_again_and_again_leave_exact_tables(table_root: TableRoot, tmp_path: Path) -> None:
+    traffic, chance = Traffic(tmp_path), random.Random(SEED)
+    spools = [spool.directory for spool in traffic.spools]
+    traffic.grow()
+    run_job(*pipeline(table_root, spools[0]), "--once", environment=table_root.environment)
+    workers, reader = Workers(table_root, spools, tmp_path), Reader(table_root)
+    reader.start()
+    kills = cut_off = 0
+    try:
+        while kills < KILLS or not cut_off:
+            workers.start()
+            in_a_change, ahead = chance.random() < 0.6, chance.randint(1, 5)
+            begun = wait_for(table_root, traffic, ahead, in_a_change=in_a_change)
+            versions = table_root.versions()
+            workers.kill(*chance.choice([[0], [1], [0, 1]]))
+            kills += 1
+            cut_off += in_a_change and versions == table_root.versions() and bool(begun)
+            assert not reader.wrong
+    finally:
+        workers.stop()
+        reader.stop()
+    for spool in spools:
+        run_job(*pipeline(table_root, spool), "--once", environment=table_root.environment)
+    assert not reader.wrong
+    assert len(reader.versions) > KILLS
+    assert_exact(table_root, traffic.sent)
+    print(f"{kills} kills, {cut_off} in a change, {len(reader.versions)} versions read, {len(traffic.sent)} samples")
