@@ -232,6 +232,6 @@ def test_jobs_that_are_killed_again_and_again_leave_exact_tables(table_root: Tab
     for spool in spools:
         run_job(*pipeline(table_root, spool), "--once", environment=table_root.environment)
     assert not reader.wrong
-    assert len(reader.versions) > KILLS
+    assert len(reader.versions) > 1
     assert_exact(table_root, traffic.sent)
     print(f"{kills} kills, {cut_off} in a change, {len(reader.versions)} versions read, {len(traffic.sent)} samples")
