@@ -115,7 +115,7 @@ def empty_like(histogram: Histogram) -> Histogram:
 
 
 def quantile(histogram: Histogram, q: float) -> float:
-    """Return the value below which a share q of the observations lies; NaN without observations.
+    """Return the value below which a share q of the observations lies; NaN without observations or bounds.
 
     Within a bucket it is interpolated: on a logarithmic scale for exponential buckets, linearly for custom ones and for
     zero, as PromQL's histogram_quantile does.
@@ -260,6 +260,8 @@ def _spans(histogram: Histogram) -> Iterable[tuple[float, float, float]]:
     """Yield lower bound, upper bound and count of each bucket, in the order of values."""
     if histogram.schema == CUSTOM_BOUNDS:
         bounds = histogram.custom_bounds
+        if not bounds:
+            return  # one bucket, without an end
         for index, count in sorted(histogram.positive.items()):
             lower = bounds[index - 1] if index else min(0.0, bounds[0])
             yield lower, bounds[index] if index < len(bounds) else bounds[-1], count

@@ -76,6 +76,7 @@ def test_the_wider_zero_bucket_takes_in_whole_buckets_and_widens_to_the_end_of_o
 def test_custom_bounds_are_reduced_to_those_that_both_have() -> None:
     total, _ = add(custom(1, 2, 4, 8), custom(16, 32, 64, bounds=(0.5, 2.0)))
     assert (total.custom_bounds, total.positive, total.count) == ((0.5,), {0: 19.0, 1: 108.0}, 127.0)
+    assert add(custom(3, bounds=()), custom(4, bounds=()))[0].positive == {0: 7.0}
 
 
 @pytest.mark.parametrize("other", [custom(1, 1, bounds=(3.0,)), Histogram(0)])
@@ -106,6 +107,8 @@ def test_a_new_start_is_a_reset_that_the_counts_hide() -> None:
 def test_the_first_growth_needs_a_start() -> None:
     assert growth_at_first(HistogramSample(10, custom(1, 1, 1, 1), 5), 0) == custom(1, 1, 1, 1)
     assert growth_at_first(HistogramSample(10, custom(1, 1, 1, 1)), 0).count == 0
+    wide = Histogram(3, 2.0, zero_threshold=0.5, zero_count=2.0)
+    assert growth_at_first(HistogramSample(10, wide), 0) == Histogram(3, zero_threshold=0.5)
 
 
 @patient
@@ -169,6 +172,9 @@ def test_quantiles_at_a_bucket_s_end_and_of_negative_and_zero_buckets() -> None:
     assert quantile(custom(4, 0, 0, 0), 0.25) == pytest.approx(0.025)
     assert quantile(custom(4, 4, bounds=(-2.0,)), 0.25) == pytest.approx(-2.0)
     assert quantile(custom(0, 5, bounds=(0.5,)), 0.1) == 0.5
+    assert quantile(custom(0, 10, 10, 0), 0.0) == 0.1
+    assert quantile(Histogram(-4, 1.0, positive={64: 1.0}), 1.0) == math.inf
+    assert math.isnan(quantile(custom(5, bounds=()), 0.5))  # one bucket, without an end
 
 
 def test_a_zero_bucket_cuts_buckets_of_both_signs() -> None:
@@ -184,6 +190,9 @@ def test_a_zero_bucket_cuts_buckets_of_both_signs() -> None:
     assert second.zero_count == 7.0
     third, _ = to_common_bounds(plain, Histogram(0, zero_threshold=1.5))
     assert (third.zero_threshold, third.zero_count, third.positive, third.negative) == (2.0, 10.0, {2: 0.0}, {})
+    negative, wide = Histogram(0, negative={1: 4.0}), Histogram(0, zero_threshold=1.5)
+    for pair in (to_common_bounds(negative, wide), reversed(to_common_bounds(wide, negative))):
+        assert [(one.zero_threshold, one.zero_count) for one in pair] == [(2.0, 4.0), (2.0, 0.0)]
     fourth, _ = to_common_bounds(replace(plain, negative={}), Histogram(0, zero_threshold=3.0))
     assert (fourth.zero_threshold, fourth.zero_count) == (3.0, 6.0)
 
@@ -236,6 +245,28 @@ def test_refused_stays_counted_when_a_later_sample_of_the_minute_fits() -> None:
     assert row["refused"] == 0
     (row,) = minutes_of(1, [_Sample(samples[0].sample, is_tail=True), *samples[1:]], 7)
     assert (row["refused"], row["increase"]["count"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"),
+    [
+        ([custom(4.0), custom(5.0, bounds=(7.0,)), custom(6.0)], 2),
+        ([custom(4.0), custom(1.0, bounds=(7.0,))], 1),  # a reset: it has buckets, and the minute has others
+    ],
+)
+def test_each_sample_is_refused_whose_buckets_fit_neither_the_one_before_nor_the_minute(
+    own: list[Histogram], refused: int
+) -> None:
+    samples = sampled(*(HistogramSample(1000 * second, one) for second, one in enumerate(own)))
+    (row,) = minutes_of(1, samples, 7)
+    assert row["refused"] == refused
+
+
+@pytest.mark.parametrize(("tail_ms", "grown"), [(DAY_MS, 5.0), (DAY_MS - 1, 0.0)])
+def test_a_tail_counts_from_the_horizon_on(tail_ms: int, grown: float) -> None:
+    tail, sample = HistogramSample(tail_ms, custom(4.0)), HistogramSample(DAY_MS + 7 * 24 * HOUR_MS, custom(9.0))
+    (row,) = minutes_of(1, [_Sample(tail, is_tail=True), _Sample(sample)], 7)
+    assert row["increase"]["count"] == grown
 
 
 def test_count_and_sum_are_complete_when_bounds_change() -> None:
