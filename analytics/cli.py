@@ -40,6 +40,16 @@ class _Lazy(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. Raises click.ClickException if a package is missing: proxies are installed without."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            raise click.ClickException(
+                f"the package {package} is missing: pip install 'pulsar-trio-proxy[analytics]'"
+            ) from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

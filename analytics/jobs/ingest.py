@@ -75,7 +75,7 @@ class Ingest:
             begin = end
             report.batches += 1
             report.samples += counts.samples
-            left = reader.count_bytes_after(self.spool, end)
+            left = reader.count_bytes_after(self.spool, end) if end < target else 0
             progress.print_line(
                 f"up to {end.segment}:{end.offset}: {counts.samples:,} samples, {counts.histograms:,} histograms, "
                 f"{counts.hours} hours, {counts.new_series:,} new series, {counts.duplicates:,} duplicates left out",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,6 +20,7 @@ from analytics.jobs.compact import PARTITIONS_MAX
 from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option, spool_option
 from analytics.jobs.progress import CONSOLE, Progress, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
+from analytics.jobs.report import check_output
 from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS, jobs_option, lateness_option, silent_option
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def command(  # noqa: PLR0917 -- click's manner
     """From the spool to bills: ingest, rollup, usage, report, upkeep."""
     if once and follow_s is not None:
         raise click.UsageError("--once and --follow: give one of them")
-    if report is not None and ":/" not in report and not Path(report).absolute().parent.is_dir():
-        raise click.UsageError(f"--report: there is no directory {Path(report).absolute().parent}")
+    if report is not None:
+        check_output("--report", report)
     run(
         Pipeline(
             spool,

@@ -118,13 +118,17 @@ def heartbeats(
     every_s: float | None = None,
     step: Callable[[], str] = lambda: "at work",
 ) -> Iterator[None]:
-    """Print heartbeats until the end of the block: `step`, the time since the start, and Spark's remaining tasks."""
+    """Print heartbeats until the end of the block: `step`, the time since it began, and Spark's remaining tasks."""
     is_terminal = console.stream.isatty()
     every_s = every_s or (STATUS_INTERVAL_S if is_terminal else HEARTBEAT_S)
+    current, began = step(), 0.0
 
     def text(seconds: float) -> str:
+        nonlocal current, began
         tasks = current_step(spark)
-        return f"{step()} for {duration(seconds)}: {tasks}" if tasks else ""
+        if (now := step()) != current:
+            current, began = now, seconds
+        return f"{current} for {duration(seconds - began)}: {tasks}" if tasks else ""
 
     with _beating(text, every_s, console.show_status if is_terminal else console.print_line):
         yield

@@ -100,6 +100,12 @@ def write_page(spark: SparkSession, output: str, text: str) -> None:
         raise
 
 
+def check_output(option: str, output: str) -> None:
+    """Raise click.UsageError if a local page's directory is not there."""
+    if ":/" not in output and not (directory := Path(output).absolute().parent).is_dir():
+        raise click.UsageError(f"{option}: there is no directory {directory}")
+
+
 def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:
     """Return the report's candidate spans from the options. Raises click.UsageError."""
     if last is not None and (start is not None or end is not None):
@@ -141,8 +147,7 @@ def command(  # noqa: PLR0917 -- click's manner
     made_at = datetime.now(UTC)
     as_of = as_of.replace(tzinfo=UTC) if as_of else None
     spans = _spans(last, start, end, as_of or made_at)
-    if ":/" not in output and not Path(output).absolute().parent.is_dir():
-        raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
+    check_output("--output", output)
     with job_session("report") as session:
         text = run(session, root, spans, names, made_at=made_at, as_of=as_of)
         try:

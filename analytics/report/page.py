@@ -20,6 +20,7 @@ from analytics.report.text import count, html_text, share
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _NOT_COUNTED = "none counted"
+_COUNTED_FROM = "The summary counts from the first scrape of each counter on, the bill from the first byte on."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def _summary(report: Report) -> str:
         return ""
     columns = [summary(cluster, report.span) for cluster in report.clusters]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    return f"<section>{_table('Summary', ['', *(cluster.name for cluster in report.clusters)], rows)}</section>"
+    table = _table("Summary", ["", *(cluster.name for cluster in report.clusters)], rows)
+    return f'<section>{table}<p class="soft">{_prose(_COUNTED_FROM)}</p></section>'
 
 
 def _cluster(cluster: Cluster, span: Span) -> str:

@@ -30,6 +30,28 @@ def test_help_and_the_receiver_import_no_spark() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("numpy", ["receive", "--config", "x"]),
+        ("pyspark", ["rollup", "--tables", "x"]),
+        ("deltalake", ["usage", "--tables", "x"]),
+        ("pyspark", ["pipeline", "--tables", "x", "--spool", "."]),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    package: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in {"analytics", package}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert result.output.endswith(
+        f"Error: the package {package} is missing: pip install 'pulsar-trio-proxy[analytics]'\n"
+    )
+
+
 def test_help_lists_every_command() -> None:
     output = CliRunner().invoke(main, ["--help"]).output
     assert all(name in output for name in COMMANDS)

@@ -96,6 +96,26 @@ def test_without_a_terminal_signs_of_life_are_lines(
     assert set(stream.getvalue().splitlines()) == {"at work for 1 s: 1 of 2 tasks of this step are left"}
 
 
+def test_a_heartbeat_tells_the_time_since_its_step_began(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    told, step = threading.Event(), ["one"]
+
+    class Stream(Terminal):
+        def write(self, text: str) -> int:
+            if "one for" in text:
+                step[0], clock[0] = "two", clock[0] + 1000.0
+            elif "two for" in text:
+                told.set()
+            return super().write(text)
+
+    monkeypatch.setattr(progress, "current_step", lambda session: "some tasks")
+    stream = Stream()
+    with heartbeats(spark, Console(stream), every_s=0.01, step=lambda: step[0]):
+        assert told.wait(60)
+    assert "two for 1 s: some tasks" in stream.getvalue()
+
+
 def test_the_step_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
     """The tasks wait for a file, which is made as soon as the step was seen."""
     assert current_step(spark) == ""

@@ -110,6 +110,7 @@ def test_the_page_asks_the_network_for_nothing_and_runs_nothing(page: str) -> No
 def test_what_happened_comes_first_then_what_is_missing_then_the_bill(page: str) -> None:
     text = Parsed(page).text
     order = ["as they were at 2026-11-20 00:00:00", "In 3 hours: ", "To look at: ", "What is missing", "Cluster east"]
+    assert "counts from the first scrape of each counter on, the bill from the first byte on" in text
     places = [text.index(one) for one in [*order, "Bill, 2026-11-20 00:00 to 2026-11-20 03:00", "Summary"]]
     assert places == sorted(places)
     assert "The tables do not show if anything failed." in text  # of west
