@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback: it scrapes one target and sends what it scraped to a receiver."""
+"""A real Prometheus on loopback; one that scrapes a target and sends what it scraped to a receiver."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import struct
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,63 @@ def packed(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
-class Prometheus:
-    """One server. Data and port stay the same from start to start."""
+class Server:
+    """One server with these settings. Data and port stay the same from start to start."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any], *options: str) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._directory, self._options = directory, options
+        self._process: OwnedProcess | None = None
+        (directory / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
+
+    def start(self) -> None:
+        """Start, and return when it is ready."""
+        program = shutil.which("prometheus")
+        assert program is not None, "the Debian package `prometheus` is not installed"
+        command = [
+            program,
+            f"--config.file={self._directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._directory / 'data'}",
+            f"--web.listen-address={self.url.removeprefix('http://')}",
+            "--log.level=warn",
+            *self._options,
+        ]
+        self._process = OwnedProcess(command, log=self._directory / "prometheus.log", cwd=self._directory)
+        eventually(self._is_ready, what=f"Prometheus is ready\n{self._process.log_tail()}")
+
+    def kill(self) -> None:
+        """SIGKILL; harmless if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def query(self, query: str, at_ms: int) -> list[dict[str, Any]]:
+        """Return the result of a query at a moment, with its labels."""
+        arguments = urllib.parse.urlencode({"query": query, "time": f"{at_ms / 1000:.3f}"})
+        answer: dict[str, Any] = json.loads(self._get(f"/api/v1/query?{arguments}", timeout_s=60))
+        assert answer["status"] == "success", answer
+        return list(answer["data"]["result"])
+
+    def version(self) -> str:
+        """Return its version, as 2.42.0."""
+        return str(json.loads(self._get("/api/v1/status/buildinfo"))["data"]["version"])
+
+    def _is_ready(self) -> bool:
+        try:
+            self._get("/-/ready")
+        except OSError:
+            return False
+        return True
+
+    def _get(self, path: str, timeout_s: float = 30.0) -> str:
+        with _opener.open(f"{self.url}{path}", timeout=timeout_s) as answer:
+            return str(answer.read().decode())
+
+
+class Prometheus(Server):
+    """One that scrapes one target, and sends to one receiver."""
 
     def __init__(self, directory: Path, *, target: str, write_url: str, token_file: Path) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
-        self._directory = directory
-        self._process: OwnedProcess | None = None
         interval = f"{SCRAPE_INTERVAL_MS}ms"
         settings = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "external_labels": REPLICA},
@@ -54,27 +105,7 @@ class Prometheus:
                 }
             ],
         }
-        (directory / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
-
-    def start(self) -> None:
-        """Start, and return when it is ready."""
-        program = shutil.which("prometheus")
-        assert program is not None, "the Debian package `prometheus` is not installed"
-        command = [
-            program,
-            f"--config.file={self._directory / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._directory / 'data'}",
-            f"--web.listen-address={self.url.removeprefix('http://')}",
-            "--log.level=warn",
-        ]
-        self._process = OwnedProcess(command, log=self._directory / "prometheus.log", cwd=self._directory)
-        eventually(self._is_ready, what=f"Prometheus is ready\n{self._process.log_tail()}")
-
-    def kill(self) -> None:
-        """SIGKILL; harmless if it does not run."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+        super().__init__(directory, settings)
 
     def sent_until_s(self) -> float:
         """Unix time, whole seconds: what it scraped before has arrived at the receiver."""
@@ -89,22 +120,8 @@ class Prometheus:
     def samples(self, start_ms: int, end_ms: int) -> Samples:
         """Everything that it has of the target, as it is stored."""
         query = f'{{job="{JOB}"}}[{end_ms - start_ms}ms]'
-        arguments = urllib.parse.urlencode({"query": query, "time": f"{end_ms / 1000:.3f}"})
-        answer: dict[str, Any] = json.loads(self._get(f"/api/v1/query?{arguments}", timeout_s=60))
-        assert answer["status"] == "success", answer
         return {
             (frozenset(series["metric"].items()), round(ts_s * 1000)): packed(float(value))
-            for series in answer["data"]["result"]
+            for series in self.query(query, end_ms)
             for ts_s, value in series["values"]
         }
-
-    def _is_ready(self) -> bool:
-        try:
-            self._get("/-/ready")
-        except OSError:
-            return False
-        return True
-
-    def _get(self, path: str, timeout_s: float = 30.0) -> str:
-        with _opener.open(f"{self.url}{path}", timeout=timeout_s) as answer:
-            return str(answer.read().decode())
