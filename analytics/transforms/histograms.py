@@ -92,9 +92,7 @@ def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram,
         before, after = to_common_bounds(before, after)
     except Incompatible:
         comparable = False
-        before, after = (
-            replace(empty_like(after), count=one.count, sum=one.sum, zero_count=0.0) for one in (before, after)
-        )
+        before, after = (replace(empty_like(after), count=one.count, sum=one.sum) for one in (before, after))
     difference = _combine(after, before, -1.0)
     unbroken = known and later.start_ts == earlier.start_ts
     if not unbroken and _has_fallen(difference):
@@ -230,7 +228,7 @@ def _to_threshold(histogram: Histogram, threshold: float) -> Histogram:
     zero_count, sides = histogram.zero_count, []
     for buckets in (histogram.positive, histogram.negative):
         inside = {index for index in buckets if _end(index, histogram.schema) <= threshold}
-        zero_count += sum(buckets[index] for index in sorted(inside))
+        zero_count += sum(buckets[index] for index in inside)
         sides.append({index: count for index, count in buckets.items() if index not in inside})
     return replace(histogram, zero_threshold=threshold, zero_count=zero_count, positive=sides[0], negative=sides[1])
 
@@ -264,7 +262,7 @@ def _spans(histogram: Histogram) -> Iterable[tuple[float, float, float]]:
             return  # one bucket, without an end
         for index, count in sorted(histogram.positive.items()):
             lower = bounds[index - 1] if index else min(0.0, bounds[0])
-            yield lower, bounds[index] if index < len(bounds) else bounds[-1], count
+            yield lower, bounds[min(index, len(bounds) - 1)], count  # the last bucket has no end
         return
     schema = histogram.schema
     for index, count in sorted(histogram.negative.items(), reverse=True):

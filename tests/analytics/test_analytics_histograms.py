@@ -77,6 +77,8 @@ def test_custom_bounds_are_reduced_to_those_that_both_have() -> None:
     total, _ = add(custom(1, 2, 4, 8), custom(16, 32, 64, bounds=(0.5, 2.0)))
     assert (total.custom_bounds, total.positive, total.count) == ((0.5,), {0: 19.0, 1: 108.0}, 127.0)
     assert add(custom(3, bounds=()), custom(4, bounds=()))[0].positive == {0: 7.0}
+    reduced, _ = to_common_bounds(custom(1, 2, 4, 8), custom(1, 1, 1, bounds=(0.5, 1.0)))  # the last bound is common
+    assert (reduced.custom_bounds, reduced.positive) == ((0.5, 1.0), {0: 3.0, 1: 4.0, 2: 8.0})
 
 
 @pytest.mark.parametrize("other", [custom(1, 1, bounds=(3.0,)), Histogram(0)])
@@ -118,6 +120,40 @@ def test_rows_round_trip(counts: list[int], values: list[float]) -> None:
         again = from_row(to_row(histogram))
         assert again.positive == {index: count for index, count in histogram.positive.items() if count}
         assert to_row(again) == to_row(histogram)
+
+
+def test_a_row_has_every_field_and_buckets_in_order_without_empty_ones() -> None:
+    full = Histogram(3, 12.0, -1.5, 0.25, 3.0, {9: 4.0, -2: 2.0, 1: 0.0}, {8: 2.0, 1: 1.0})
+    row = {
+        "count": 12.0,
+        "sum": -1.5,
+        "schema": 3,
+        "zero_threshold": 0.25,
+        "zero_count": 3.0,
+        "positive_offsets": [-2, 9],
+        "positive_counts": [2.0, 4.0],
+        "negative_offsets": [1, 8],
+        "negative_counts": [1.0, 2.0],
+        "custom_bounds": [],
+    }
+    assert to_row(full) == row
+    assert from_row(row) == replace(full, positive={9: 4.0, -2: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("histogram", "q", "expected"),
+    [
+        (Histogram(0, positive={2: 1.0, 1: 1.0}), 0.5, 2.0),
+        (Histogram(0, negative={1: 1.0, 2: 1.0}), 0.5, -2.0),
+        (replace(custom(), positive={1: 1.0, 0: 1.0}), 0.5, 0.1),
+        (replace(custom(0, 10, 10, 0), count=100.0), 0.25, 0.3),  # NaN observations are in no bucket
+        (Histogram(0, positive={1: 1.0, 2: -3.0}), 0.5, math.nan),  # a fall that an unchanged start denies
+    ],
+)
+def test_a_quantile_is_of_what_is_in_buckets_in_the_order_of_values(
+    histogram: Histogram, q: float, expected: float
+) -> None:
+    assert quantile(histogram, q) == pytest.approx(expected, nan_ok=True)
 
 
 def test_quantiles() -> None:
@@ -195,6 +231,8 @@ def test_a_zero_bucket_cuts_buckets_of_both_signs() -> None:
         assert [(one.zero_threshold, one.zero_count) for one in pair] == [(2.0, 4.0), (2.0, 0.0)]
     fourth, _ = to_common_bounds(replace(plain, negative={}), Histogram(0, zero_threshold=3.0))
     assert (fourth.zero_threshold, fourth.zero_count) == (3.0, 6.0)
+    cut = Histogram(0, 3.0, zero_threshold=0.75, zero_count=1.0, positive={0: 2.0})  # by its own zero bucket: it stays
+    assert add(cut, cut)[0] == replace(cut, count=6.0, zero_count=2.0, positive={0: 4.0})
 
 
 def sampled(*samples: HistogramSample, replica: int = 0) -> list[_Sample]:
@@ -205,6 +243,7 @@ def test_a_start_is_a_reset_from_the_earlier_sample_on_and_the_first_growth_from
     one, more = custom(1, 1, 1, 1), custom(3, 1, 1, 1)
     assert growth(HistogramSample(10, one, 5), HistogramSample(20, more, 10)) == (more, 1, True)
     assert growth(HistogramSample(10, one, 10), HistogramSample(20, more, 10))[0].count == 2
+    assert growth(HistogramSample(-10, one, -20), HistogramSample(20, more))[1] == 0  # no start is none of 1970
     assert [growth_at_first(HistogramSample(10, one, start), 5).count for start in (4, 5, 9, 10)] == [0, 4, 4, 0]
 
 
@@ -215,6 +254,7 @@ def test_a_fall_of_one_kind_of_bucket_alone_is_a_reset(name: str) -> None:
     fallen = replace(full, count=20.0, **{name: less[name]})  # type: ignore[arg-type]
     assert growth(HistogramSample(1, full), HistogramSample(2, fallen)) == (fallen, 1, True)
     assert growth(HistogramSample(1, full), HistogramSample(2, full))[0].zero_count == 0
+    assert list(add(Histogram(0, positive={8: 1.0}), Histogram(0, positive={1: 1.0}))[0].positive) == [1, 8]
     coarse, _ = add(full, Histogram(0, negative={1: 1.0}))
     assert (coarse.positive, coarse.negative) == ({1: 4.0}, {1: 5.0})
 
@@ -229,11 +269,12 @@ def test_the_minutes_and_the_hour_of_samples_with_two_resets() -> None:
     ]
     assert (rows[0]["first_ts"], rows[0]["last_ts"]) == (moment(0), moment(40_000))
     hour = merged_row(rows, "1h", 0)
-    assert (hour["first_ts"], hour["last_ts"], hour["resets"], hour["hour"]) == (
+    assert (hour["first_ts"], hour["last_ts"], hour["resets"], hour["hour"], hour["increase"]["count"]) == (
         moment(0),
         moment(4 * MINUTE_MS),
         3,
         None,
+        8,
     )
 
 
