@@ -10,7 +10,7 @@ import math
 import random
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
 import pytest
@@ -41,9 +41,9 @@ _random = random.Random(53)
 VALUES = [0.0 if number % 9 == 0 else _random.gauss(0.0, 1.5) ** 3 for number in range(400)]
 
 
-def observed(count: int, schema: int, zero_threshold: float = NARROW, first: int = 0) -> pb.Histogram:
-    """The histogram of so many of VALUES, as a client library has it."""
-    values = VALUES[first : first + count]
+def observed(count: int, schema: int, zero_threshold: float = NARROW, own: Sequence[float] = VALUES) -> pb.Histogram:
+    """The histogram of so many of these values, as a client library has it."""
+    values = own[:count]
     made = pb.Histogram(count_int=count, sum=sum(values), schema=schema, zero_threshold=zero_threshold)
     made.zero_count_int = sum(abs(value) <= zero_threshold for value in values)
     for sign, spans, deltas in (
@@ -62,12 +62,14 @@ SERIES = {
     "schema 0": [observed(count, 0) for count in (50, 60, 200, 400)],
     "schema 8": [observed(count, 8) for count in (50, 60, 200, 400)],
     "schema -4": [observed(count, -4) for count in (50, 60, 200, 400)],
+    "positive": [observed(count, 1, own=[max(value, 0.0) for value in VALUES]) for count in (50, 60, 200, 400)],
+    "negative": [observed(count, 1, own=[min(value, 0.0) for value in VALUES]) for count in (50, 60, 200, 400)],
     "restarts": [observed(count, 2) for count in (100, 150, 30, 90)],
     "restarts, then has more": [
         observed(100, 2),
         observed(150, 2),
-        observed(200, 2, first=200),
-        observed(220, 2, first=180),
+        observed(200, 2, own=VALUES[200:]),
+        observed(220, 2, own=VALUES[180:]),
     ],
     "becomes coarser": [observed(50, 4), observed(70, 3), observed(200, 1), observed(300, -1)],
     "zero bucket widens": [observed(50, 1), observed(70, 1, WIDE), observed(200, 1, WIDE), observed(300, 1, 1.0)],
