@@ -101,7 +101,7 @@ def _summary(report: Report) -> str:
     columns = [summary(cluster, report.span) for cluster in report.clusters]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     table = _table("Summary", ["", *(cluster.name for cluster in report.clusters)], rows)
-    return f'<section>{table}<p class="soft">{_prose(_COUNTED_FROM)}</p></section>'
+    return f'<section>{table}<p class="soft">{_COUNTED_FROM}</p></section>'
 
 
 def _cluster(cluster: Cluster, span: Span) -> str:

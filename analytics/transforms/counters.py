@@ -82,7 +82,7 @@ class Growth:
 def windows(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all widths of a task's samples, batches of the columns of Rows.
 
-    Keys that go on in the next batch wait for the rest: memory holds a batch and the longest series.
+    Keys that go on in the next batch wait for the rest: memory holds a batch and the keys of one prefix.
     """
     held: Rows | None = None
     for batch in batches:

@@ -123,12 +123,10 @@ def usage(connection: duckdb.DuckDBPyConnection, batch: int, lookback_days: int)
     return " union all ".join(widths).replace("$batch", str(batch))
 
 
-def register(
-    connection: duckdb.DuckDBPyConnection, root: Path | str, *tables: str, options: dict[str, str] | None = None
-) -> list[int]:
+def register(connection: duckdb.DuckDBPyConnection, root: Path, *tables: str) -> list[int]:
     """Make the newest version of these Delta tables known as `all_…`, and return their versions."""
     connection.execute("set TimeZone = 'UTC'")
-    found = [DeltaTable(f"{root}/{table}", storage_options=options) for table in tables]
+    found = [DeltaTable(root / table) for table in tables]
     for table, delta in zip(tables, found, strict=True):
         connection.register(f"all_{table}", delta.to_pyarrow_dataset())
     return [delta.version() for delta in found]

@@ -27,6 +27,10 @@ def principal(name: str, what: str = "bytes", direction: str = "to_broker", **ot
     return found | {"principal": name} | ({"direction": direction} if what != "sessions" else {}) | others
 
 
+def created_gauge(labels: Labels) -> Labels:
+    return labels | {"__name__": labels["__name__"].removesuffix("_total") + "_created"}
+
+
 def fill(spool: SpoolFiles, samples: Sequence[Sent]) -> None:
     """In order of time, as scrapes are; samples with a start by remote write 2.0."""
     for start, own in groupby(sorted(samples, key=lambda one: (one.start, one.ts)), key=lambda one: one.start):

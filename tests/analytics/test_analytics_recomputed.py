@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from analytics.jobs import ingest, rollup, usage
 from tests.analytics import recomputed
 from tests.analytics.recomputed import HOUR_MS
-from tests.analytics.sent_samples import Labels, Sent, fill, named_table, principal, samples_table
+from tests.analytics.sent_samples import Labels, Sent, created_gauge, fill, named_table, principal, samples_table
 from tests.analytics.spool_files import SpoolFiles
 
 BEGIN = datetime(2025, 11, 27, tzinfo=UTC)
@@ -51,7 +51,7 @@ def sent(labels: Labels, line: Line, *, start: int = 0, batch: int | None = None
 
 def created(labels: Labels, samples: Sequence[Sent], *starts: tuple[float, float]) -> list[Sent]:
     """The counter's samples, and those of its gauge `_created`; `starts`: (from this hour on, hour that it tells)."""
-    gauge = labels | {"__name__": labels["__name__"].removesuffix("_total") + "_created"}
+    gauge = created_gauge(labels)
     told = [
         one._replace(labels=gauge, value=hour(max(pair for pair in starts if hour(pair[0]) <= one.ts)[1]) / 1000)
         for one in samples

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -19,11 +18,11 @@ from analytics.remote_write import remote_pb2 as pb
 from analytics.remote_write.histograms import decode_histogram
 from analytics.remote_write.snappy import compress
 from analytics.transforms.histograms import Histogram, HistogramSample, add, from_row, growth, quantile
+from tests.analytics.spool_files import T0_MS
 
 from .lab.prometheus import Server
-from .lab.waiting import BUSY_S
 
-T0_MS, STEP_MS, STEPS = 1_763_712_000_000, 15_000, 4
+STEP_MS, STEPS = 15_000, 4
 SPAN_MS = (STEPS - 1) * STEP_MS
 # The range is a millisecond longer than the span, so that the first sample is in it whether ranges include their start
 # (Prometheus 2) or not (3). increase() extrapolates to that millisecond: counts and sums grow by just this factor.
@@ -107,14 +106,7 @@ def write(server: Server) -> None:
         for step, histogram in enumerate(histograms):
             series.histograms.add().CopyFrom(histogram)
             series.histograms[-1].timestamp = T0_MS + step * STEP_MS
-    headers = {
-        "Content-Type": "application/x-protobuf",
-        "Content-Encoding": "snappy",
-        "X-Prometheus-Remote-Write-Version": "0.1.0",
-    }
-    post = urllib.request.Request(f"{server.url}/api/v1/write", compress(request.SerializeToString()), headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    assert opener.open(post, timeout=BUSY_S).status in {200, 204}
+    server.write(compress(request.SerializeToString()))
 
 
 def asked(server: Server, query: str) -> dict[str, float]:

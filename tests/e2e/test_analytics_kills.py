@@ -2,7 +2,7 @@
 
 Two processes run the jobs on the same tables, each with a spool of its own that has the same samples, as two receivers
 have. They are killed at moments that the tables show: when files of a change are there that no version names, or when
-a version appears. `PULSAR_PROXY_TEST_KILLS=200` runs it for some ten minutes.
+a version appears. PULSAR_PROXY_TEST_KILLS is the number of kills, and PULSAR_PROXY_TEST_SEED chooses others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from local.process import OwnedProcess
 
 from tests.analytics import recomputed
 from tests.analytics.recomputed import HOUR_MS
-from tests.analytics.sent_samples import Labels, Sent, fill, named_table, principal, samples_table
+from tests.analytics.sent_samples import Sent, created_gauge, fill, named_table, principal, samples_table
 from tests.analytics.spool_files import SpoolFiles
 
-from .lab.pipeline import run_job, start_jobs
-from .lab.table_roots import TableRoot
+from .lab.pipeline import Tables, run_job, start_jobs
 from .lab.waiting import eventually
 
 KILLS = int(os.environ.get("PULSAR_PROXY_TEST_KILLS", "3"))
@@ -86,20 +85,16 @@ class Traffic:
                 yield Sent(labels, ts, self._totals[key], 0)
                 if name == "bob":
                     began = BEGIN_MS + self._scrapes // 19 * 19 * SCRAPE_MS - 1000
-                    yield Sent(_created(labels), ts, began / 1000, 0)
+                    yield Sent(created_gauge(labels), ts, began / 1000, 0)
         self._scrapes += 1
-
-
-def _created(labels: Labels) -> Labels:
-    return labels | {"__name__": labels["__name__"].replace("_total", "_created")}
 
 
 class Reader(threading.Thread):
     """Reads the newest versions until `stop`; the first thing that is wrong is in `wrong`."""
 
-    def __init__(self, root: TableRoot) -> None:
+    def __init__(self, tables: Tables) -> None:
         super().__init__(daemon=True)
-        self._root = root
+        self._tables = tables
         self._stop_event = threading.Event()
         self.versions: set[tuple[int, ...]] = set()
         self.wrong: list[str] = []
@@ -115,9 +110,7 @@ class Reader(threading.Thread):
                     self.wrong.append(f"cannot read: {error!r}")
 
     def _read(self, connection: duckdb.DuckDBPyConnection) -> None:
-        versions = recomputed.register(
-            connection, self._root.delta_url, "samples", "rollup", "usage", options=self._root.options
-        )
+        versions = recomputed.register(connection, self._tables.root, "samples", "rollup", "usage")
         connection.execute(f"create or replace temp table all_closed as {CLOSED}")
         connection.execute("create table if not exists closed_before as from all_closed limit 0")
         for what, query in READS.items():
@@ -135,11 +128,11 @@ class Reader(threading.Thread):
 class Workers:
     """The two processes. One runs the pipeline, the other the single jobs in a random order."""
 
-    def __init__(self, root: TableRoot, spools: list[Path], directory: Path) -> None:
-        self._root, self._log = root, directory / "jobs.log"
+    def __init__(self, tables: Tables, spools: list[Path], directory: Path) -> None:
+        self._log = directory / "jobs.log"
         self._running: list[OwnedProcess | None] = [None, None]
-        chance, where = random.Random(SEED), ["--tables", root.url]
-        self._pipeline = [*pipeline(root, spools[0]), "--follow", "0.1", "--compact-limit", "5"]
+        chance, where = random.Random(SEED), ["--tables", tables.url]
+        self._pipeline = [*pipeline(tables, spools[0]), "--follow", "0.1", "--compact-limit", "5"]
         single = [["ingest", "--spool", str(spools[1]), *where], ["compact", *where, "--limit", "5"]]
         single += [["rollup", *where], ["usage", *where], ["expire", *where]]
         self._single = [job for _ in range(TURNS) for job in chance.sample(single, len(single))]
@@ -148,7 +141,7 @@ class Workers:
         """Start what does not run."""
         for place, jobs in enumerate(([self._pipeline], self._single)):
             if self._running[place] is None:
-                self._running[place] = start_jobs(self._log, *jobs, environment=self._root.environment)
+                self._running[place] = start_jobs(self._log, *jobs)
 
     def kill(self, *places: int) -> None:
         """Kill Python and JVM of these processes at once."""
@@ -171,30 +164,31 @@ class Workers:
         assert "FAILED" not in text, text[-4000:]
 
 
-def pipeline(root: TableRoot, spool: Path) -> list[str]:
-    return ["pipeline", "--spool", str(spool), "--tables", root.url]
+def pipeline(tables: Tables, spool: Path) -> list[str]:
+    return ["pipeline", "--spool", str(spool), "--tables", tables.url]
 
 
-def wait_for(root: TableRoot, traffic: Traffic, ahead: int, *, in_a_change: bool) -> set[str]:
-    """Wait until so many changes have begun, or versions are there, and return them. Each ingest gets more to do."""
-    look = root.changes if in_a_change else root.versions
+def wait_for(tables: Tables, traffic: Traffic, ahead: int, *, in_a_change: bool) -> None:
+    """Wait until so many changes have begun, or versions are there. Each ingest gets more to do."""
+    look = tables.changes if in_a_change else tables.versions
     known, ingested = look(), -1
 
-    def are_there() -> set[str]:
+    def are_there() -> bool:
         nonlocal ingested
-        if (newest := len(root.versions("samples"))) != ingested:
+        if (newest := len(tables.versions("samples"))) != ingested:
             ingested = newest
             traffic.grow()
-        return new if len(new := look() - known) >= ahead else set()
+        return len(look() - known) >= ahead
 
-    return eventually(are_there, what=f"{ahead} more after {sorted(known)[-5:]}", within_s=WITHIN_S, every_s=0.005)
+    what = f"{ahead} more {'changes' if in_a_change else 'versions'}"
+    eventually(are_there, what=what, within_s=WITHIN_S, every_s=0.005)
 
 
-def assert_exact(root: TableRoot, sent: list[Sent]) -> None:
+def assert_exact(tables: Tables, sent: list[Sent]) -> None:
     """The tables have each sample once, and DuckDB computes the same rollups and bills of them."""
     ours = "select series_id, replica, epoch_ms(ts) as ts, value from all_samples"
     with duckdb.connect() as connection:
-        recomputed.register(connection, root.delta_url, "samples", "rollup", "usage", options=root.options)
+        recomputed.register(connection, tables.root, "samples", "rollup", "usage")
         connection.register("named", named_table(sent))
         connection.register("samples", samples_table(sent))
         differing = recomputed.differing
@@ -203,37 +197,30 @@ def assert_exact(root: TableRoot, sent: list[Sent]) -> None:
         assert differing(connection, recomputed.OUR_USAGE_SQL, recomputed.usage(connection, 0, LOOKBACK_DAYS)) == []
 
 
-@pytest.fixture
-def table_root(tmp_path: Path) -> TableRoot:
-    return TableRoot.on_disk(tmp_path / "tables")
-
-
-@pytest.mark.timeout(1800 + 60 * KILLS)
-def test_jobs_that_are_killed_again_and_again_leave_exact_tables(table_root: TableRoot, tmp_path: Path) -> None:
-    traffic, chance = Traffic(tmp_path), random.Random(SEED)
+@pytest.mark.timeout(1800 + 300 * KILLS)
+def test_jobs_that_are_killed_again_and_again_leave_exact_tables(tmp_path: Path) -> None:
+    tables, traffic, chance = Tables(tmp_path / "tables"), Traffic(tmp_path), random.Random(SEED)
     spools = [spool.directory for spool in traffic.spools]
     traffic.grow()
-    run_job(*pipeline(table_root, spools[0]), "--once", environment=table_root.environment)
-    workers, reader = Workers(table_root, spools, tmp_path), Reader(table_root)
+    run_job(*pipeline(tables, spools[0]), "--once")
+    workers, reader = Workers(tables, spools, tmp_path), Reader(tables)
     reader.start()
-    kills = cut_off = 0
+    kills, cut_off = 0, set[str]()
     try:
         while kills < KILLS or not cut_off:
             workers.start()
-            in_a_change, ahead = chance.random() < 0.6, chance.randint(1, 5)
-            begun = wait_for(table_root, traffic, ahead, in_a_change=in_a_change)
-            versions = table_root.versions()
-            workers.kill(*chance.choice([[0], [1], [0, 1]]))
+            wait_for(tables, traffic, chance.randint(1, 5), in_a_change=chance.random() < 0.6)
             kills += 1
-            cut_off += in_a_change and versions == table_root.versions() and bool(begun)
+            workers.kill(*([0, 1] if kills >= KILLS else chance.choice([[0], [1], [0, 1]])))
+            if kills >= KILLS:  # none runs now
+                cut_off = tables.unfinished_changes()
             assert not reader.wrong
-        workers.stop()
         for spool in spools:
-            run_job(*pipeline(table_root, spool), "--once", environment=table_root.environment)
+            run_job(*pipeline(tables, spool), "--once")
     finally:
         workers.stop()
         reader.stop()
     assert not reader.wrong
     assert len(reader.versions) > 1
-    assert_exact(table_root, traffic.sent)
-    print(f"seed {SEED}: {kills} kills, {cut_off} in a change, {len(reader.versions)} versions read")
+    assert_exact(tables, traffic.sent)
+    print(f"seed {SEED}: {kills} kills, {len(cut_off)} changes cut off, {len(reader.versions)} versions read")

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from .waiting import eventually
 
 COMMAND = Path(sys.executable).with_name("pulsar-proxy-analytics")
 JOB_TIMEOUT_S = 400
+IDENTITY_CHARACTERS = 32
+"""Of the name of a change's directory."""
 TOKEN = "a-token-of-the-tests-own"
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -86,9 +88,9 @@ class Receiver:
             self._process = None
 
 
-def run_job(*arguments: object, environment: Mapping[str, str] | None = None) -> str:
+def run_job(*arguments: object) -> str:
     """One job as the command that it is; what it told of its progress."""
-    return _run([str(COMMAND), *map(str, arguments)], environment)
+    return _run([str(COMMAND), *map(str, arguments)])
 
 
 def run_jobs(*jobs: Sequence[object]) -> str:
@@ -96,19 +98,18 @@ def run_jobs(*jobs: Sequence[object]) -> str:
     return _run(_together(jobs))
 
 
-def start_jobs(log: Path, *jobs: Sequence[object], environment: Mapping[str, str] | None = None) -> OwnedProcess:
+def start_jobs(log: Path, *jobs: Sequence[object]) -> OwnedProcess:
     """The same in the background. Its `kill` is a SIGKILL for Python and the JVM at once."""
-    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT | dict(environment or {}))
+    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT)
 
 
 def _together(jobs: Sequence[Sequence[object]]) -> list[str]:
     return [sys.executable, "-c", _TOGETHER, json.dumps([[str(one) for one in job] for job in jobs])]
 
 
-def _run(command: list[str], environment: Mapping[str, str] | None = None) -> str:
-    environment = _ENVIRONMENT | dict(environment or {})
+def _run(command: list[str]) -> str:
     result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=JOB_TIMEOUT_S, check=False
+        command, capture_output=True, text=True, env=_ENVIRONMENT, timeout=JOB_TIMEOUT_S, check=False
     )
     assert result.returncode == 0, f"{command}:\n{result.stderr[-4000:]}"
     return result.stderr
@@ -166,11 +167,34 @@ class Tables:
     def _backfilled(self) -> set[str]:
         """The files of samples that changes without a position in a spool have added."""
         found = set()
-        for log in (self.root / "samples/_delta_log").glob("*.json"):
-            actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for actions in self._commits("samples"):
             if not any("txn" in action for action in actions):
                 found |= {str(self.root / "samples" / action["add"]["path"]) for action in actions if "add" in action}
         return found
+
+    def _commits(self, table: str) -> Iterator[list[dict[str, Any]]]:
+        for log in (self.root / table / "_delta_log").glob("*.json"):
+            yield [json.loads(line) for line in log.read_text().splitlines()]
+
+    def versions(self, table: str = "*") -> set[str]:
+        """The versions of one table, or of all."""
+        return {f"{path.parts[-3]}/{path.stem}" for path in self.root.glob(f"{table}/_delta_log/*.json")}
+
+    def changes(self) -> set[str]:
+        """The directories of changes, committed or not."""
+        found = (path for path in self.root.glob("*/*") if len(path.name) == IDENTITY_CHARACTERS)
+        return {f"{path.parent.name}/{path.name}" for path in found}
+
+    def unfinished_changes(self) -> set[str]:
+        """Those whose files no version ever named: of jobs that run, or that were killed."""
+        named = {
+            f"{table.name}/{action['add']['path'].partition('/')[0]}"
+            for table in self.root.iterdir()
+            for actions in self._commits(table.name)
+            for action in actions
+            if "add" in action
+        }
+        return self.changes() - named
 
     def usage(self, view: str = "usage_hourly") -> dict[str, dict[str, int]]:
         """The sums over time, by principal."""

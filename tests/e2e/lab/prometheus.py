@@ -15,7 +15,7 @@ from local.ports import free_port
 from local.process import OwnedProcess
 from prometheus_client.parser import text_string_to_metric_families
 
-from .waiting import eventually
+from .waiting import BUSY_S, eventually
 
 JOB = "proxy"
 REPLICA = {"prometheus_replica": "a"}
@@ -71,6 +71,16 @@ class Server:
         answer: dict[str, Any] = json.loads(self._get(f"/api/v1/query?{arguments}", timeout_s=60))
         assert answer["status"] == "success", answer
         return list(answer["data"]["result"])
+
+    def write(self, body: bytes) -> None:
+        """Send it a request of remote write 1.0, which `--web.enable-remote-write-receiver` lets it take."""
+        headers = {
+            "Content-Type": "application/x-protobuf",
+            "Content-Encoding": "snappy",
+            "X-Prometheus-Remote-Write-Version": "0.1.0",
+        }
+        with _opener.open(urllib.request.Request(f"{self.url}/api/v1/write", body, headers), timeout=BUSY_S):
+            pass
 
     def version(self) -> str:
         """Return its version, as 2.42.0."""
