@@ -42,6 +42,7 @@ from .lab.sessions import (
     at_the_same_time,
     counting,
 )
+from .lab.waiting import BUSY_S, eventually
 from .lab.wire import Ended
 
 CPP = {"client_version": "Pulsar-CPP-v4.2.0"}
@@ -405,6 +406,13 @@ RATE = 50
 
 FORWARDED_PLAY_S = ANSWERED_S + CHECK_INTERVAL_S
 KILL_INTERVAL_S = 4.0
+TAKEN_OVER_MIN = 3
+"""Times that a forwarder takes over relays which its predecessor had open when it was killed."""
+
+
+def taken_over(on: Forwarded) -> int:
+    """Such times so far."""
+    return on.cluster.log_text().count("took over the relays of a predecessor")
 
 
 @dataclass
@@ -466,10 +474,12 @@ def played_forwarded(
     """By the others. Python's producers are never asked."""
 
     def kill_forwarders() -> None:
-        end = time.monotonic() + FORWARDED_PLAY_S
-        while time.monotonic() < end - KILL_INTERVAL_S:
+        """On a busy machine some kills find no relay that is open, so they go on until enough of them did."""
+        end, give_up = time.monotonic() + FORWARDED_PLAY_S, time.monotonic() + 2 * BUSY_S
+        while time.monotonic() < end or (taken_over(dying) < TAKEN_OVER_MIN and time.monotonic() < give_up):
             time.sleep(KILL_INTERVAL_S)
-            os.kill(dying.cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
+            pid = eventually(lambda: dying.cluster.worker_pids().get("forwarder-0", 0), what="a forwarder to kill")
+            os.kill(pid, signal.SIGKILL)
         time.sleep(KILL_INTERVAL_S)
 
     programs = [program for program in every_client if program.name != "python"]
@@ -520,5 +530,5 @@ def test_clients_lose_nothing_where_both_ask_them_and_forwarders_are_killed(
     ended = log.count("a client's session is being closed")
     for one in at("dying", played_forwarded):
         assert one.whole()["duplicates"] == 0 or ended
-    assert log.count("took over the relays of a predecessor") >= FORWARDED_PLAY_S / KILL_INTERVAL_S / 2
+    assert taken_over(dying) >= TAKEN_OVER_MIN
     assert "failed to authenticate itself again" not in log
