@@ -1,4 +1,4 @@
-"""What publishing and the tests of the Helm chart need and no package has.
+"""What publishing, the tests of the Helm chart and those on an object store need and no package has.
 
 Go builds helm, kubeconform, helm-docs and crane at pinned versions, and fetches the modules that hold Kubernetes'
 OpenAPI descriptions and the custom resources' definitions. All of it comes through the Go module proxy, checked against
@@ -51,6 +51,8 @@ TOOLS = (
 )
 COSIGN = Tool("cosign", "github.com/sigstore/cosign/v3/cmd/cosign", "v3.1.3")
 """Signs what `make publish` pushes. It takes minutes to build, so `make test` does without."""
+MINIO = Tool("minio", "github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c")
+"""An object store. It takes minutes to build, so `make test-quick` does without."""
 
 HELMS = ("helm", "helm3")
 """The chart is for both."""
@@ -78,7 +80,7 @@ PAUSES_S = (2.0, 10.0)
 
 def tool(name: str) -> Path:
     """Return the path of a tool, which may not be built yet."""
-    return next(one for one in (*TOOLS, COSIGN) if one.name == name).path
+    return next(one for one in (*TOOLS, COSIGN, MINIO) if one.name == name).path
 
 
 def available() -> bool:
@@ -97,7 +99,7 @@ def install(progress: Progress = print_status) -> None:
 
 def install_tools(names: Sequence[str], progress: Progress = print_status) -> None:
     """Build those of the named tools that are missing."""
-    missing = [one for one in (*TOOLS, COSIGN) if one.name in names and not one.path.exists()]
+    missing = [one for one in (*TOOLS, COSIGN, MINIO) if one.name in names and not one.path.exists()]
     if not missing:
         return
     with locked(cache_directory() / "tools.lock", progress):

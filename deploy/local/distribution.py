@@ -107,10 +107,15 @@ def pulsar_home(progress: Progress = print_status, source: Source = PULSAR) -> P
 
 
 def is_complete(home: Path, source: Source = PULSAR) -> bool:
-    """Return True if the directory has every file, at its size."""
+    """Return True if the release's directory has every file, at its size."""
+    return is_filled(home, source.sha256)
+
+
+def is_filled(home: Path, sha256: str) -> bool:
+    """Return True if the directory has every file that `replace_home` put there, at its size."""
     try:
         manifest = json.loads((home / _MANIFEST).read_text())
-        if manifest["sha256"] != source.sha256:
+        if manifest["sha256"] != sha256:
             return False
         return all((home / name).lstat().st_size == size for name, size in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

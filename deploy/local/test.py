@@ -13,6 +13,7 @@ from local import chart_tools, machine
 from local.broker_jars import PULSAR_5
 from local.distribution import PULSAR, DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
+from local.object_store import s3a_jars
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "2")
@@ -43,6 +44,9 @@ def prepare() -> Environment:
     for source in (PULSAR, PULSAR_5):
         pulsar_home(source=source)
     chart_tools.install()
+    if chart_tools.available():
+        chart_tools.install_tools(["minio"])
+        s3a_jars()
     return environment
 
 

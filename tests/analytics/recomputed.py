@@ -5,6 +5,7 @@ start and counter_id null if there are none, `batch` the number of the run with 
 each series (series_id, cluster, instance, principal, what); `what` is the column of the usage tables, or null.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,14 @@ def usage(connection: duckdb.DuckDBPyConnection, batch: int, lookback_days: int)
     return " union all ".join(widths).replace("$batch", str(batch))
 
 
-def register(connection: duckdb.DuckDBPyConnection, root: Path, *tables: str) -> list[int]:
-    """Make the newest version of these Delta tables known as `all_…`, and return their versions."""
+def register(
+    connection: duckdb.DuckDBPyConnection, root: Path | Callable[[str], DeltaTable], *tables: str
+) -> list[int]:
+    """Make the newest version of these Delta tables known as `all_…`, and return their versions. `root` is their
+    directory, or opens a table.
+    """
     connection.execute("set TimeZone = 'UTC'")
-    found = [DeltaTable(root / table) for table in tables]
+    found = [root(table) if callable(root) else DeltaTable(root / table) for table in tables]
     for table, delta in zip(tables, found, strict=True):
         connection.register(f"all_{table}", delta.to_pyarrow_dataset())
     return [delta.version() for delta in found]

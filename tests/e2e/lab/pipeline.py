@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -22,7 +23,7 @@ from .prometheus import Samples, packed
 from .waiting import eventually
 
 COMMAND = Path(sys.executable).with_name("pulsar-proxy-analytics")
-JOB_TIMEOUT_S = 400
+JOB_TIMEOUT_S = 900
 IDENTITY_CHARACTERS = 32
 """Of the name of a change's directory."""
 TOKEN = "a-token-of-the-tests-own"
@@ -88,9 +89,9 @@ class Receiver:
             self._process = None
 
 
-def run_job(*arguments: object) -> str:
-    """One job as the command that it is; what it told of its progress."""
-    return _run([str(COMMAND), *map(str, arguments)])
+def run_job(*arguments: object, env: Mapping[str, str] | None = None) -> str:
+    """One job as the command that it is, with more variables in its environment; what it told of its progress."""
+    return _run([str(COMMAND), *map(str, arguments)], env)
 
 
 def run_jobs(*jobs: Sequence[object]) -> str:
@@ -98,19 +99,18 @@ def run_jobs(*jobs: Sequence[object]) -> str:
     return _run(_together(jobs))
 
 
-def start_jobs(log: Path, *jobs: Sequence[object]) -> OwnedProcess:
+def start_jobs(log: Path, *jobs: Sequence[object], env: Mapping[str, str] | None = None) -> OwnedProcess:
     """The same in the background. Its `kill` is a SIGKILL for Python and the JVM at once."""
-    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT)
+    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT | dict(env or {}))
 
 
 def _together(jobs: Sequence[Sequence[object]]) -> list[str]:
     return [sys.executable, "-c", _TOGETHER, json.dumps([[str(one) for one in job] for job in jobs])]
 
 
-def _run(command: list[str]) -> str:
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=_ENVIRONMENT, timeout=JOB_TIMEOUT_S, check=False
-    )
+def _run(command: list[str], env: Mapping[str, str] | None = None) -> str:
+    variables = _ENVIRONMENT | dict(env or {})
+    result = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=JOB_TIMEOUT_S, check=False)
     assert result.returncode == 0, f"{command}:\n{result.stderr[-4000:]}"
     return result.stderr
 
@@ -131,15 +131,22 @@ class Tables:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    env: Mapping[str, str] = MappingProxyType({})
+    """Variables that a job needs to reach the tables."""
+
     @property
     def url(self) -> str:
         """For `--tables`."""
         return self.root.as_uri()
 
+    def table(self, name: str) -> DeltaTable:
+        """The newest version of one."""
+        return DeltaTable(self.root / name)
+
     def rows(self, view: str, *columns: str) -> list[dict[str, Any]]:
         """The rows of a table, or of one width of it."""
         table, width, _ = VIEWS[view]
-        found = DeltaTable(self.root / table).to_pyarrow_dataset()
+        found = self.table(table).to_pyarrow_dataset()
         chosen = found if width is None else found.filter(ds.field("width") == width)
         rows: list[dict[str, Any]] = chosen.to_table(list(columns) or None).to_pylist()
         return rows
@@ -150,7 +157,7 @@ class Tables:
             row["series_id"]: frozenset({"__name__": row["metric"], **dict(row["labels"])}.items())
             for row in self.rows("series")
         }
-        delta = DeltaTable(self.root / "samples")
+        delta = self.table("samples")
         paths = [path for path in delta.file_uris() if backfilled or path not in self._backfilled()]
         read = ds.dataset(paths, format="parquet").to_table(["series_id", "ts", "value"])
         times = read["ts"].cast("timestamp[us]").cast("int64").to_pylist()
@@ -174,7 +181,10 @@ class Tables:
 
     def _commits(self, table: str) -> Iterator[list[dict[str, Any]]]:
         for log in (self.root / table / "_delta_log").glob("*.json"):
-            yield [json.loads(line) for line in log.read_text().splitlines()]
+            yield [json.loads(line) for line in self._text(log).splitlines()]
+
+    def _text(self, path: Path) -> str:
+        return path.read_text()
 
     def versions(self, table: str = "*") -> set[str]:
         """The versions of one table, or of all."""
