@@ -50,7 +50,6 @@ class BrokerJars:
 
         Raises DistributionError.
         """
-        require_maven()
         problem = replace_home(home, self.sha256, lambda new: self._fill(new, repository, progress))
         if problem is not None:
             progress(f"Pulsar {self.version} is broken, fetching it again ({problem})")
@@ -63,22 +62,34 @@ class BrokerJars:
         progress(f"Pulsar {self.version} is ready in {home}")
 
     def _fill(self, new: Path, repository: Path, progress: Progress) -> str | None:
-        jars = new / "lib"
-        command = [
-            *("mvn", "--batch-mode", "--strict-checksums", "--update-snapshots"),
-            *("--file", str(_FILES / "pom.xml"), "--activate-profiles", self.profile),
-            *("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"),
-            *(f"-Dpulsar.version={self.version}", f"-Dmaven.repo.local={repository}"),
-        ]
-        doing = f"Fetching the jars of Pulsar {self.version}"
-        failure = run_reporting(command, lambda s: f"{doing}: {s:.0f} s", progress, env=maven_environment())
-        if failure:
-            raise DistributionError(f"Maven could not fetch the jars of Pulsar {self.version}:\n{failure}")
+        found = copy_jars(
+            _FILES / "pom.xml",
+            new / "lib",
+            repository,
+            f"the jars of Pulsar {self.version}",
+            progress,
+            *("--activate-profiles", self.profile, f"-Dpulsar.version={self.version}"),
+        )
         for name, place in _PLACES.items():
             (new / place).mkdir(exist_ok=True)
             shutil.copy(_FILES / name, new / place / name)  # with its mode
-        found = digest_of_jars(jars)
         return None if found == self.jars_sha256 else f"their digest is {found}, not {self.jars_sha256}"
+
+
+def copy_jars(pom: Path, directory: Path, repository: Path, what: str, progress: Progress, *options: str) -> str:
+    """Have Maven copy all jars that a project needs at run time into a directory, and return their digest. `what` names
+    them for a reader. Raises DistributionError.
+    """
+    require_maven()
+    command = [
+        *("mvn", "--batch-mode", "--strict-checksums", "--update-snapshots", "--file", str(pom), *options),
+        *("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={directory}"),
+        f"-Dmaven.repo.local={repository}",
+    ]
+    failure = run_reporting(command, lambda s: f"Fetching {what}: {s:.0f} s", progress, env=maven_environment())
+    if failure:
+        raise DistributionError(f"Maven could not fetch {what}:\n{failure}")
+    return digest_of_jars(directory)
 
 
 def digest_of_jars(directory: Path) -> str:

@@ -96,22 +96,29 @@ PULSAR = Archive(
 
 def pulsar_home(progress: Progress = print_status, source: Source = PULSAR) -> Path:
     """Return the release's directory; the first call fetches and unpacks it."""
+    return filled_home(
+        f"pulsar-{source.version}",
+        source.sha256,
+        lambda home, repository: source.install(home, repository, progress),
+        progress,
+    )
+
+
+def filled_home(name: str, sha256: str, install: Callable[[Path, Path], None], progress: Progress) -> Path:
+    """Return a directory of the cache. If it is not complete, have `install` fill it, under the cache's lock: `install`
+    takes the directory and Maven's repository.
+    """
     cache = cache_directory()
-    home = cache / f"pulsar-{source.version}"
-    if is_complete(home, source):
+    home = cache / name
+    if is_complete(home, sha256):
         return home
     with locked(cache / "lock", progress):
-        if not is_complete(home, source):  # another run may have unpacked it meanwhile
-            source.install(home, cache / "m2", progress)
+        if not is_complete(home, sha256):  # another run may have filled it meanwhile
+            install(home, cache / "m2")
     return home
 
 
-def is_complete(home: Path, source: Source = PULSAR) -> bool:
-    """Return True if the release's directory has every file, at its size."""
-    return is_filled(home, source.sha256)
-
-
-def is_filled(home: Path, sha256: str) -> bool:
+def is_complete(home: Path, sha256: str) -> bool:
     """Return True if the directory has every file that `replace_home` put there, at its size."""
     try:
         manifest = json.loads((home / _MANIFEST).read_text())

@@ -128,11 +128,11 @@ def wait_for_write(root: Path, table: str, process: OwnedProcess, within_s: floa
 class Tables:
     """The Delta tables below a root, read without Spark."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
     env: Mapping[str, str] = MappingProxyType({})
     """Variables that a job needs to reach the tables."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     @property
     def url(self) -> str:
