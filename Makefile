@@ -6,7 +6,7 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick check bench bench-analytics images e2e-kubernetes generate lock \
+.PHONY: help run analytics test test-quick check bench bench-analytics images e2e-kubernetes generate lock \
 	release publish clean
 
 help: ## list the targets
@@ -14,6 +14,9 @@ help: ## list the targets
 
 run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 or BROKER_VERSION=5.0.0-M1
 	@$(LOCAL).run
+
+analytics: ## install what the bill of `make run` needs: Spark, Java, Prometheus
+	@$(LOCAL).first_bill
 
 test: ## all tests, against a real broker; ARGS="-k name" for pytest
 	@$(LOCAL).test $(ARGS)

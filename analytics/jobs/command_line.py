@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from analytics.jobs.progress import heartbeats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
 # The last line of a traceback: our exceptions with a module, built-in ones without. Java's have dots, and are not the
 # cause.
 _PYTHON_EXCEPTION = re.compile(r"(?:analytics\.[\w.]*\.(?=\w+:)|(?=\w+Error:))(?P<name>\w+): (?P<said>.+)")
+
+STDERR_FILENO: Final = 2
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, as shells report it."""
 
 tables_option = click.option(
     "--tables",
@@ -40,13 +48,31 @@ def replica_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def job_session(name: str) -> Iterator[SparkSession]:
     """Run the block with a Spark session, heartbeats on the console, and errors as messages."""
-    from analytics.jobs.progress import heartbeats
     from analytics.jobs.session import spark_session
 
     with errors_as_messages():
         session = spark_session(f"pulsar-proxy-analytics {name}")
-        with heartbeats(session):
+        with ending_at_interrupt(), heartbeats(session):
             yield session
+
+
+@contextmanager
+def ending_at_interrupt() -> Iterator[None]:
+    """End the process at Ctrl-C at once, with status 130, as a kill may; the JVM ends with it.
+
+    PySpark's own handler calls the JVM in the middle of another call to it, and prints tracebacks of that.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        # Not by CONSOLE: the interrupted code may hold its lock.
+        os.write(STDERR_FILENO, b"\nstopped; what is committed stays, and the next run does the rest\n")
+        os._exit(INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

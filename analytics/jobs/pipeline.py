@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from analytics.jobs import expire
-from analytics.jobs.command_line import errors_as_messages, replica_option, tables_option
+from analytics.jobs.command_line import ending_at_interrupt, errors_as_messages, replica_option, tables_option
 from analytics.jobs.compact import PARTITIONS_MAX
 from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option, spool_option
-from analytics.jobs.progress import CONSOLE, Progress, heartbeats, starting
+from analytics.jobs.progress import CONSOLE, Progress, Step, bar, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
 from analytics.jobs.report import check_output
 from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS, jobs_option, lateness_option, silent_option
@@ -93,16 +93,17 @@ class Pipeline:
 
 
 class Steps:
-    """The step under way, for the console: its name, its place among the turn's, and the time since the start."""
+    """The step under way, for the console."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.current = Step()
 
     def run_all(self, spark: SparkSession, steps: dict[str, Callable[[SparkSession], object]]) -> None:
         """Run a turn's steps. Raises click.ClickException, with the name of the step that failed."""
         for number, (name, run) in enumerate(steps.items(), start=1):
-            self.text = f"step {number} of {len(steps)}, {name}"
-            CONSOLE.print_line(f"{self.text}:")
+            text = f"step {number} of {len(steps)}, {name}"
+            self.current = Step(text, number, len(steps))
+            CONSOLE.print_line(f"{text}:")
             with _named(name):
                 run(spark)
 
@@ -122,13 +123,13 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
     Raises click.ClickException for a step that fails; with `follow_s` that is printed, and the next turn tries again.
     """
     steps, progress = Steps(), Progress()
-    with starting("Spark starts"):
+    with starting(f"{bar(0)} step 0 of {len(pipeline.steps(with_upkeep=True))}, Spark starts"):
         from analytics.jobs.session import spark_session
 
         with errors_as_messages():
             spark = spark_session("pulsar-proxy-analytics pipeline")
     upkeep_at_s = time.monotonic()
-    with heartbeats(spark, step=lambda: steps.text):
+    with ending_at_interrupt(), heartbeats(spark, step=lambda: steps.current):
         while True:
             is_due = time.monotonic() >= upkeep_at_s
             try:
@@ -144,7 +145,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
             if follow_s is None or turns == 0:
                 progress.print_summary("the pipeline is done")
                 return
-            steps.text = ""
+            steps.current = Step()
             time.sleep(follow_s)
 
 

@@ -6,18 +6,20 @@ HEARTBEAT_S seconds.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEARTBEAT_S: Final = 30.0
 STATUS_INTERVAL_S: Final = 1.0
+BAR_CHARACTERS: Final = 12
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _SECONDS_SHOWN_MAX: Final = 90
@@ -43,8 +45,9 @@ class Console:
         self._write(f"{text}\n", is_status=False)
 
     def show_status(self, text: str) -> None:
-        """Replace the status line; an empty text removes it."""
-        self._write(text, is_status=bool(text))
+        """Replace the status line; an empty text removes it. It is cut to one line, since only that can be removed."""
+        columns = shutil.get_terminal_size().columns
+        self._write(text[: columns - 1], is_status=bool(text))
 
     def _write(self, text: str, *, is_status: bool) -> None:
         with self._lock:
@@ -111,26 +114,69 @@ def starting(text: str, console: Console = CONSOLE) -> Iterator[None]:
     console.show_status("")
 
 
+class Step(NamedTuple):
+    """A step under way, and its place among those of a turn."""
+
+    text: str = "at work"
+    number: int = 1
+    total: int = 1
+
+
+class Tasks(NamedTuple):
+    """Tasks of the stages that Spark works at."""
+
+    done: int
+    total: int
+
+
+def bar(done: float) -> str:
+    """Draw a bar of which the fraction `done` is filled."""
+    return f"[{'#' * int(done * BAR_CHARACTERS):-<{BAR_CHARACTERS}}]"
+
+
+class Heartbeat:
+    """Text of a heartbeat: a bar, the step, the time since it began, Spark's tasks, the time left for the turn.
+
+    The bar counts the steps of a turn, or, if there is one only, Spark's tasks. The time left is what the rest takes at
+    the speed so far, and as rough as the steps are unequal.
+    """
+
+    def __init__(self, step: Callable[[], Step], tasks: Callable[[], Tasks | None]) -> None:
+        self._step, self._tasks = step, tasks
+        self._current = step()
+        self._step_began = self._turn_began = 0.0
+
+    def text(self, seconds: float) -> str:
+        """Return the text for a number of seconds since the first step began; empty if Spark is idle between turns."""
+        step = self._step()
+        if step != self._current:
+            if step.number <= self._current.number:
+                self._turn_began = seconds
+            self._current, self._step_began = step, seconds
+        tasks = self._tasks()
+        if tasks is None and step.total == 1:
+            return ""
+        done = (step.number - 1 + (tasks.done / tasks.total if tasks else 0)) / step.total
+        text = f"{bar(done)} {step.text} for {duration(seconds - self._step_began)}"
+        if tasks:
+            text += f": {tasks.done:,} of {tasks.total:,} tasks"
+        if step.number > 1:
+            text += f", about {duration((seconds - self._turn_began) / done * (1 - done))} left"
+        return text
+
+
 @contextmanager
 def heartbeats(
     spark: SparkSession,
     console: Console = CONSOLE,
     every_s: float | None = None,
-    step: Callable[[], str] = lambda: "at work",
+    step: Callable[[], Step] = Step,
 ) -> Iterator[None]:
-    """Print heartbeats until the end of the block: `step`, the time since it began, and Spark's remaining tasks."""
+    """Print heartbeats until the end of the block."""
     is_terminal = console.stream.isatty()
     every_s = every_s or (STATUS_INTERVAL_S if is_terminal else HEARTBEAT_S)
-    current, began = step(), 0.0
-
-    def text(seconds: float) -> str:
-        nonlocal current, began
-        tasks = current_step(spark)
-        if (now := step()) != current:
-            current, began = now, seconds
-        return f"{current} for {duration(seconds - began)}: {tasks}" if tasks else ""
-
-    with _beating(text, every_s, console.show_status if is_terminal else console.print_line):
+    heartbeat = Heartbeat(step, lambda: current_tasks(spark))
+    with _beating(heartbeat.text, every_s, console.show_status if is_terminal else console.print_line):
         yield
     console.show_status("")
 
@@ -155,15 +201,15 @@ def _beating(text: Callable[[float], str], every_s: float, show: Callable[[str],
         thread.join(timeout=5)
 
 
-def current_step(spark: SparkSession) -> str:
-    """Return Spark's progress as `5 of 16 tasks of this step are left`; empty if it is idle or has stopped."""
+def current_tasks(spark: SparkSession) -> Tasks | None:
+    """Return the tasks that Spark works at; None if it is idle or has stopped."""
     from py4j.protocol import Py4JError
 
     try:
         tracker = spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     except (Py4JError, OSError, AttributeError):  # it is being stopped
-        return ""
-    tasks = sum(stage.numTasks for stage in stages if stage)
+        return None
+    total = sum(stage.numTasks for stage in stages if stage)
     done = sum(stage.numCompletedTasks for stage in stages if stage)
-    return f"{tasks - done:,} of {tasks:,} tasks of this step are left" if tasks else ""
+    return Tasks(done, total) if total else None

@@ -31,6 +31,7 @@ _COVERS = {
     "test": ("test", "test-kerberos"),
     "test-kerberos": ("test-kerberos",),
     "bench": ("bench",),
+    "analytics": ("analytics", "test", "test-kerberos", "bench-analytics"),
     "bench-analytics": ("bench-analytics",),
     "release": ("release",),
 }
@@ -72,7 +73,7 @@ class Environment:
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:
-        """Make it hold what `run`, `test`, `test-kerberos`, `bench` (with `--write`) or `bench-analytics` needs."""
+        """Make it hold what one of _COVERS needs."""
         if self.is_ready(what):
             return
         with locked(cache_directory() / "environment.lock", progress):

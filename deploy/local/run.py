@@ -23,6 +23,7 @@ from local.cluster import Cluster, ClusterConfig, ClusterError
 from local.console import print_status
 from local.distribution import PULSAR, DistributionError, pulsar_home
 from local.environment import Environment, SetupError
+from local.first_bill import PRINCIPALS, FirstBill
 from local.ports import free_port
 from local.standalone import BrokerOptions, Standalone, StandaloneError
 
@@ -30,9 +31,11 @@ _POLL_S = 0.5
 _TMPDIR_MAX = 40  # the paths of Unix sockets hold 107 bytes, and some systems' TMPDIR is long
 _ERRORS = (machine.MachineError, SetupError, DistributionError, StandaloneError, ClusterError, OSError)
 _EXAMPLE = (
-    "import pulsar; c = pulsar.Client('{url}'); s = c.subscribe('hello', 'me'); "
-    "c.create_producer('hello').send(b'through the proxy'); print(s.receive(5000).data()); c.close()"
+    "import pulsar; c = pulsar.Client('{url}'{more}); s = c.subscribe('hello', 'me'); "
+    "c.create_producer('hello').send(b'through the proxy'); m = s.receive(5000); s.acknowledge(m); print(m.data()); "
+    "c.close()"
 )
+_BY_TOKEN = ", authentication=pulsar.AuthenticationToken(open('{file}').read())"
 
 
 class _Session:
@@ -101,6 +104,7 @@ def _run(session: _Session, broker_url: str | None, version: str) -> None:
     home = None if broker_url else pulsar_home(source=source)
     directory = session.directory()
     broker = _start_broker(session, home, directory) if home else None
+    bill = FirstBill(directory)
     cluster = Cluster(
         environment.tool("pulsar-trio-proxy"),
         directory,
@@ -108,12 +112,14 @@ def _run(session: _Session, broker_url: str | None, version: str) -> None:
             service_url=broker.service_url if broker else str(broker_url),
             port=_port(6650, "The proxy's port"),
             admin_port=_port(8080, "The admin port"),
+            # Another's brokers may ask for credentials of their own, which the proxy then hands on.
+            more_config=bill.write_tokens() if broker else "",
         ),
         progress=print_status,
     )
     session.stack.callback(session.stop_process, cluster)  # before the start, which a signal may interrupt
     cluster.start()
-    _print_summary(environment, cluster, broker, broker_url)
+    _print_summary(environment, cluster, broker, bill, broker_url)
     _watch(cluster, broker)
 
 
@@ -151,7 +157,7 @@ def _watch(cluster: Cluster, broker: Standalone | None) -> None:
 
 
 def _print_summary(
-    environment: Environment, cluster: Cluster, broker: Standalone | None, broker_url: str | None
+    environment: Environment, cluster: Cluster, broker: Standalone | None, bill: FirstBill, broker_url: str | None
 ) -> None:
     line = print_status.line
     line(f"\nThe cluster is ready.\n\n  service URL   {cluster.service_url}")
@@ -159,8 +165,14 @@ def _print_summary(
     line(f"  broker admin  {broker.admin_url}" if broker else f"  broker        {broker_url}")
     line(f"  log           {cluster.log_path}")
     line("\nThings to try, in another terminal:\n")
-    line("  1. Produce and consume a message:")
-    line(f'     {environment.python} -c "{_EXAMPLE.format(url=cluster.service_url)}"')
+    example = f'{environment.python} -c "{_EXAMPLE}"'
+    if broker:
+        more = _BY_TOKEN.format(file=bill.token_file("$p"))
+        line(f"  1. Produce and consume a message as each of {' and '.join(PRINCIPALS)}:")
+        line(f"     for p in {' '.join(PRINCIPALS)}; do {example.format(url=cluster.service_url, more=more)}; done")
+    else:
+        line("  1. Produce and consume a message:")
+        line(f"     {example.format(url=cluster.service_url, more='')}")
     perf = broker.home / "bin" / "pulsar-perf" if broker else None
     if perf and perf.exists():  # releases without a distribution have none
         line("  2. 1,000 messages a second for 10 seconds, with latencies:")
@@ -170,7 +182,11 @@ def _print_summary(
         line(f"     curl -s {cluster.admin_url}/metrics")
     line("  3. What the cluster is doing:")
     line(f"     {environment.tool('pulsar-trio-proxy')} status --config {cluster.config_path}")
-    line("\nCtrl-C ends everything.")
+    line("  4. A bill of what went through, by principal (the first line installs Spark and Prometheus):")
+    for one in bill.write_configurations(cluster.admin_url):
+        line(f"     {one}")
+    line(f"     The last line goes on until Ctrl-C, and writes {bill.page} again after each turn.")
+    line("\nCtrl-C ends everything that runs here.")
 
 
 if __name__ == "__main__":

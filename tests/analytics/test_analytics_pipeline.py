@@ -57,7 +57,7 @@ def test_one_run_makes_a_bill_a_page_and_the_upkeep(
     assert made.report is not None
     assert Path(made.report).read_text().startswith("<!DOCTYPE html>")
     told = capsys.readouterr().err
-    assert told.startswith("Spark starts\nstep 1 of 6, ingest:\n")
+    assert told.startswith("[------------] step 0 of 6, Spark starts\nstep 1 of 6, ingest:\n")
     assert steps_told(told) == TURN
 
 

@@ -1,6 +1,7 @@
 """What a job tells while it works: what is left, signs of life, and nothing of Spark's own."""
 
 import io
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,18 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from analytics.jobs import progress, quiet
-from analytics.jobs.progress import Console, Progress, current_step, duration, heartbeats
+from analytics.jobs.command_line import INTERRUPTED
+from analytics.jobs.progress import (
+    Console,
+    Heartbeat,
+    Progress,
+    Step,
+    Tasks,
+    bar,
+    current_tasks,
+    duration,
+    heartbeats,
+)
 from analytics.spool.reader import BEGIN, Position, count_bytes_after, list_segments
 from tests.analytics.spool_files import SpoolFiles, labels
 
@@ -60,6 +72,14 @@ def test_on_a_terminal_the_status_gives_way_to_lines() -> None:
     assert stream.getvalue() == f"one{clear}two{clear}a line\nanother\nthree{clear}"
 
 
+def test_a_status_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one line can be removed again."""
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    Console(stream).show_status("x" * 100)
+    assert stream.getvalue() == "x" * 19
+
+
 def test_signs_of_life_while_spark_works(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
@@ -71,12 +91,12 @@ def test_signs_of_life_while_spark_works(
                 told.set()
             return super().write(text)
 
-    monkeypatch.setattr(progress, "current_step", lambda session: "5 of 16 tasks of this step are left")
+    monkeypatch.setattr(progress, "current_tasks", lambda session: Tasks(4, 16))
     stream = Stream()
     with heartbeats(spark, Console(stream), every_s=0.01):
         assert told.wait(60)
     assert stream.getvalue().endswith("\r\x1b[K")  # nothing of it stays
-    assert "at work for 1 s: 5 of 16 tasks of this step are left" in stream.getvalue()
+    assert "[###---------] at work for 1 s: 4 of 16 tasks\r" in stream.getvalue()
 
 
 def test_without_a_terminal_signs_of_life_are_lines(
@@ -85,48 +105,50 @@ def test_without_a_terminal_signs_of_life_are_lines(
     told = threading.Event()
     stream = io.StringIO()
 
-    def step(session: SparkSession) -> str:
+    def tasks(session: SparkSession) -> Tasks | None:
         if "at work" in stream.getvalue():
             told.set()
-        return "1 of 2 tasks of this step are left"
+            return None  # idle: no line
+        return Tasks(1, 2)
 
-    monkeypatch.setattr(progress, "current_step", step)
+    monkeypatch.setattr(progress, "current_tasks", tasks)
     with heartbeats(spark, Console(stream), every_s=0.01):
         assert told.wait(60)
-    assert set(stream.getvalue().splitlines()) == {"at work for 1 s: 1 of 2 tasks of this step are left"}
+    assert stream.getvalue() == "[######------] at work for 1 s: 1 of 2 tasks\n"
 
 
-def test_a_heartbeat_tells_the_time_since_its_step_began(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    told, step = threading.Event(), ["one"]
-
-    class Stream(Terminal):
-        def write(self, text: str) -> int:
-            if "one for" in text:
-                step[0], clock[0] = "two", clock[0] + 1000.0
-            elif "two for" in text:
-                told.set()
-            return super().write(text)
-
-    monkeypatch.setattr(progress, "current_step", lambda session: "some tasks")
-    stream = Stream()
-    with heartbeats(spark, Console(stream), every_s=0.01, step=lambda: step[0]):
-        assert told.wait(60)
-    assert "two for 1 s: some tasks" in stream.getvalue()
+def test_a_heartbeat_has_the_turns_bar_its_time_left_and_the_steps_own_time() -> None:
+    step, tasks = [Step("one", 1, 4)], [Tasks(1, 2)]
+    heartbeat = Heartbeat(lambda: step[0], lambda: tasks[0] if tasks else None)
+    assert heartbeat.text(10) == "[#-----------] one for 10 s: 1 of 2 tasks"
+    step[0] = Step("two", 2, 4)
+    assert heartbeat.text(15) == "[####--------] two for 1 s: 1 of 2 tasks, about 25 s left"
+    assert heartbeat.text(35) == "[####--------] two for 20 s: 1 of 2 tasks, about 58 s left"
+    step[0] = Step("one", 1, 2)  # a turn of its own
+    assert heartbeat.text(100) == "[###---------] one for 1 s: 1 of 2 tasks"
+    step[0] = Step("two", 2, 2)
+    assert heartbeat.text(106) == "[#########---] two for 1 s: 1 of 2 tasks, about 2 s left"
+    tasks.clear()  # Spark plans, or the driver commits
+    assert heartbeat.text(107) == "[######------] two for 1 s, about 7 s left"
+    step[0] = Step()  # between two turns
+    assert heartbeat.text(108) == ""
 
 
-def test_the_step_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
-    """The tasks wait for a file, which is made as soon as the step was seen."""
-    assert current_step(spark) == ""
-    seen: list[str] = []
+def test_a_bar_is_full_when_all_is_done() -> None:
+    assert [bar(0), bar(0.5), bar(1)] == ["[------------]", "[######------]", "[############]"]
+
+
+def test_the_tasks_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
+    """The tasks wait for a file, which is made as soon as they were seen."""
+    assert current_tasks(spark) is None
+    seen: list[Tasks] = []
     gate = tmp_path / "gate"
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.01):
-            if step := current_step(spark):
-                seen.append(step)
+            if tasks := current_tasks(spark):
+                seen.append(tasks)
                 break
         gate.touch()
 
@@ -145,7 +167,7 @@ def test_the_step_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
     finally:
         ended.set()
         thread.join()
-    assert seen == ["4 of 4 tasks of this step are left"]
+    assert seen == [Tasks(0, 4)]
 
 
 def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
@@ -228,3 +250,23 @@ def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
         assert any("NativeCodeLoader" in line for line in lines)
     else:
         assert sorted(lines) == ["from a worker", "our own"]
+
+
+@pytest.mark.jvm
+def test_an_interrupted_job_says_so_and_its_jvm_ends(tmp_path: Path) -> None:
+    """PySpark's own handler prints tracebacks."""
+    (tmp_path / "spool").mkdir()
+    options = ["--follow", "600", "--spool", tmp_path / "spool", "--tables", (tmp_path / "tables").as_uri()]
+    command = [Path(sys.executable).with_name("pulsar-proxy-analytics"), "pipeline", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        told = []
+        for line in job.stderr:
+            told.append(line)
+            if "step 2 of " in line:
+                break
+        job.send_signal(signal.SIGINT)
+        told += job.stderr.readlines()  # the JVM has it open, too
+    assert job.returncode == INTERRUPTED
+    assert told[-1] == "stopped; what is committed stays, and the next run does the rest\n"
+    assert not any("Traceback" in line for line in told)

@@ -88,6 +88,7 @@ def test_changed_lists_leave_no_package_of_before(tree: Environment) -> None:
 def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
     _prepare(tree, "test")
     assert _prepare(tree, "run") == []
+    assert _prepare(tree, "analytics") == []
 
 
 def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
