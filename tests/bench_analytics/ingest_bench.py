@@ -56,12 +56,12 @@ def bodies(first: int, last: int) -> Iterator[bytes]:
     principal, worker = len(base) + 1, len(base) + 2
     for number in range(SERIES):
         request.symbols.append(f"tenant-{number // 4}" if number % 4 == 0 else f"unused-{number}")
-    first = worker + 1
+    tenants = worker + 1
     workers = len(request.symbols)
     request.symbols.extend(map(str, range(4)))
     for number in range(SERIES):
         series = request.timeseries.add()
-        series.labels_refs.extend([*base, principal, first + number // 4 * 4, worker, workers + number % 4])
+        series.labels_refs.extend([*base, principal, tenants + number // 4 * 4, worker, workers + number % 4])
         series.samples.add(start_timestamp=T0_MS - 1000)
     for scrape in range(first, last):
         for number, series in enumerate(request.timeseries):

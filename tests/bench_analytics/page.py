@@ -8,8 +8,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "analytics-benchmarks.md"
 HEAD = """# Benchmarks of the analytics
 
 Written by `make bench-analytics ARGS=--write`. The rollup is the whole job `pulsar-proxy-analytics rollup` in a running
-Spark session: minutes, hours, days, checks and the commit. DuckDB computes less: no starts, no lookback, no choice
-between replicas by minute, no commit. Both take turns in one run; the best round of each counts, and every row of both
+Spark session: minutes, hours, days, checks and the commit. DuckDB computes less: no starts, no lookback, no commit.
+Both choose between replicas by minute. They take turns in one run; the best round of each counts, and every row of both
 is compared.
 """
 RECEIVER_PER_CORE_MIN, RECEIVER_P99_MS_MAX = 500_000, 30.0
