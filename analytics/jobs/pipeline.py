@@ -101,9 +101,8 @@ class Steps:
     def run_all(self, spark: SparkSession, steps: dict[str, Callable[[SparkSession], object]]) -> None:
         """Run a turn's steps. Raises click.ClickException, with the name of the step that failed."""
         for number, (name, run) in enumerate(steps.items(), start=1):
-            text = f"step {number} of {len(steps)}, {name}"
-            self.current = Step(text, number, len(steps))
-            CONSOLE.print_line(f"{text}:")
+            self.current = Step(name, number, len(steps))
+            CONSOLE.print_line(f"{self.current.text}:")
             with _named(name):
                 run(spark)
 
@@ -123,7 +122,8 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
     Raises click.ClickException for a step that fails; with `follow_s` that is printed, and the next turn tries again.
     """
     steps, progress = Steps(), Progress()
-    with starting(f"{bar(0)} step 0 of {len(pipeline.steps(with_upkeep=True))}, Spark starts"):
+    start = Step("Spark starts", 0, len(pipeline.steps(with_upkeep=True)))
+    with starting(f"{bar(0)} {start.text}"):
         from analytics.jobs.session import spark_session
 
         with errors_as_messages():

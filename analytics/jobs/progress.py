@@ -115,11 +115,16 @@ def starting(text: str, console: Console = CONSOLE) -> Iterator[None]:
 
 
 class Step(NamedTuple):
-    """A step under way, and its place among those of a turn."""
+    """A step under way, and its place among those of a turn. There is no turn if `total` is 1."""
 
-    text: str = "at work"
+    name: str = "at work"
     number: int = 1
     total: int = 1
+
+    @property
+    def text(self) -> str:
+        """Place and name, as `step 2 of 6, rollup`; without a turn the name alone."""
+        return self.name if self.total == 1 else f"step {self.number} of {self.total}, {self.name}"
 
 
 class Tasks(NamedTuple):

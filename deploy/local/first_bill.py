@@ -14,7 +14,7 @@ from local import machine
 from local.environment import ROOT, Environment
 from local.ports import free_port
 from local.test import ERRORS
-from local.tokens import make_token
+from local.tokens import make_token, write_private
 
 PRINCIPALS = ("alice", "bob")
 ANONYMOUS = "anonymous"
@@ -59,15 +59,10 @@ class FirstBill:
         """Write the signing key, and a token for each principal; return the cluster's configuration for them."""
         key = secrets.token_bytes(_KEY_BYTES)
         for principal in PRINCIPALS:
-            self._write_secret(self.token_file(principal).name, make_token(key, principal).encode())
-        key_file = self._write_secret("token.key", key)
+            write_private(self.token_file(principal), make_token(key, principal).encode())
+        key_file = self._directory / "token.key"
+        write_private(key_file, key)
         return _AUTHENTICATION.format(anonymous=ANONYMOUS, key=json.dumps(str(key_file)))
-
-    def _write_secret(self, name: str, data: bytes) -> Path:
-        path = self._directory / name
-        path.touch(0o600)
-        path.write_bytes(data)
-        return path
 
     def write_configurations(self, admin_url: str) -> list[str]:
         """Write the receiver's and Prometheus' configurations; return the four lines that use them."""
@@ -75,7 +70,8 @@ class FirstBill:
         admin_port = free_port(9292, avoid=(receiver_port,))
         port = free_port(9090, avoid=(receiver_port, admin_port))
         below = self._directory
-        token = self._write_secret("receiver.token", secrets.token_hex(_KEY_BYTES).encode())
+        token = below / "receiver.token"
+        write_private(token, secrets.token_hex(_KEY_BYTES).encode())
         text = _RECEIVER.format(
             port=receiver_port,
             admin_port=admin_port,

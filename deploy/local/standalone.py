@@ -20,7 +20,7 @@ from local.admin import Admin
 from local.console import Progress, silent
 from local.ports import free_port
 from local.process import OwnedProcess
-from local.tokens import make_token
+from local.tokens import make_token, write_private
 
 ROLES = ("admin", "proxy", "alice", "bob")
 
@@ -199,11 +199,11 @@ class Standalone:
 
     def _write_secrets(self) -> None:
         if not self.secret_key.exists():
-            _write_private(self.secret_key, os.urandom(32))
+            write_private(self.secret_key, os.urandom(32))
         for role in ROLES:
             if not self.token_file(role).exists():
                 token = make_token(self.secret_key.read_bytes(), role)
-                _write_private(self.token_file(role), token.encode())
+                write_private(self.token_file(role), token.encode())
 
     def _settings(self) -> dict[str, str]:
         settings = {
@@ -247,9 +247,3 @@ class Standalone:
 def _loopback_interface() -> str:
     names = {name for _, name in socket.if_nameindex()}
     return "lo" if "lo" in names else "lo0"
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(content)

@@ -1,4 +1,6 @@
-"""JSON Web Tokens (HS256) for a local broker, without a library, which the system's Python lacks."""
+"""JSON Web Tokens (HS256) for a local broker and proxy, without a library, which the system's Python lacks, and files
+for these and other secrets.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,14 @@ import hashlib
 import hmac
 import json
 import time
+from pathlib import Path
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file for its owner alone; a missing directory is made for the owner alone, too."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(content)
 
 
 def make_token(key: bytes, role: str, lifetime_s: float | None = None, **claims: object) -> str:

@@ -120,16 +120,16 @@ def test_without_a_terminal_signs_of_life_are_lines(
 def test_a_heartbeat_has_the_turns_bar_its_time_left_and_the_steps_own_time() -> None:
     step, tasks = [Step("one", 1, 4)], [Tasks(1, 2)]
     heartbeat = Heartbeat(lambda: step[0], lambda: tasks[0] if tasks else None)
-    assert heartbeat.text(10) == "[#-----------] one for 10 s: 1 of 2 tasks"
+    assert heartbeat.text(10) == "[#-----------] step 1 of 4, one for 10 s: 1 of 2 tasks"
     step[0] = Step("two", 2, 4)
-    assert heartbeat.text(15) == "[####--------] two for 1 s: 1 of 2 tasks, about 25 s left"
-    assert heartbeat.text(35) == "[####--------] two for 20 s: 1 of 2 tasks, about 58 s left"
+    assert heartbeat.text(15) == "[####--------] step 2 of 4, two for 1 s: 1 of 2 tasks, about 25 s left"
+    assert heartbeat.text(35) == "[####--------] step 2 of 4, two for 20 s: 1 of 2 tasks, about 58 s left"
     step[0] = Step("one", 1, 2)  # a turn of its own
-    assert heartbeat.text(100) == "[###---------] one for 1 s: 1 of 2 tasks"
+    assert heartbeat.text(100) == "[###---------] step 1 of 2, one for 1 s: 1 of 2 tasks"
     step[0] = Step("two", 2, 2)
-    assert heartbeat.text(106) == "[#########---] two for 1 s: 1 of 2 tasks, about 2 s left"
+    assert heartbeat.text(106) == "[#########---] step 2 of 2, two for 1 s: 1 of 2 tasks, about 2 s left"
     tasks.clear()  # Spark plans, or the driver commits
-    assert heartbeat.text(107) == "[######------] two for 1 s, about 7 s left"
+    assert heartbeat.text(107) == "[######------] step 2 of 2, two for 1 s, about 7 s left"
     step[0] = Step()  # between two turns
     assert heartbeat.text(108) == ""
 
@@ -258,15 +258,15 @@ def test_an_interrupted_job_says_so_and_its_jvm_ends(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     options = ["--follow", "600", "--spool", tmp_path / "spool", "--tables", (tmp_path / "tables").as_uri()]
     command = [Path(sys.executable).with_name("pulsar-proxy-analytics"), "pipeline", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
-        assert job.stderr is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
         told = []
-        for line in job.stderr:
+        for line in job.stdout:
             told.append(line)
             if "step 2 of " in line:
                 break
         job.send_signal(signal.SIGINT)
-        told += job.stderr.readlines()  # the JVM has it open, too
+        told += job.stdout.readlines()  # the JVM has it open, too: they end with it
     assert job.returncode == INTERRUPTED
     assert told[-1] == "stopped; what is committed stays, and the next run does the rest\n"
     assert not any("Traceback" in line for line in told)

@@ -1,8 +1,8 @@
 """The job `rollup` (minutes, hours, days, checks and the commit) beside DuckDB, over several layouts of samples.
 
 Both read the same files in turns; the figure is the best of the rounds. Here DuckDB computes less: no lookback, no
-starts, no commit. Then, unmeasured, it computes the whole
-definition (`tests.analytics.recomputed`), and all widths are compared row by row.
+starts, no commit. Then, unmeasured, it computes the whole definition (`tests.analytics.recomputed`), and all widths are
+compared row by row.
 
     python -m tests.bench_analytics.rollup_bench --samples 1000000
 """
@@ -49,16 +49,15 @@ class Layout:
 
 
 LAYOUTS = (Layout(1736, 240), Layout(1736, 4), Layout(20_000, 4), Layout(200_000, 4), Layout(1736, 4, replicas=2))
+FILES_SQL = "create view f as from read_parquet('{files}', hive_partitioning = false)"
 SAMPLES_SQL = """
-create view f as from read_parquet('{files}', hive_partitioning = false);
 create table s as select distinct on (series_id, ts) series_id, ts, value from f
 """
 REPLICAS_SQL = """
-create view f as from read_parquet('{files}', hive_partitioning = false);
 create table counted as
 select series_id, date_trunc('minute', ts) as span, replica, count(*) as n from f group by all;
 create table chosen as select series_id, span, case when 2 * arg_min(n, replica) >= max(n) then min(replica)
-  else arg_min(replica, {{'n': -n, 'replica': replica}}) end as replica from counted group by all;
+  else arg_min(replica, {'n': -n, 'replica': replica}) end as replica from counted group by all;
 create table s as select distinct on (f.series_id, ts) f.series_id, ts, value from f join chosen
 on f.series_id = chosen.series_id and f.replica = chosen.replica and date_trunc('minute', ts) = span
 """
@@ -116,8 +115,8 @@ def in_duckdb(root: Path, database: Path, replicas: int) -> float:
     begun = time.perf_counter()
     with duckdb.connect(str(database)) as connection:
         connection.execute("set threads = 2; set TimeZone = 'UTC'")
-        samples = REPLICAS_SQL if replicas > 1 else SAMPLES_SQL
-        connection.execute(samples.format(files=f"{root}/samples/bench/*/*/*.parquet"))
+        connection.execute(FILES_SQL.format(files=f"{root}/samples/bench/*/*/*.parquet"))
+        connection.execute(REPLICAS_SQL if replicas > 1 else SAMPLES_SQL)
         connection.execute(MINUTES_SQL)
         for name, finer in (("1h", "1m"), ("1d", "1h")):
             connection.execute(WIDER_SQL.format(name=name, finer=finer, unit=WIDTHS[name]))
