@@ -1,4 +1,4 @@
-"""A pytest plugin for `make check`: what must be covered of single packages, beside the total that pytest-cov asks for.
+"""A pytest plugin for `make coverage`: what must be covered of single packages, beside pytest-cov's total.
 
 It writes before pytest's closing line, so that this one stays the last.
 """

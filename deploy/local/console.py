@@ -17,11 +17,16 @@ LOG_INTERVAL_S = 5.0
 
 
 class Console:
-    """A `Progress` that writes to a stream."""
+    """A `Progress` that writes to a stream. Without `replaces` it writes to a terminal as to a log: of several at once
+    none may replace another's line.
+    """
 
-    def __init__(self, stream: TextIO | None = None, *, interval_s: float = LOG_INTERVAL_S) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, interval_s: float = LOG_INTERVAL_S, replaces: bool = True
+    ) -> None:
         self._stream = stream
         self._interval_s = interval_s
+        self._replaces = replaces
         self._stage = ""
         self._written_at = 0.0
         self._open = False  # a terminal line that may still be replaced
@@ -35,7 +40,7 @@ class Console:
         """Show `stage: detail`, replacing the same stage's previous text."""
         stage = text.partition(":")[0]
         now = time.monotonic()
-        if self._out.isatty():
+        if self._replaces and self._out.isatty():
             self._out.write("\r\x1b[K" if stage == self._stage and self._open else self._line_end())
             self._out.write(text)
             self._open = True

@@ -15,11 +15,12 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from local.console import Progress, tail
+from local.console import Console, Progress, tail
 
 _POLL_S = 0.5
 _WATCHDOG = 'trap "" TERM INT HUP; read -r _; kill -TERM 0; sleep 15; kill -KILL 0'
@@ -129,3 +130,25 @@ def run_reporting(
         finally:
             code = process.kill()
         return None if code == 0 else f"{process.log_tail()}\n({command[0]} ended with code {code})"
+
+
+def side_by_side(*works: Callable[[Progress], object]) -> None:
+    """Do several works at once, each with a progress of its own, and raise the first error when all have ended.
+
+    An interrupt does not wait for them: their threads, and the processes that they run, end with this process.
+    """
+    errors: list[BaseException] = []
+
+    def do(work: Callable[[Progress], object]) -> None:
+        try:
+            work(Console(replaces=False))
+        except BaseException as error:  # noqa: BLE001  # raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=do, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

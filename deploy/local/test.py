@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import NoReturn
 
 from local import chart_tools, machine
 from local.broker_jars import PULSAR_5
+from local.console import Progress
 from local.distribution import PULSAR, DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 from local.object_store import s3a_jars
+from local.process import side_by_side
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "2")
@@ -29,8 +32,7 @@ def prepare_quick() -> Environment:
     machine.ensure(machine.TEST_QUICK)
     machine.note_go()
     environment = Environment()
-    environment.prepare("test")
-    chart_tools.install()
+    side_by_side(partial(environment.prepare, "test"), chart_tools.install)
     return environment
 
 
@@ -40,14 +42,24 @@ def prepare() -> Environment:
     machine.ensure_user_mode_linux()
     machine.note_go()
     environment = Environment()
-    environment.prepare("test-kerberos" if machine.ensure_kerberos() else "test")
-    for source in (PULSAR, PULSAR_5):
-        pulsar_home(source=source)
-    chart_tools.install()
-    if chart_tools.available():
-        chart_tools.install_tools(["minio"])
-        s3a_jars()
+    packages = "test-kerberos" if machine.ensure_kerberos() else "test"
+    side_by_side(partial(environment.prepare, packages), _install_releases, _install_tools)
     return environment
+
+
+def _install_releases(progress: Progress) -> None:
+    """Fetch what Maven has, from one repository: one after the other."""
+    for source in (PULSAR, PULSAR_5):
+        pulsar_home(progress, source)
+    if chart_tools.available():
+        s3a_jars(progress)
+
+
+def _install_tools(progress: Progress) -> None:
+    """Build what Go builds."""
+    chart_tools.install(progress)
+    if chart_tools.available():
+        chart_tools.install_tools(["minio"], progress)
 
 
 def become(environment: Environment, module: str, *arguments: str, with_local: bool = False) -> NoReturn:

@@ -33,5 +33,13 @@ def test_log_gets_a_line_every_few_seconds() -> None:
     assert out.getvalue().endswith("a: 1\na: 2\n")
 
 
+def test_one_of_several_progresses_replaces_no_line_on_a_terminal() -> None:
+    out = Terminal()
+    console = Console(out, interval_s=1000, replaces=False)
+    for text in ("Fetching: 1 MB", "Fetching: 2 MB", "Unpacking"):
+        console(text)
+    assert out.getvalue() == "Fetching: 1 MB\nUnpacking\n"
+
+
 def test_tail() -> None:
     assert tail("a\nb\nc\n", 2) == "b\nc"

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from local.process import OwnedProcess, run_reporting
+from local.console import Progress
+from local.process import OwnedProcess, run_reporting, side_by_side
 
 _DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 # The FIFO is open for writing in the child and its own child: a reader sees its end when both are gone.
@@ -22,6 +24,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the te
 OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
 with open(sys.argv[2] + ".started", "w"):
     signal.pause()
+"""
+
+_SIDE_BY_SIDE = """
+import signal, sys
+from local.process import run_reporting, side_by_side
+signal.signal(signal.SIGINT, signal.default_int_handler)
+side_by_side(lambda progress: run_reporting(["sh", "-c", *sys.argv[1:]], str, progress))
 """
 
 
@@ -82,3 +91,36 @@ def test_run_reporting_gives_the_end_of_the_output() -> None:
     assert failure == "why\n(sh ended with code 3)"
     assert said[0] == "0"
     assert run_reporting(["true"], str, said.append) is None
+
+
+def test_works_side_by_side_run_at_once() -> None:
+    meeting = threading.Barrier(2, timeout=60)
+    side_by_side(lambda _: meeting.wait(), lambda _: meeting.wait())
+
+
+def test_the_first_error_of_works_side_by_side_comes_when_all_have_ended() -> None:
+    failed = threading.Event()
+    done = []
+
+    def fail(_: Progress) -> None:
+        failed.set()
+        raise ValueError("the first")
+
+    def end(_: Progress) -> None:
+        failed.wait(60)
+        done.append(True)
+
+    with pytest.raises(ValueError, match="the first"):
+        side_by_side(fail, end)
+    assert done == [True]
+
+
+def test_works_side_by_side_end_at_an_interrupt_with_what_they_run(fifo: Path) -> None:
+    command = [sys.executable, "-c", _SIDE_BY_SIDE, _HOLD, str(fifo)]
+    environment = {**os.environ, "PYTHONPATH": str(_DEPLOY)}
+    parent_process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with parent_process as parent, fifo.open() as reader:
+        assert reader.readline() == "ready\n"
+        parent.send_signal(signal.SIGINT)
+        assert reader.read() == ""
+        assert b"KeyboardInterrupt" in parent.communicate()[1]
