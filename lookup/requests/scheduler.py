@@ -78,9 +78,9 @@ class PendingLookup:
     )
 
     def __init__(
-        self, desk: "LookupScheduler", kind: LookupKind, key: LookupKey, waiter: Waiter, timeout_s: float
+        self, scheduler: "LookupScheduler", kind: LookupKind, key: LookupKey, waiter: Waiter, timeout_s: float
     ) -> None:
-        self.scheduler = desk
+        self.scheduler = scheduler
         self.kind = kind
         self.key = key
         self.batch, self.index, self.request_id = waiter

@@ -94,9 +94,9 @@ def scram(mechanism: str) -> tuple[Measure, Measure]:
     return first, final
 
 
-def _timed(client: WireClient, say: Callable[[], None], expected: int = BaseCommand.ERROR) -> float:
+def _timed(client: WireClient, send: Callable[[], None], expected: int = BaseCommand.ERROR) -> float:
     started_at = time.perf_counter()
-    say()
+    send()
     answer = client.receive()
     took_s = time.perf_counter() - started_at
     assert answer.type == expected, answer

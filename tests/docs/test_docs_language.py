@@ -35,6 +35,12 @@ OLD_NAMES = (
     "say_farewell",
     "budget_owner",
     "current_turn",
+    "must_hear",
+    "must_hear_error",
+    "must_hear_end",
+    "hear_nothing",
+    "shelf",
+    "desk",
 )
 OLD_PHRASES = (
     "See the module",

@@ -85,7 +85,7 @@ class BrokerEnd:
             self._decoder.receive_data(data)
         return commands.parse_command(frame.command)
 
-    async def say(self, answer: Answer) -> None:
+    async def send(self, answer: Answer) -> None:
         """Send a command, or bytes as they are."""
         if isinstance(answer, BaseCommand):
             answer = commands.encode(answer)
@@ -140,16 +140,16 @@ class FakeBroker:
                 principal = command.connect.original_principal
                 self.connects.append(command.connect)
                 self.end_of[principal] = end
-                await end.say(self.greeting_for(command.connect))
+                await end.send(self.greeting_for(command.connect))
             elif command.type == BaseCommand.PING:
                 if self.answers_pings:
-                    await end.say(commands.pong())
+                    await end.send(commands.pong())
             elif command.type not in {BaseCommand.PONG, BaseCommand.AUTH_RESPONSE}:
                 self.requests.append((principal, command))
                 if self.hang_up_after_requests:
                     self.hang_up_after_requests -= 1
                     return
-                await end.say(self.script(command))
+                await end.send(self.script(command))
 
 
 class Network:

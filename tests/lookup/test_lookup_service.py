@@ -566,7 +566,7 @@ async def test_answers_come_back_as_they_come_and_no_slow_one_holds_up_the_other
     await trio.testing.wait_all_tasks_blocked()
     for number in (2, 0, 1):
         [request] = [one for _, one in broker.requests if one.lookup_topic.topic == f"t{number}"]
-        await broker.ends[0].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+        await broker.ends[0].send(lookup_response(request, CONNECT, "pulsar://b0:6650"))
         await trio.testing.wait_all_tasks_blocked()
         part, more = reply.parts[-1]
         assert [embedded.index for embedded in embedded_in(part)] == [number]
@@ -579,7 +579,7 @@ async def test_answers_of_one_chunk_travel_in_one_part(serve: Serve, broker: Fak
     broker.script = lambda _request: None
     reply = served.send(*(lookup(f"t{number}", number) for number in range(10)))
     await trio.testing.wait_all_tasks_blocked()
-    await broker.ends[0].say(
+    await broker.ends[0].send(
         b"".join(
             commands.encode(lookup_response(request, CONNECT, "pulsar://b0:6650")) for _, request in broker.requests[1:]
         )
@@ -615,7 +615,7 @@ async def test_clients_of_one_principal_are_answered_together(serve: Serve, brok
     await trio.testing.wait_all_tasks_blocked()
     assert sorted(principal for principal, _ in broker.requests) == ["alice", "bob"]
     [request] = [request for principal, request in broker.requests if principal == "alice"]
-    await broker.end_of["alice"].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+    await broker.end_of["alice"].send(lookup_response(request, CONNECT, "pulsar://b0:6650"))
     for number, reply in enumerate(replies, 1):
         [embedded] = await reply.all()
         assert BaseCommand.FromString(embedded.response).lookup_topic_response.request_id == number
@@ -737,7 +737,7 @@ async def test_above_the_limit_the_connection_to_the_broker_and_others_requests_
     await trio.testing.wait_all_tasks_blocked()
     assert "of bob" in [request.lookup_topic.topic for _, request in broker.requests], "a second one gets in"
     for principal, request in broker.requests[1:]:
-        await broker.end_of[principal].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+        await broker.end_of[principal].send(lookup_response(request, CONNECT, "pulsar://b0:6650"))
     assert len(await reply.all()) == 6
     assert len(await bob.all()) == 1
     assert len(broker.connects) == 2
@@ -808,7 +808,7 @@ async def test_no_answer_at_all_is_told_in_time(
     request = broker.requests[-1][1]
     broker.script = connect_to("pulsar://right:6650")
     reply = served.send(lookup(request_id=8))
-    await broker.end_of["alice"].say(lookup_response(request, CONNECT, "pulsar://late:6650"))  # to nobody
+    await broker.end_of["alice"].send(lookup_response(request, CONNECT, "pulsar://late:6650"))  # to nobody
     [embedded] = await reply.all()
     answer = BaseCommand.FromString(embedded.response).lookup_topic_response
     assert (answer.request_id, answer.broker_service_url) == (8, "pulsar://right:6650")
@@ -865,7 +865,7 @@ async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, b
         await ours.aclose()
         await gone.wait()
     other = served.send(lookup(request_id=8))  # asks the same, meanwhile
-    await broker.ends[0].say(lookup_response(broker.requests[0][1], CONNECT, "pulsar://b0:6650"))
+    await broker.ends[0].send(lookup_response(broker.requests[0][1], CONNECT, "pulsar://b0:6650"))
     [embedded] = await other.all()
     assert BaseCommand.FromString(embedded.response).lookup_topic_response.request_id == 8
     assert served.service.status()["lookups_under_way"] == 0
@@ -1073,7 +1073,7 @@ async def test_configure_lets_lookups_under_way_finish_under_the_old_settings(
     await served.configure(limits={"lookup_timeout_ms": 1000})
     await trio.sleep(3)
     assert len(broker.requests) == 1, "asked again, because its connection was closed under it"
-    await broker.ends[0].say(lookup_response(broker.requests[0][1], CONNECT, "pulsar://b0:6650"))
+    await broker.ends[0].send(lookup_response(broker.requests[0][1], CONNECT, "pulsar://b0:6650"))
     await trio.sleep(0.1)
     assert [answer.lookup_topic_response.response for answer in answers] == [CONNECT]
 

@@ -26,7 +26,7 @@ class OnlyPings(FakeBroker):
         command = await end.read()
         self.requests.append(("", command))
         if self.answer:
-            await end.say(self.answer)
+            await end.send(self.answer)
             await end.read()
 
 

@@ -66,7 +66,7 @@ class Line:
         return command
 
     async def answer(self, request: BaseCommand, url: str) -> None:
-        await self.broker.say(lookup_response(request, CONNECT, url))
+        await self.broker.send(lookup_response(request, CONNECT, url))
 
     async def run(self) -> None:
         await self.connection.run()
@@ -187,7 +187,7 @@ async def test_of_two_answers_for_one_id_the_first_counts(line: Line) -> None:
 async def test_an_error_with_the_requests_id_is_its_answer(line: Line) -> None:
     line.ask("a")
     request = await line.request()
-    await line.broker.say(commands.error(request.lookup_topic.request_id, 11, "no such topic"))
+    await line.broker.send(commands.error(request.lookup_topic.request_id, 11, "no such topic"))
     await trio.testing.wait_all_tasks_blocked()
     [answer] = line.results
     assert isinstance(answer, BaseCommand)
@@ -198,7 +198,7 @@ async def test_an_error_for_the_connection_ends_it(line: Line) -> None:
     line.ask("a")
     line.ask("b")
     await line.request()
-    await line.broker.say(commands.error(commands.NO_REQUEST_ID, 6, "shutting down"))
+    await line.broker.send(commands.error(commands.NO_REQUEST_ID, 6, "shutting down"))
     await line.ended.wait()
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
@@ -206,7 +206,7 @@ async def test_an_error_for_the_connection_ends_it(line: Line) -> None:
 
 
 async def test_an_error_for_an_id_that_nobody_waits_for_is_dropped(line: Line) -> None:
-    await line.broker.say(commands.error(12345, 6, "?"))
+    await line.broker.send(commands.error(12345, 6, "?"))
     line.ask("a")
     await line.answer(await line.request(), "a")
     await trio.testing.wait_all_tasks_blocked()
@@ -214,13 +214,13 @@ async def test_an_error_for_an_id_that_nobody_waits_for_is_dropped(line: Line) -
 
 
 async def test_ping_is_answered(line: Line) -> None:
-    await line.broker.say(commands.ping())
+    await line.broker.send(commands.ping())
     assert (await line.request()).type == BaseCommand.PONG
 
 
 async def test_other_commands_are_ignored(line: Line) -> None:
-    await line.broker.say(commands.pong())
-    await line.broker.say(commands.encode(BaseCommand(type=BaseCommand.SUCCESS)))
+    await line.broker.send(commands.pong())
+    await line.broker.send(commands.encode(BaseCommand(type=BaseCommand.SUCCESS)))
     line.ask("a")
     await line.answer(await line.request(), "a")
     await trio.testing.wait_all_tasks_blocked()
@@ -229,7 +229,7 @@ async def test_other_commands_are_ignored(line: Line) -> None:
 
 async def test_each_challenge_is_answered_with_fresh_credentials(line: Line) -> None:
     for expected in (b"fresh-1", b"fresh-2"):
-        await line.broker.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await line.broker.send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
         answer = await line.request()
         assert answer.type == BaseCommand.AUTH_RESPONSE
         assert answer.auth_response.response.auth_method_name == "token"
@@ -240,7 +240,7 @@ async def test_a_challenge_without_credentials_ends_the_connection(line_opener: 
     line = await line_opener(refuse_credentials=True)
     line.ask("a")
     await line.request()
-    await line.broker.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await line.broker.send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
     await line.ended.wait()
     await trio.testing.wait_all_tasks_blocked()
     assert isinstance(line.results[0], BrokerConnectionLost)
@@ -286,7 +286,7 @@ async def test_a_broker_that_only_takes_its_time_is_kept(line: Line, autojump_cl
     request = await line.request()
     for _ in range(4):
         assert (await line.request()).type == BaseCommand.PING
-        await line.broker.say(commands.pong())
+        await line.broker.send(commands.pong())
     await line.answer(request, "at last")
     await trio.testing.wait_all_tasks_blocked()
     assert line.results == ["at last"]
@@ -295,14 +295,14 @@ async def test_a_broker_that_only_takes_its_time_is_kept(line: Line, autojump_cl
 async def test_a_broker_that_answers_pings_is_kept(line: Line, autojump_clock: trio.testing.MockClock) -> None:
     for _ in range(5):
         assert (await line.request()).type == BaseCommand.PING
-        await line.broker.say(commands.pong())
+        await line.broker.send(commands.pong())
     assert not line.connection.closed
 
 
 async def test_a_talkative_broker_is_not_pinged(line: Line, autojump_clock: trio.testing.MockClock) -> None:
     for _ in range(20):
         await trio.sleep(KEEP_ALIVE_S / 4)
-        await line.broker.say(commands.pong())
+        await line.broker.send(commands.pong())
     with trio.move_on_after(0.1):
         pytest.fail(f"{await line.request()}")
 
@@ -349,7 +349,7 @@ async def test_close_tells_all_who_wait(line: Line) -> None:
 async def test_bytes_behind_connected_are_not_lost(line_opener: Open) -> None:
     line = await line_opener(rest=commands.ping() + commands.ping()[:5])
     assert (await line.request()).type == BaseCommand.PONG
-    await line.broker.say(commands.ping()[5:])
+    await line.broker.send(commands.ping()[5:])
     assert (await line.request()).type == BaseCommand.PONG
 
 
@@ -365,7 +365,7 @@ async def test_bytes_behind_connected_are_not_lost(line_opener: Open) -> None:
 async def test_garbage_ends_the_connection(line: Line, garbage: bytes) -> None:
     line.ask("a")
     await line.request()
-    await line.broker.say(garbage)
+    await line.broker.send(garbage)
     await line.ended.wait()
     await trio.testing.wait_all_tasks_blocked()
     assert isinstance(line.results[0], BrokerConnectionLost)
@@ -441,7 +441,7 @@ async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
             pytest.fail(f"{await line.request()}")
     requests = [await line.request(), await line.request()]
     assert [encode_proxy_id(request.lookup_topic.request_id) for request in requests] == ids
-    await line.broker.say(
+    await line.broker.send(
         b"".join(commands.encode(lookup_response(one, CONNECT, one.lookup_topic.topic)) for one in reversed(requests))
     )
     await trio.testing.wait_all_tasks_blocked()
@@ -466,7 +466,7 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
     for _ in range(3):
         ask(line, "t", on_answer)
     requests = [await line.request() for _ in range(3)]
-    await line.broker.say(b"".join(commands.encode(lookup_response(one, CONNECT, "x")) for one in requests[:2]))
+    await line.broker.send(b"".join(commands.encode(lookup_response(one, CONNECT, "x")) for one in requests[:2]))
     await trio.testing.wait_all_tasks_blocked()
     assert heard == ["answer", "answer", "said"]
     line.connection.close()
@@ -559,7 +559,7 @@ async def test_a_connection_that_retires_ends_even_where_its_last_request_is_giv
     async def answer_pings() -> None:
         while (command := await line.broker.read()) is not None:
             assert command.type == BaseCommand.PING
-            await line.broker.say(commands.pong())
+            await line.broker.send(commands.pong())
 
     assert line.nursery is not None
     line.nursery.start_soon(answer_pings)
@@ -606,6 +606,6 @@ async def test_a_schema_may_be_large(line: Line) -> None:
     line.nursery.start_soon(one)
     request = await line.request()
     body = {"request_id": request.get_schema.request_id, "error_message": "x" * 2 * SMALL_ANSWER_BYTES_MAX}
-    await line.broker.say(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    await line.broker.send(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
     await trio.testing.wait_all_tasks_blocked()
     assert len(answers[0].get_schema_response.error_message) == 2 * SMALL_ANSWER_BYTES_MAX

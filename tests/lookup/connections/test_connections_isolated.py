@@ -65,7 +65,7 @@ class DyingBroker(FakeBroker):
 
 
 class Worker:
-    """A desk and all that is behind it, over a fake network; and what its clients are told, by their request ids."""
+    """A scheduler with all below it, over a fake network; and what its clients are told, by their request ids."""
 
     def __init__(self, network: Network, nursery: trio.Nursery, brokers: int, **table: Any) -> None:
         names = ",".join(f"b{number}" for number in range(brokers))
@@ -82,8 +82,8 @@ class Worker:
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         lookups = LookupExecutor(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
-        self.desk = LookupScheduler(config, lookups, LookupMetrics(self.registry), nursery)
-        nursery.start_soon(self.desk.run)
+        self.scheduler = LookupScheduler(config, lookups, LookupMetrics(self.registry), nursery)
+        nursery.start_soon(self.scheduler.run)
         self.askers = LookupPrincipals()
         self.told: dict[int, tuple[int, int, str]] = {}
 
@@ -109,7 +109,7 @@ class Worker:
         with current_tick():
             for index, (request_id, topic) in enumerate(requests):
                 asked, number = RequestParser().parse_request(lookup(topic, request_id).SerializeToString())
-                self.desk.submit_request(asked, number, index, sender)
+                self.scheduler.submit_request(asked, number, index, sender)
 
     async def open_connections(self, *principals: str) -> None:
         """Have a pooled connection to each broker."""
@@ -135,7 +135,7 @@ def make(network: Network, nursery: trio.Nursery) -> Make:
 
 
 async def settled(worker: Worker) -> None:
-    assert await worker.desk.under_way.wait_until_empty(timeout_s=60)
+    assert await worker.scheduler.under_way.wait_until_empty(timeout_s=60)
 
 
 @pytest.mark.parametrize("brokers", [1, 2])
@@ -239,7 +239,7 @@ async def test_connections_for_suspects_are_bounded_and_taken_in_turn(
     for number, principal in enumerate(principals):
         worker.ask((number, f"t-{number}"), (100 + number, f"fatal-{number}"), principal=principal)
     most = 0
-    while not await worker.desk.under_way.wait_until_empty(timeout_s=0.01):
+    while not await worker.scheduler.under_way.wait_until_empty(timeout_s=0.01):
         assert trio.current_time() < deadline
         most = max(most, worker.pool._isolated._room._held.total())
     assert 0 < most <= 10

@@ -74,7 +74,7 @@ class Pools:
         """Have the broker answer the request that it got as the one with this number."""
         request_id = self.broker.requests[number][1].lookup_topic.request_id
         answer = {"request_id": request_id, "response": CONNECT}
-        await self.broker.ends[number].say(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=answer))
+        await self.broker.ends[number].send(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=answer))
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -137,7 +137,7 @@ async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_pr
     connection = await pools.get("alice", token="s3cret")
     [end] = pools.broker.ends
     with structlog.testing.capture_logs() as logs:
-        await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await end.send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
         await trio.testing.wait_all_tasks_blocked()
     assert connection.closed
     assert pools.broker.open == 0
@@ -158,7 +158,7 @@ async def test_a_challenge_for_a_client_costs_no_request_its_answer(network: Net
 
     nursery.start_soon(ask)
     await trio.testing.wait_all_tasks_blocked()
-    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await pools.broker.ends[0].send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
     await trio.testing.wait_all_tasks_blocked()
     assert await pools.get("alice", token="ended") is not connection, "it takes no more requests"
     assert not connection.closed
@@ -183,7 +183,7 @@ async def test_a_broker_that_closes_a_challenged_connection_blames_no_request(
 
     nursery.start_soon(ask)
     await trio.testing.wait_all_tasks_blocked()
-    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await pools.broker.ends[0].send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
     assert [error.loss for error in lost] == [None]
@@ -301,7 +301,7 @@ async def test_a_challenge_later_on_is_answered_with_fresh_credentials(
     for refresh in range(2):
         await trio.sleep(EXCHANGE_LIFETIME_S + 1)
         for challenge in (b"PulsarAuthRefresh", b"a further round"):
-            await end.say(commands.auth_challenge("broker", 21, "token", challenge))
+            await end.send(commands.auth_challenge("broker", 21, "token", challenge))
             with trio.fail_after(5):
                 answer = (await answers.receive()).auth_response.response
             assert answer.auth_data == b"proxy-%d" % len(pools.auth.calls)
@@ -325,11 +325,11 @@ async def test_the_time_of_an_answer_is_from_the_challenge_through_all_rounds(
     pools.auth.takes_s = 1.0
     for has_rounds in (False, True):
         pools.auth.has_rounds = has_rounds
-        await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await end.send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
         await answers.receive()
     assert took_s == [pytest.approx(1)], "an exchange that is not over is not counted"
     await trio.sleep(2)
-    await end.say(commands.auth_challenge("broker", 21, "token", b"a further round"))
+    await end.send(commands.auth_challenge("broker", 21, "token", b"a further round"))
     await answers.receive()
     assert took_s == [pytest.approx(1), pytest.approx(4)]
 
@@ -341,7 +341,7 @@ async def test_a_further_round_in_a_forgotten_exchange_ends_the_connection(
     end, _ = await listened_to(pools)
     connection = await pools.get("alice")
     await trio.sleep(EXCHANGE_LIFETIME_S + 1)
-    await end.say(commands.auth_challenge("broker", 21, "token", b"a further round"))
+    await end.send(commands.auth_challenge("broker", 21, "token", b"a further round"))
     await trio.sleep(1)
     assert connection.closed
 
@@ -709,7 +709,7 @@ async def test_connections_that_a_challenge_retired_are_bounded(network: Network
     for number in range(10):
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        await pools.broker.ends[number].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await pools.broker.ends[number].send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
         await trio.testing.wait_all_tasks_blocked()
     assert pools.broker.open == 2
 
@@ -728,7 +728,7 @@ async def test_a_retired_connection_ends_when_its_last_request_is_given_up(
 
     nursery.start_soon(ask)
     await trio.testing.wait_all_tasks_blocked()
-    await pools.broker.ends[0].say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await pools.broker.ends[0].send(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
     await trio.testing.wait_all_tasks_blocked()
     assert not connection.closed
     scope.cancel()
@@ -897,7 +897,7 @@ async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fail
     assert not first.closed, "there are requests under way"
     assert pools.broker.open == 2
     for _, request in pools.broker.requests:
-        await pools.broker.ends[0].say(connect_to("pulsar://x:1")(request))
+        await pools.broker.ends[0].send(connect_to("pulsar://x:1")(request))
     await trio.sleep(0.1)
     assert first.closed
     assert not second.closed

@@ -71,7 +71,7 @@ class Setup:
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", FakeBroker(script))
 
     async def answer(self, command: BaseCommand | None = None, principal: str = "alice") -> BaseCommand:
-        """What the desk gives back, the long way."""
+        """What the scheduler gets back, on the slow path."""
         kind = kind_of(command or lookup())
         request_id = client_request_id(command or lookup(), kind)
         deadline = trio.current_time() + self.timeout_s

@@ -64,7 +64,7 @@ class Worker:
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", broker)
 
     async def ask(self, asker: LookupPrincipal | None = None, timeout_s: float = 10) -> Any:
-        """As the desk does: the short way, or else the long one."""
+        """As the scheduler does: the fast path, or else the slow one."""
         command, kind, trial = lookup(), kind_of(lookup()), LossHistory()
         answers: list[BaseCommand | None] = []
         done = trio.Event()

@@ -139,7 +139,7 @@ class FakeExecutor:
 
 
 class Setup:
-    """A desk, its brokers, and what its clients hear."""
+    """A scheduler, its brokers, and what its clients receive."""
 
     def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
         self.lookups = FakeExecutor()
@@ -153,7 +153,7 @@ class Setup:
         self.heard: list[tuple[str, int, int | None]] = []
         """Whose request, its id, and the error."""
         config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits})
-        self.desk = LookupScheduler(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
+        self.scheduler = LookupScheduler(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
 
     def ask(
         self,
@@ -181,22 +181,22 @@ class Setup:
 
         answers: Any = SimpleNamespace(add_answer=add_answer, wait_until_sent=wait_until_sent)
         with self.turn:
-            self.desk.submit_request(request, request_id, INDEX, RequestBatch(asker, address, answers))
+            self.scheduler.submit_request(request, request_id, INDEX, RequestBatch(asker, address, answers))
 
     def reload(self, **limits: int) -> FakeExecutor:
         """Another configuration; gives the old brokers."""
         old, self.lookups = self.lookups, FakeExecutor()
-        self.desk.apply_config(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
+        self.scheduler.apply_config(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
         return old
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
 
     def nothing_left(self) -> None:
-        assert self.desk.under_way.count == 0
-        assert self.desk._pending == {}
-        assert self.desk._count_by_principal == {}
-        assert (self.desk._budget.used_bytes, self.desk._budget._by_owner) == (0, {})
+        assert self.scheduler.under_way.count == 0
+        assert self.scheduler._pending == {}
+        assert self.scheduler._count_by_principal == {}
+        assert (self.scheduler._budget.used_bytes, self.scheduler._budget._by_owner) == (0, {})
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_what_several_ask_at_once_is_asked_once_and_each_gets_its_own_id(m
     for number in range(5):
         it.ask(lookup("t", request_id=2**63 + number), name=f"client-{number}")
     [asked] = it.lookups.asked
-    assert it.desk.under_way.count == 5
+    assert it.scheduler.under_way.count == 5
     asked.answer()
     assert it.heard == [(f"client-{number}", 2**63 + number, None) for number in range(5)]
     assert it.value("lookup_requests_total") == 5
@@ -332,7 +332,7 @@ async def test_counters_are_exact_across_reloads(make: Make, way: str) -> None:
     it.ask(topics() if way == "lists" else lookup())
     await trio.testing.wait_all_tasks_blocked()
     old = it.reload()
-    assert it.desk._count_by_principal == {"alice": 1}, "it still has its place"
+    assert it.scheduler._count_by_principal == {"alice": 1}, "it still has its place"
     if way == "answer":
         old.asked[0].answer()
     elif way == "long":
@@ -357,7 +357,7 @@ async def test_a_reload_that_shortens_the_time_keeps_nobody_waiting_for_the_old_
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = make()
-    it.nursery.start_soon(it.desk.run)
+    it.nursery.start_soon(it.scheduler.run)
     it.ask(lookup("long", request_id=1))
     it.reload(lookup_timeout_ms=1000)
     it.ask(lookup("short", request_id=2))
@@ -381,7 +381,7 @@ async def test_above_the_limit_each_is_told_so_in_its_own_form_at_once(make: Mak
         it.ask(command, "")
     assert it.heard == [("", number, ServerError.TooManyRequests) for number in (7, 8, 9, 10)]
     assert len(it.lookups.asked) == 1
-    assert it.desk.under_way.count == 2
+    assert it.scheduler.under_way.count == 2
     for name in ("lookup", "partitions_metadata", "get_schema", "get_topics_of_namespace"):
         assert it.value(f"rejected_{name}_requests_total") == 1
     it.lookups.asked[0].answer()
@@ -392,14 +392,14 @@ async def test_above_the_limit_each_is_told_so_in_its_own_form_at_once(make: Mak
 
 def fill(it: Setup, who: str, most: int = 1000) -> int:
     """Ask for ever other topics until one is refused; how many were let in."""
-    before = it.desk.under_way.count
+    before = it.scheduler.under_way.count
     for number in range(most):
         refused = len(it.heard)
         it.ask(lookup(f"{who}-{number}"), who)
         if len(it.heard) > refused:
             assert it.heard[-1][2] == ServerError.TooManyRequests
             break
-    return it.desk.under_way.count - before
+    return it.scheduler.under_way.count - before
 
 
 async def test_one_principal_alone_leaves_room_for_a_second_which_gets_a_share(make: Make) -> None:
@@ -489,7 +489,7 @@ async def test_a_principal_that_is_refused_does_not_count(make: Make) -> None:
     it.ask()
     for number in range(100):
         it.ask(who=f"p{number}")
-    assert it.desk._count_by_principal == {"alice": 1}
+    assert it.scheduler._count_by_principal == {"alice": 1}
 
 
 # ---- the end of each
@@ -544,7 +544,7 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
     make: Make, autojump_clock: trio.testing.MockClock, phase_s: float
 ) -> None:
     it = make()
-    it.nursery.start_soon(it.desk.run)
+    it.nursery.start_soon(it.scheduler.run)
     await trio.sleep(phase_s)
     started = trio.current_time()
     it.ask(lookup(request_id=1))
@@ -577,7 +577,7 @@ async def test_what_meets_a_defect_on_the_short_way_is_ended_in_time(
     make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = make()
-    it.nursery.start_soon(it.desk.run)
+    it.nursery.start_soon(it.scheduler.run)
     it.ask()
 
     def broken(*_: object) -> None:
@@ -595,7 +595,7 @@ async def test_on_the_long_way_a_question_keeps_its_own_time(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = make()
-    it.nursery.start_soon(it.desk.run)
+    it.nursery.start_soon(it.scheduler.run)
     it.ask()
     it.lookups.asked[0].on_answer(None)
     await trio.sleep(TIMEOUT_S + 1)
@@ -629,7 +629,7 @@ async def test_what_may_be_large_waits_for_room_and_not_for_ever(
     assert len(it.heard) == 4
     it.lookups.asked[0].answer()
     it.nothing_left()
-    assert it.desk._large_answer_room.free_bytes == 3 * 1024
+    assert it.scheduler._large_answer_room.free_bytes == 3 * 1024
 
 
 @LARGE
@@ -646,7 +646,7 @@ async def test_a_large_answer_keeps_its_room_until_the_forwarder_has_it(
     it.sent.set()
     await trio.testing.wait_all_tasks_blocked()
     assert len(it.heard) == 2
-    assert it.desk._large_answer_room.free_bytes == 1024
+    assert it.scheduler._large_answer_room.free_bytes == 1024
     it.nothing_left()
 
 
@@ -716,7 +716,7 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             it = Setup(nursery, max_concurrent_lookups=8)
-            nursery.start_soon(it.desk.run)
+            nursery.start_soon(it.scheduler.run)
             all_lookups = [it.lookups]
             asked_ids: list[int] = []
             for number, (step, which) in enumerate(steps):
@@ -743,8 +743,8 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
                         it.lookups.open = not it.lookups.open
                     case _:
                         pass
-                assert it.desk.under_way.count <= 8
-                assert sum(it.desk._count_by_principal.values()) == it.desk.under_way.count
+                assert it.scheduler.under_way.count <= 8
+                assert sum(it.scheduler._count_by_principal.values()) == it.scheduler.under_way.count
             for lookups in all_lookups:
                 lookups.gate.set()
             await trio.sleep(TIMEOUT_S + 1)
@@ -758,11 +758,11 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
 async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     """It is everybody's: one of them must not take the room of all."""
     it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-    it.desk._anonymous_role = "alice"
+    it.scheduler._anonymous_role = "alice"
     it.ask(schema(1))
     await trio.testing.wait_all_tasks_blocked()
-    assert "principal alice" not in it.desk._large_answer_room._held
-    assert it.desk._large_answer_room.free_bytes == 2 * 1024
+    assert "principal alice" not in it.scheduler._large_answer_room._held
+    assert it.scheduler._large_answer_room.free_bytes == 2 * 1024
     it.lookups.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     it.nothing_left()

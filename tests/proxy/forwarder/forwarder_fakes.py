@@ -121,11 +121,11 @@ class Peer:
         self.stream = stream
         self._decoder = FrameDecoder(max_frame_bytes=1 << 26)
 
-    async def say(self, *what: BaseCommand | bytes) -> None:
+    async def send(self, *what: BaseCommand | bytes) -> None:
         """Send commands (or bytes as they are) in one piece."""
         await self.stream.send_all(b"".join(one if isinstance(one, bytes) else commands.encode(one) for one in what))
 
-    async def hear(self) -> BaseCommand | None:
+    async def receive(self) -> BaseCommand | None:
         """The next command; None at the end of the stream."""
         while (frame := self._decoder.next_frame()) is None:
             data = await self.stream.receive_some(65536)
@@ -134,23 +134,23 @@ class Peer:
             self._decoder.receive_data(data)
         return commands.parse_command(frame.command)
 
-    async def must_hear(self, kind: int) -> BaseCommand:
+    async def expect_command(self, kind: int) -> BaseCommand:
         """The next command, which must be of a kind."""
-        command = await self.hear()
+        command = await self.receive()
         assert command is not None, f"the end of the stream instead of {commands.command_name(kind)}"
         assert command.type == kind, f"{command} instead of {commands.command_name(kind)}"
         return command
 
-    async def must_hear_error(self) -> tuple[int, str]:
+    async def expect_error(self) -> tuple[int, str]:
         """The connection's error (request id -1), and that nothing follows it."""
-        error = (await self.must_hear(BaseCommand.ERROR)).error
+        error = (await self.expect_command(BaseCommand.ERROR)).error
         assert error.request_id == commands.NO_REQUEST_ID
-        await self.must_hear_end()
+        await self.expect_end()
         return error.error, error.message
 
-    async def must_hear_end(self) -> None:
+    async def expect_end(self) -> None:
         """The end of the stream; then close, as a client does."""
-        assert await self.hear() is None
+        assert await self.receive() is None
         await self.stream.aclose()
 
     async def read_exactly(self, size: int) -> bytes:
@@ -237,7 +237,7 @@ class SentEnvelope:
         """What its lookups ask for."""
         return [commands.parse_command(request).lookup_topic.topic for request in self.envelope.requests]
 
-    def say(self, response: EnvelopeResponse | bytes, *, more: bool = False) -> None:
+    def send(self, response: EnvelopeResponse | bytes, *, more: bool = False) -> None:
         """A part of the reply."""
         body = response if isinstance(response, bytes) else response.SerializeToString()
         self._take(Reply(0, Status.OK, body, has_more=more))
@@ -245,7 +245,7 @@ class SentEnvelope:
     def answer(self, *indices: int, more: bool = False, padding: int = 0) -> None:
         """Answer requests of it, by their numbers."""
         frames = b"".join(self.frame(index, padding) for index in indices)
-        self.say(EnvelopeResponse(frames=frames, answered=indices), more=more)
+        self.send(EnvelopeResponse(frames=frames, answered=indices), more=more)
 
     def frame(self, index: int, padding: int = 0) -> bytes:
         """The frame that answers one of its requests."""
@@ -352,7 +352,7 @@ class FakeWorkerClients:
             nonlocal left
             frame = commands.encode(await answer_by(sent.requests[index]))
             left -= 1
-            sent.say(EnvelopeResponse(frames=frame, answered=[index]), more=left > 0)
+            sent.send(EnvelopeResponse(frames=frame, answered=[index]), more=left > 0)
 
         async with trio.open_nursery() as nursery:
             for index in range(left):
@@ -435,8 +435,8 @@ class Play:
 
     async def in_lookup_mode(self) -> Play:
         """Go through CONNECT."""
-        await self.client.say(connect())
-        await self.client.must_hear(BaseCommand.CONNECTED)
+        await self.client.send(connect())
+        await self.client.expect_command(BaseCommand.CONNECTED)
         return self
 
     def value(self, name: str, **labels: str) -> float | None:

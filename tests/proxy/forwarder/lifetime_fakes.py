@@ -89,8 +89,8 @@ class Life(Play):
 
     async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:
         """Go through CONNECT."""
-        await self.client.say(connect(feature_flags={"supports_auth_refresh": refresh}, **fields))
-        await self.client.must_hear(BaseCommand.CONNECTED)
+        await self.client.send(connect(feature_flags={"supports_auth_refresh": refresh}, **fields))
+        await self.client.expect_command(BaseCommand.CONNECTED)
         return self
 
     async def at(self, second: float) -> None:
@@ -103,14 +103,14 @@ class Life(Play):
 
     async def must_be_asked(self, data: bytes = AUTH_REFRESH, method: str = "token") -> float:
         """Hear a challenge; when."""
-        asked = (await self.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge
+        asked = (await self.client.expect_command(BaseCommand.AUTH_CHALLENGE)).auth_challenge
         assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == (method, data)
         return self.second
 
     async def must_serve(self, request_id: int = 7) -> None:
         """A lookup is answered."""
-        await self.client.say(lookup(request_id=request_id))
-        answer = await self.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+        await self.client.send(lookup(request_id=request_id))
+        answer = await self.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
         assert answer.lookup_topic_response.request_id == request_id
 
     async def settle(self) -> None:
@@ -127,7 +127,7 @@ class Life(Play):
 
     async def must_be_over(self, cause: str, error: tuple[int, str]) -> float:
         """It ends, with that error; when it began to."""
-        assert await self.client.must_hear_error() == error
+        assert await self.client.expect_error() == error
         second = self.second
         assert await self.end() == cause
         return second
@@ -148,10 +148,10 @@ class Held:
         it = await self.it.enter()
         await it.must_be_asked()
         await it.at(99)
-        await it.client.say(answer_again())
+        await it.client.send(answer_again())
         await it.at(101)
-        await it.client.say(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
-        await it.client.must_hear(BaseCommand.PONG)
+        await it.client.send(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
+        await it.client.expect_command(BaseCommand.PONG)
         await it.at(102)
         assert it.workers.forwarded == []
         self.verdict.set()

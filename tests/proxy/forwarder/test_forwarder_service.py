@@ -77,14 +77,14 @@ class Served:
         listener: FakeListener,
         nursery: trio.Nursery,
         tables: dict[str, Any],
-        shelf: FdStoreSlot,
+        store_slot: FdStoreSlot,
         counters: int,
     ) -> None:
         self.listener = listener
         self.registry = CollectorRegistry()
         self.tables = tables
         self.counters = ConnectionCounters(counters)
-        self.shelf = shelf
+        self.store_slot = store_slot
         ours, theirs = create_store_sockets()
         self.real_listeners = [socket.create_server(("127.0.0.1", 0)) for _ in tables.get("listener", [{}])]
         self.real_listener = self.real_listeners[0]
@@ -99,7 +99,7 @@ class Served:
     async def _keep(self, channel: StoreChannel) -> None:
         with contextlib.ExitStack() as stack:
             descriptors = [stack.enter_context(listener).fileno() for listener in self.real_listeners]
-            await self.shelf.serve_forwarder(
+            await self.store_slot.serve_forwarder(
                 channel, lambda: descriptors, pid=1, is_new=True, tables=AddressTableExchange().open_channel(0)
             )
 
@@ -108,8 +108,8 @@ class Served:
 
     async def in_lookup_mode(self, **how: Any) -> Peer:
         peer = self.listener.come(**how)
-        await peer.say(connect())
-        await peer.must_hear(BaseCommand.CONNECTED)
+        await peer.send(connect())
+        await peer.expect_command(BaseCommand.CONNECTED)
         return peer
 
 
@@ -132,7 +132,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         return adopted[-1]
 
     monkeypatch.setattr(service_module, "adopt_socket", adopt)
-    shelf = FdStoreSlot()
+    store_slot = FdStoreSlot()
     counters = create_shared_counters(2)
 
     async def start(*, real: bool = False, **tables: Any) -> Served:
@@ -140,7 +140,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         with monkeypatch.context() as patch:
             if not real:
                 patch.setattr(service_module, "accept_clients", listener.accept_clients)
-            served = Served(listener=listener, nursery=nursery, tables=tables, shelf=shelf, counters=counters)
+            served = Served(listener=listener, nursery=nursery, tables=tables, store_slot=store_slot, counters=counters)
             await served.service.start()
             await trio.testing.wait_all_tasks_blocked()
         return served
@@ -151,8 +151,8 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         await trio.testing.wait_all_tasks_blocked()
     for sock in adopted:
         sock.close()
-    shelf.close_stored()
-    os.close(shelf.table_fd)
+    store_slot.close_stored()
+    os.close(store_slot.table_fd)
     os.close(counters)
 
 
@@ -226,7 +226,7 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     ours, theirs = trio.testing.memory_stream_pair()
     served.listener.take_in_of[served.real_listeners[number].getsockname()](ours, ("192.0.2.1", 4000))
     peer = Peer(theirs)
-    await peer.say(connect())
+    await peer.send(connect())
     await trio.testing.wait_all_tasks_blocked()
     [client] = told
     assert (client.address, client.listener) == ("192.0.2.1:4000", number)
@@ -240,7 +240,7 @@ async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testi
     first = await served.in_lookup_mode()
     second = served.listener.come()
     with structlog.testing.capture_logs() as logs:
-        code, text = await second.must_hear_error()
+        code, text = await second.expect_error()
     assert code == ServerError.NotAllowedError
     assert "max_connections" in text
     assert served.value("pulsar_proxy_rejected_connections_total", reason="max_connections") == 1
@@ -254,7 +254,7 @@ async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testi
 async def test_the_limit_by_address(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve(limits={"max_connections_per_address": 1})
     await served.in_lookup_mode()
-    await served.listener.come().must_hear_error()
+    await served.listener.come().expect_error()
     await served.in_lookup_mode(ip="192.0.2.2")
 
 
@@ -265,17 +265,17 @@ async def test_silent_clients_give_way_to_newcomers_and_known_ones_do_not(serve:
     silent = served.listener.come()
     with structlog.testing.capture_logs() as logs:
         later = [await served.in_lookup_mode() for _ in range(5)]
-        await silent.must_hear_end()
+        await silent.expect_end()
         silent = served.listener.come()
         await trio.testing.wait_all_tasks_blocked()
         served.listener.come()
-        await silent.must_hear_end()
+        await silent.expect_end()
         await trio.testing.wait_all_tasks_blocked()
     assert len(logs) == 2
     assert served.value("pulsar_proxy_ended_connections_total", cause="gave_way") == 2
     for peer in (user, *later):
-        await peer.say(commands.ping())
-        await peer.must_hear(BaseCommand.PONG)
+        await peer.send(commands.ping())
+        await peer.expect_command(BaseCommand.PONG)
 
 
 async def test_clients_that_the_proxy_works_for_do_not_give_way(
@@ -291,16 +291,16 @@ async def test_clients_that_the_proxy_works_for_do_not_give_way(
     served = await serve(limits={"max_unauthenticated_connections": 8})
     peers = [served.listener.come() for _ in range(2)]
     for peer in peers:
-        await peer.say(connect())
+        await peer.send(connect())
     await trio.testing.wait_all_tasks_blocked()
-    code, text = await served.listener.come().must_hear_error()
+    code, text = await served.listener.come().expect_error()
     assert code == ServerError.ServiceNotReady, "it comes again"
     assert "max_unauthenticated_connections" in text
     name = "pulsar_proxy_rejected_connections_total"
     assert served.value(name, reason="max_unauthenticated_connections") == 1
     gate.set()
     for peer in peers:
-        await peer.must_hear(BaseCommand.CONNECTED)
+        await peer.expect_command(BaseCommand.CONNECTED)
 
 
 async def test_who_was_denied_gives_way_before_it_has_read_it(
@@ -308,7 +308,7 @@ async def test_who_was_denied_gives_way_before_it_has_read_it(
 ) -> None:
     served = await serve(limits={"max_unauthenticated_connections": 2})
     denied = served.listener.come(lockstep=True)
-    await denied.say(connect(protocol_version=1))
+    await denied.send(connect(protocol_version=1))
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
     began_at = trio.current_time()
@@ -327,9 +327,9 @@ async def test_a_storm_is_not_even_told(
     await served.in_lookup_mode()
     told = [served.listener.come(lockstep=True) for _ in range(2)]
     await trio.testing.wait_all_tasks_blocked()
-    await served.listener.come().must_hear_end()
+    await served.listener.come().expect_end()
     for peer in told:
-        await peer.must_hear_error()
+        await peer.expect_error()
     await trio.testing.wait_all_tasks_blocked()
     assert served.service._turning_away == 0
 
@@ -362,20 +362,20 @@ async def test_a_defect_that_one_client_meets_does_not_end_the_others(
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
         patch.setattr(Handshake, "start_handshake", broken)
-        await served.listener.come().must_hear_end()
+        await served.listener.come().expect_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="defect") == 1
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert served.value("pulsar_proxy_active_connections") == 1
-    await other.say(connect())
-    await other.must_hear_error()
+    await other.send(connect())
+    await other.expect_error()
 
 
 async def test_drain_closes_the_listeners_and_lets_idle_clients_go(serve: Serve) -> None:
     served = await serve()
     client = await served.in_lookup_mode()
     await served.service.drain(30, hand_over=False)
-    await client.must_hear_end()
+    await client.expect_end()
     assert served.listener.closed
     assert served.value("pulsar_proxy_active_connections") == 0
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
@@ -392,7 +392,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
         await trio.sleep(1)
         assert served.listener.closed, "nobody new comes in meanwhile"
     assert trio.current_time() == pytest.approx(20)
-    await client.must_hear_end()
+    await client.expect_end()
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="defect") == 0, "an operator's alarm"
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
@@ -414,9 +414,9 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     after = await served.in_lookup_mode()
     await trio.sleep(5)
     for client in (before, after):
-        await client.say(BaseCommand(type=BaseCommand.SEEK, seek={"request_id": 1}))
-    assert (await after.must_hear_error())[0] == ServerError.AuthenticationError
-    assert (await before.must_hear(BaseCommand.ERROR)).error.request_id == 1, "refused as ever, and served on"
+        await client.send(BaseCommand(type=BaseCommand.SEEK, seek={"request_id": 1}))
+    assert (await after.expect_error())[0] == ServerError.AuthenticationError
+    assert (await before.expect_command(BaseCommand.ERROR)).error.request_id == 1, "refused as ever, and served on"
 
 
 async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
@@ -473,11 +473,11 @@ async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: tr
     await served.in_lookup_mode()
     await served.service.configure(make_config(limits={"max_connections": 4, "handshake_timeout_ms": 3000}))
     started = trio.current_time()
-    await served.listener.come().must_hear_end()
+    await served.listener.come().expect_end()
     assert trio.current_time() - started == pytest.approx(3)
     await trio.testing.wait_all_tasks_blocked()
     await served.in_lookup_mode()
-    await served.listener.come().must_hear_error()
+    await served.listener.come().expect_error()
 
 
 async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
@@ -489,13 +489,13 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
 # ---- relays that a predecessor left
 
 
-async def leave_relays(shelf: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") -> None:
+async def leave_relays(store_slot: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") -> None:
     """As a forwarder that was killed."""
-    table = RelayTable(shelf.table_fd)
+    table = RelayTable(store_slot.table_fd)
     for lane in lanes:
         kept = kept_relay(lane, table.allocate_relay_id())
         kept.record.client_address = f"{ip}:4000"
-        shelf.apply_message(StoreMessage(relays=[kept.record]), [kept.client, kept.broker])
+        store_slot.apply_message(StoreMessage(relays=[kept.record]), [kept.client, kept.broker])
         await lane.our_client.aclose()
         await lane.our_broker.aclose()
 
@@ -504,7 +504,7 @@ async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
     first = await serve()
     async with open_lane() as one, open_lane() as two:
         await first.service.drain(1, hand_over=True)
-        await leave_relays(first.shelf, one, two)
+        await leave_relays(first.store_slot, one, two)
         with structlog.testing.capture_logs() as logs:
             second = await serve(limits={"max_connections_per_address": 2})
         assert [(entry["log_level"], entry["relays"]) for entry in logs] == [("info", 2)]
@@ -514,7 +514,7 @@ async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
         assert second.value("pulsar_proxy_connections_by_state", state="relaying") == 2
         assert second.service.status().items() >= {"connections": 2, "connections_by_state": {"relaying": 2}}.items()
         assert second.counters.total_connections() == 2
-        await second.listener.come("192.0.2.9").must_hear_error()
+        await second.listener.come("192.0.2.9").expect_error()
         await second.in_lookup_mode(ip="192.0.2.10")
         await one.client.send_all(b"x")
         assert await read(one.broker, 1) == b"x"
@@ -546,12 +546,12 @@ async def test_a_client_that_becomes_a_relay(serve: Serve, monkeypatch: pytest.M
             assert served.value("pulsar_proxy_connections_by_state", state="relaying") == 1
             await client.stream.send_all(b"to the broker")
             assert await read(broker, 13) == b"to the broker"
-            assert len(served.shelf.relays) == 1
+            assert len(served.store_slot.relays) == 1
             await client.stream.aclose()
             await broker.aclose()
             await until(lambda: served.value("pulsar_proxy_active_connections") == 0)
         assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 1
-        await until(lambda: not served.shelf.relays)
+        await until(lambda: not served.store_slot.relays)
 
 
 @asynccontextmanager
@@ -572,9 +572,9 @@ async def connected(
     stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
     client = Peer(stream)
     try:
-        await client.say(connect("b0:6650"))
+        await client.send(connect("b0:6650"))
         if gate is None:
-            await client.must_hear(BaseCommand.CONNECTED)
+            await client.expect_command(BaseCommand.CONNECTED)
         yield client
     finally:
         await trio.aclose_forcefully(stream)
@@ -606,7 +606,7 @@ async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
         assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 0
         served.counters.set_connections(0, 77)
         second = await serve()
-        await client.must_hear(BaseCommand.CONNECTED)  # from whichever of the two
+        await client.expect_command(BaseCommand.CONNECTED)  # from whichever of the two
         assert second.value("pulsar_proxy_adopted_relays_total") == 1
         assert second.counters.total_connections() == 1
         await client.stream.send_all(b"goes on")
@@ -623,7 +623,7 @@ async def test_a_handshake_that_takes_too_long_is_not_waited_for(
     started = trio.current_time()
     await served.service.drain(30, hand_over=True)
     assert trio.current_time() - started == pytest.approx(service_module.HANDSHAKES_GRACE_S, abs=0.1)
-    await client.must_hear_end()
+    await client.expect_end()
 
 
 async def test_after_a_hand_over_the_counter_is_the_successors(serve: Serve) -> None:
@@ -663,4 +663,4 @@ async def test_a_client_in_the_very_instant_of_a_drain(serve: Serve) -> None:
             served.service._admit_client(0, ours, ("192.0.2.1", 4000))
         assert await theirs.receive_some(1) == b""
     assert served.value("pulsar_proxy_new_connections_total") == 1
-    await peer.must_hear_end()
+    await peer.expect_end()

@@ -53,7 +53,7 @@ async def test_no_tls_with_a_client(serve: Serve) -> None:  # noqa: F811
     peer = await come(served, listener)
     with structlog.testing.capture_logs() as logs:
         listener.gate.set()
-        await peer.must_hear_end()
+        await peer.expect_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1
     assert served.value("pulsar_proxy_active_connections") == 0
@@ -69,7 +69,7 @@ async def test_a_drain_while_a_client_is_in_the_door(serve: Serve) -> None:  # n
         nursery.start_soon(lambda: served.service.drain(10.0, hand_over=False))
         await trio.testing.wait_all_tasks_blocked()
         listener.gate.set()
-        await peer.must_hear_end()
+        await peer.expect_end()
     assert served.value("pulsar_proxy_active_connections") == 0
 
 
@@ -79,7 +79,7 @@ async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve) -> None:  
     assert served.value("pulsar_proxy_active_connections") == 1
     with structlog.testing.capture_logs() as logs:
         served.listener.come()
-        await first.must_hear_end()
+        await first.expect_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
     assert served.value("pulsar_proxy_ended_connections_total", cause="gave_way") == 1
@@ -92,7 +92,7 @@ async def test_one_that_gives_way_in_the_moment_when_its_handshake_is_done(serve
     first = await come(served, listener)
     listener.gate.set()
     second = served.listener.come()
-    await first.must_hear_end()
-    await second.say(connect())
-    await second.must_hear(BaseCommand.CONNECTED)
+    await first.expect_end()
+    await second.send(connect())
+    await second.expect_command(BaseCommand.CONNECTED)
     assert served.value("pulsar_proxy_active_connections") == 1

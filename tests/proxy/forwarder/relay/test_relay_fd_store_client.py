@@ -38,7 +38,7 @@ class Channel:
         self.fd_store = FdStoreClient(theirs, crash_safe=True)
         self.sock = theirs
 
-    async def hear(self) -> StoreMessage:
+    async def receive(self) -> StoreMessage:
         """The next message; its descriptors must be as many as it speaks of."""
         with trio.fail_after(60):
             received = await self.store.receive()
@@ -48,7 +48,7 @@ class Channel:
         close_descriptors(given)
         return message
 
-    async def hear_nothing(self) -> bool:
+    async def expect_nothing(self) -> bool:
         with trio.move_on_after(0.02) as scope:
             await self.store.receive()
         return scope.cancelled_caught
@@ -83,14 +83,14 @@ def some_pipe(number: int, ends: tuple[int, int]) -> Pipe:
 async def test_a_relay_is_put_with_its_sockets(channel: Channel, two_ends: tuple[int, int]) -> None:
     about = about_relay(id=7)
     await channel.fd_store.store_relay(about, *two_ends)
-    assert await channel.hear() == StoreMessage(relays=[about])
+    assert await channel.receive() == StoreMessage(relays=[about])
 
 
 async def test_pipes_are_put_at_once(channel: Channel) -> None:
     pipes = [Pipe.create(number, SMALL_PIPE_BYTES) for number in (3, 4)]
     channel.fd_store.store_pipes(pipes)
     expected = [StoredPipe(id=number, wanted_bytes=SMALL_PIPE_BYTES) for number in (3, 4)]
-    assert await channel.hear() == StoreMessage(pipes=expected)
+    assert await channel.receive() == StoreMessage(pipes=expected)
     for pipe in pipes:
         pipe.close()
 
@@ -113,9 +113,9 @@ async def test_what_is_dropped_goes_before_what_is_put(channel: Channel, two_end
     channel.fd_store.drop_relay(7)
     channel.fd_store.drop_pipe(some_pipe(9, two_ends))
     await channel.fd_store.store_relay(about_relay(id=7), *two_ends)
-    assert await channel.hear() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
-    assert [relay.id for relay in (await channel.hear()).relays] == [7]
-    assert await channel.hear_nothing()
+    assert await channel.receive() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
+    assert [relay.id for relay in (await channel.receive()).relays] == [7]
+    assert await channel.expect_nothing()
 
 
 async def test_drops_are_told_by_themselves_many_at_a_time(
@@ -125,12 +125,12 @@ async def test_drops_are_told_by_themselves_many_at_a_time(
     nursery.start_soon(channel.fd_store.run_sender)
     for number in range(1, 251):
         channel.fd_store.drop_relay(number)
-    batches = [list((await channel.hear()).dropped_relays) for _ in range(3)]
+    batches = [list((await channel.receive()).dropped_relays) for _ in range(3)]
     assert [len(batch) for batch in batches] == [100, 100, 50]
     assert [*itertools.chain(*batches)] == list(range(1, 251))
-    assert await channel.hear_nothing()
+    assert await channel.expect_nothing()
     channel.fd_store.drop_relay(300)
-    assert await channel.hear() == StoreMessage(dropped_relays=[300])
+    assert await channel.receive() == StoreMessage(dropped_relays=[300])
 
 
 async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
@@ -147,7 +147,7 @@ async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
     relays: list[int] = []
     pipes: list[int] = []
     while len(relays) < 2 or not pipes:
-        message = await channel.hear()
+        message = await channel.receive()
         relays += message.dropped_relays
         pipes += message.dropped_pipes
     assert (relays, pipes) == ([1, 2], [3])
@@ -161,13 +161,13 @@ async def test_the_most_that_one_message_may_drop_fits(channel: Channel, two_end
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.fd_store.close)
-            assert len((await channel.hear()).dropped_relays) == fd_store_client.DROPPED_PER_MESSAGE_MAX
+            assert len((await channel.receive()).dropped_relays) == fd_store_client.DROPPED_PER_MESSAGE_MAX
 
 
 async def test_its_end_says_what_is_left_to_say(channel: Channel) -> None:
     channel.fd_store.drop_relay(5)
     await channel.fd_store.close()
-    assert await channel.hear() == StoreMessage(dropped_relays=[5])
+    assert await channel.receive() == StoreMessage(dropped_relays=[5])
     assert await channel.store.receive() is None
 
 
@@ -277,7 +277,7 @@ async def test_what_is_kept_of_a_client_is_bounded(channel: Channel, two_ends: t
     about.principal = "x" * RECORD_BYTES_MAX
     with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):
         await channel.fd_store.store_relay(about, *two_ends)
-    assert await channel.hear_nothing()
+    assert await channel.expect_nothing()
 
 
 async def test_tables_of_client_addresses(channel: Channel, nursery: trio.Nursery) -> None:

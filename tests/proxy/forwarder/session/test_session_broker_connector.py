@@ -124,7 +124,7 @@ async def test_close(broker: Setup) -> None:
     await broker.connector.close_link()
     await broker.open()
     await broker.connector.close_link()
-    assert await broker.workers.broker.hear() is None
+    assert await broker.workers.broker.receive() is None
 
 
 async def test_the_relay_begins_with_what_both_sides_have_said(broker: Setup) -> None:

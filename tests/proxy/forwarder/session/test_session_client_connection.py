@@ -45,7 +45,7 @@ ENDINGS: list[Ending] = [
     lambda sent: sent.answer(1, more=True),
     lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS),
     lambda sent: sent.lose(),
-    lambda sent: sent.say(b"\xff\xff"),
+    lambda sent: sent.send(b"\xff\xff"),
 ]
 
 
@@ -58,10 +58,10 @@ async def test_an_answer_at_any_moment_of_the_sessions_end(
     """A nursery is closed a moment before its session knows; whatever comes then must start nothing in it."""
     it = await play().in_lookup_mode()
     it.workers.answer_by, it.workers.fast_path = None, fast_path
-    await it.client.say(lookup("a", 1), lookup("b", 2))
+    await it.client.send(lookup("a", 1), lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.workers.sent
-    await it.client.say(connect())  # out of turn: the connection ends at once
+    await it.client.send(connect())  # out of turn: the connection ends at once
     for _ in range(passes):
         await trio.lowlevel.checkpoint()
     ending(sent)
@@ -73,7 +73,7 @@ async def test_an_answer_at_any_moment_of_the_sessions_end(
 async def test_the_end_from_outside_with_answers_on_their_way(play: Start) -> None:
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("a", 1), lookup("b", 2))
+    await it.client.send(lookup("a", 1), lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
     it.session.shut_down()
     it.session.shut_down()
@@ -83,7 +83,7 @@ async def test_the_end_from_outside_with_answers_on_their_way(play: Start) -> No
     sent.lose()
     await trio.testing.wait_all_tasks_blocked()
     assert len(it.workers.sent) == 1
-    await it.client.must_hear_end()
+    await it.client.expect_end()
 
 
 # ---- leaving
@@ -93,7 +93,7 @@ async def test_the_client_leaves(play: Start) -> None:
     for story in ([], [connect()], [connect(), lookup()]):
         it = play()
         for command in story:
-            await it.client.say(command)
+            await it.client.send(command)
             await trio.testing.wait_all_tasks_blocked()
         await it.client.stream.send_eof()
         assert await it.end() == "client_closed"
@@ -109,19 +109,19 @@ async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Sta
         return lookup_answer(7)
 
     it.workers.answer_by = answer_by
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.client.stream.send_eof()
     await trio.testing.wait_all_tasks_blocked()
     gate.set()
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear_end()
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_end()
     assert await it.end() == "client_closed"
 
 
 async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [trio.sleep_forever]
-    await it.client.say(connect())
+    await it.client.send(connect())
     await trio.testing.wait_all_tasks_blocked()
     await it.client.stream.aclose()
     assert await it.end() == "client_closed"
@@ -131,13 +131,13 @@ async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
 async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Start, ends: str) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [challenge(b"q")]
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.AUTH_CHALLENGE)
     if ends == "leaves":
         await it.client.stream.aclose()
     else:
-        await it.client.say(lookup())
-        await it.client.must_hear_error()
+        await it.client.send(lookup())
+        await it.client.expect_error()
     await it.end()
     assert it.workers.authentication.given_up == [1]
 
@@ -145,10 +145,10 @@ async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Star
 async def test_an_authentication_that_is_over_is_not_given_up(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [challenge(b"q"), denied()]
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
-    await it.client.say(auth_response(b"a"))
-    await it.client.must_hear_error()
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.AUTH_CHALLENGE)
+    await it.client.send(auth_response(b"a"))
+    await it.client.expect_error()
     assert it.workers.authentication.given_up == []
 
 
@@ -161,8 +161,8 @@ async def test_the_connection_breaks(nursery: trio.Nursery, monkeypatch: pytest.
         raise trio.BrokenResourceError
 
     monkeypatch.setattr(it.stream, "receive_some", reset)
-    await it.client.say(commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
     gate.set()
     assert await it.end() == "client_broke_off"
 
@@ -172,7 +172,7 @@ async def test_a_client_that_is_gone_when_its_error_is_to_be_said(
 ) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [denied()]
-    await it.client.say(connect())
+    await it.client.send(connect())
     await trio.sleep(0.1)
     await it.client.stream.aclose()
     assert await it.end() == "authentication_failed"
@@ -186,14 +186,14 @@ async def test_a_client_that_is_gone_when_its_answer_comes(play: Start) -> None:
         return lookup_answer(1)
 
     it.workers.answer_by = answer_by
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     assert await it.end() in {"client_closed", "client_broke_off"}, "its end is met twice: who reads, who sends"
 
 
 async def test_drain_while_idle_in_lookup_mode(play: Start) -> None:
     it = await play().in_lookup_mode()
     it.session.drain()
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert await it.end() == "shut_down"
 
 
@@ -201,7 +201,7 @@ async def test_drain_before_connect(play: Start) -> None:
     it = play()
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert await it.end() == "shut_down"
 
 
@@ -214,14 +214,14 @@ async def test_drain_lets_lookups_finish(play: Start) -> None:
         return lookup_answer(7)
 
     it.workers.answer_by = answer_by
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
     await trio.testing.wait_all_tasks_blocked()
     assert not it.ended.is_set()
     gate.set()
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear_end()
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_end()
     assert await it.end() == "shut_down"
 
 
@@ -234,14 +234,14 @@ async def test_drain_lets_an_authentication_finish(play: Start) -> None:
         return authenticated(Principal(name="bob"))
 
     it.workers.authentication.answers = [slow]
-    await it.client.say(connect())
+    await it.client.send(connect())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
     await trio.testing.wait_all_tasks_blocked()
     assert not it.ended.is_set()
     gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
-    await it.client.must_hear_end()
+    await it.client.expect_command(BaseCommand.CONNECTED)
+    await it.client.expect_end()
     assert await it.end() == "shut_down"
 
 
@@ -253,11 +253,11 @@ async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start, monkeyp
 
     monkeypatch.setattr(it.workers, "forward_envelope_now", defect)
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(lookup())
+        await it.client.send(lookup())
         assert await it.end() == "defect"
     [entry] = logs
     assert (entry["client"], type(entry["exc_info"])) == (CLIENT, ZeroDivisionError)
-    await it.client.must_hear_end()
+    await it.client.expect_end()
 
 
 async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Start) -> None:
@@ -269,17 +269,17 @@ async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Star
 
     it.workers.authentication.answers = [defect]
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect())
+        await it.client.send(connect())
         assert await it.end() == "defect"
     assert [type(entry["exc_info"]) for entry in logs] == [ZeroDivisionError]
-    await it.client.must_hear_end()
+    await it.client.expect_end()
 
 
 async def test_failures_are_logged_with_who_and_why(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [denied("expired")]
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect("b0:6650"))
+        await it.client.send(connect("b0:6650"))
         await it.end()
     [entry] = logs
     assert entry["client"] == CLIENT

@@ -1,5 +1,5 @@
-"""proxy.forwarder.session.client_session before the relay, as dialogues: what the client says, what it must hear, who
-is asked."""
+"""proxy.forwarder.session.client_session before the relay, as dialogues: what the client sends, what it receives, and
+which workers are called."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Start = Callable[..., Play]
 
 async def test_connect_leads_to_lookup_mode(play: Start) -> None:
     it = play()
-    await it.client.say(connect())
-    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    await it.client.send(connect())
+    connected = (await it.client.expect_command(BaseCommand.CONNECTED)).connected
     assert connected.server_version.startswith("pulsar-trio-proxy")
     assert connected.protocol_version == 21
     assert it.session.state is State.LOOKUP
@@ -54,8 +54,8 @@ async def test_connect_leads_to_lookup_mode(play: Start) -> None:
 
 async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> None:
     it = play()
-    await it.client.say(connect(protocol_version=15))
-    assert (await it.client.must_hear(BaseCommand.CONNECTED)).connected.protocol_version == 15
+    await it.client.send(connect(protocol_version=15))
+    assert (await it.client.expect_command(BaseCommand.CONNECTED)).connected.protocol_version == 15
 
 
 async def test_of_the_brokers_feature_flags_those_that_lookups_serve(play: Start) -> None:
@@ -64,8 +64,8 @@ async def test_of_the_brokers_feature_flags_those_that_lookups_serve(play: Start
     flags = it.workers.profile.feature_flags
     flags.supports_get_partitioned_metadata_without_auto_creation = True
     flags.supports_topic_watchers = flags.supports_scalable_topics = flags.supports_tc_metadata_discovery = True
-    await it.client.say(connect())
-    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    await it.client.send(connect())
+    connected = (await it.client.expect_command(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
     assert connected.protocol_version == 20
     served = {"supports_get_partitioned_metadata_without_auto_creation": True}
@@ -76,10 +76,10 @@ async def test_every_way_of_cutting_connect_into_pieces(play: Start) -> None:
     data = commands.encode(connect())
     for cut in range(1, len(data), 7):
         it = play()
-        await it.client.say(data[:cut])
+        await it.client.send(data[:cut])
         await trio.testing.wait_all_tasks_blocked()
-        await it.client.say(data[cut:])
-        await it.client.must_hear(BaseCommand.CONNECTED)
+        await it.client.send(data[cut:])
+        await it.client.expect_command(BaseCommand.CONNECTED)
 
 
 @pytest.mark.conforms("kip-590.1", "kip-590.3")
@@ -87,8 +87,8 @@ async def test_a_lookup_goes_in_an_envelope_whole(play: Start) -> None:
     it = await play().in_lookup_mode()
     request = lookup("topic", request_id=9)
     request.MergeFromString(b"\xfa\x3f\x03new")  # a field newer than this proxy
-    await it.client.say(request)
-    answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(request)
+    answer = await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     assert answer == lookup_answer(9)
     [(sent, identity, client)] = it.workers.forwarded
     assert sent == request.SerializeToString()
@@ -105,12 +105,12 @@ async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
         return lookup_answer(request_id)
 
     it.workers.answer_by = answer_by
-    await it.client.say(lookup(request_id=1), lookup(request_id=2))
-    await it.client.say(commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(lookup(request_id=1), lookup(request_id=2))
+    await it.client.send(commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
     for number in (2, 1):
         gates[number].set()
-        assert (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id == number
+        assert (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id == number
 
 
 # ---- what is read in one go
@@ -118,8 +118,8 @@ async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
 
 async def test_what_is_read_in_one_go_travels_in_one_envelope(play: Start) -> None:
     it = await play().in_lookup_mode()
-    await it.client.say(*(lookup(f"t{number}", number) for number in range(5)))
-    heard = [(await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(5)]
+    await it.client.send(*(lookup(f"t{number}", number) for number in range(5)))
+    heard = [(await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(5)]
     assert sorted(one.request_id for one in heard) == list(range(5))
     [sent] = it.workers.sent
     assert sent.topics == ["t0", "t1", "t2", "t3", "t4"]
@@ -128,10 +128,10 @@ async def test_what_is_read_in_one_go_travels_in_one_envelope(play: Start) -> No
 async def test_no_request_waits_for_the_next_one(play: Start) -> None:
     it = await play().in_lookup_mode()
     half = commands.encode(lookup("b"))
-    await it.client.say(lookup("a"), half[:9])
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.say(half[9:])
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(lookup("a"), half[:9])
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(half[9:])
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     assert [sent.topics for sent in it.workers.sent] == [["a"], ["b"]]
 
 
@@ -147,8 +147,8 @@ async def test_what_else_comes_in_one_go_keeps_no_request_back(
 ) -> None:
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("a"), behind, lookup("b"), commands.pong())
-    await it.client.must_hear(heard)
+    await it.client.send(lookup("a"), behind, lookup("b"), commands.pong())
+    await it.client.expect_command(heard)
     await trio.testing.wait_all_tasks_blocked()
     assert [sent.topics for sent in it.workers.sent] == [["a", "b"]]
 
@@ -158,10 +158,10 @@ async def test_no_request_lies_while_room_is_waited_for(play: Start, monkeypatch
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
+    await it.client.send(*(lookup("t" * 400, number) for number in range(3)))
     for number in (3, 4):
         await trio.testing.wait_all_tasks_blocked()
-        await it.client.say(lookup("t" * 400, number))
+        await it.client.send(lookup("t" * 400, number))
     await trio.testing.wait_all_tasks_blocked()
     assert [len(sent.requests) for sent in it.workers.sent] == [3]
     it.workers.sent[0].answer(0, more=True)
@@ -175,32 +175,32 @@ async def test_no_request_lies_while_room_is_waited_for(play: Start, monkeypatch
     assert [len(sent.requests) for sent in it.workers.sent] == [3, 1, 1]
     it.workers.sent[-1].answer(0)
     for _ in range(5):
-        await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+        await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
 
 
 async def test_no_request_lies_at_the_clients_half_close(play: Start) -> None:
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("a"), lookup("b"))
+    await it.client.send(lookup("a"), lookup("b"))
     await it.client.stream.send_eof()
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.workers.sent
     sent.answer(1, 0)
     for _ in range(2):
-        await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear_end()
+        await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_end()
     assert await it.end() == "client_closed"
 
 
 async def test_no_request_lies_while_the_client_is_pinged(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 60_000}).in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("a"))
-    await it.client.must_hear(BaseCommand.PING)
+    await it.client.send(lookup("a"))
+    await it.client.expect_command(BaseCommand.PING)
     assert [sent.topics for sent in it.workers.sent] == [["a"]]
-    await it.client.say(commands.pong())
+    await it.client.send(commands.pong())
     it.workers.sent[0].answer(0)
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
 
 
 # ---- ping and pong
@@ -208,11 +208,11 @@ async def test_no_request_lies_while_the_client_is_pinged(play: Start, autojump_
 
 async def test_ping_is_answered_before_and_after_connect(play: Start) -> None:
     it = play()
-    await it.client.say(commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
     await it.in_lookup_mode()
-    await it.client.say(commands.pong(), commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(commands.pong(), commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
 
 
 async def test_ping_is_answered_while_authenticating_and_while_the_broker_is_awaited(play: Start) -> None:
@@ -225,14 +225,14 @@ async def test_ping_is_answered_while_authenticating_and_while_the_broker_is_awa
 
     it.workers.authentication.answers = [slow]
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect("b0:6650"), commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(connect("b0:6650"), commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
     assert it.session.state is State.AUTHENTICATING
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert it.session.state is State.CONNECTING_TO_BROKER
-    await it.client.say(commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.send(commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
 
 
 # ---- what a client may not do
@@ -254,11 +254,11 @@ async def test_a_command_that_needs_a_broker_is_answered_and_the_connection_stay
     play: Start, command: BaseCommand, request_id: int
 ) -> None:
     it = await play().in_lookup_mode()
-    await it.client.say(command)
-    error = (await it.client.must_hear(BaseCommand.ERROR)).error
+    await it.client.send(command)
+    error = (await it.client.expect_command(BaseCommand.ERROR)).error
     assert (error.request_id, error.error) == (request_id, ServerError.NotAllowedError)
-    await it.client.say(lookup())
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(lookup())
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
 
 
@@ -278,29 +278,29 @@ async def test_pulsar_5s_commands_are_answered_at_once_and_the_connection_stays(
 ) -> None:
     """By bytes, under the id that a V5 client waits for; to what begins no request, under that of the connection."""
     it = await play().in_lookup_mode()
-    await it.client.say(frame(command_bytes(kind, fields((1, 7), (2, "topic://public/default/t")))))
-    heard = dict(decoded((await it.client.must_hear(answer)).SerializeToString()))
+    await it.client.send(frame(command_bytes(kind, fields((1, 7), (2, "topic://public/default/t")))))
+    heard = dict(decoded((await it.client.expect_command(answer)).SerializeToString()))
     body = dict(decoded(bytes(heard[answer])))
     assert body[1] == (NO_REQUEST_ID if answer == BaseCommand.ERROR else 7)
     assert body[error_field] == ServerError.NotAllowedError
     assert b"needs a connection to a broker" in bytes(body[error_field + 1])
-    await it.client.say(lookup())
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(lookup())
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
 
 
 async def test_a_message_is_answered_with_a_send_error(play: Start) -> None:
     it = await play().in_lookup_mode()
-    await it.client.say(BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 2}))
-    error = (await it.client.must_hear(BaseCommand.SEND_ERROR)).send_error
+    await it.client.send(BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 2}))
+    error = (await it.client.expect_command(BaseCommand.SEND_ERROR)).send_error
     assert (error.producer_id, error.sequence_id) == (1, 2)
 
 
 @pytest.mark.conforms("kip-368.54")
 async def test_a_frame_too_large(play: Start) -> None:
     it = await play(limits={"max_command_bytes": 2048}).in_lookup_mode()
-    await it.client.say(b"\x7f\xff\xff\xff")
-    code, text = await it.client.must_hear_error()
+    await it.client.send(b"\x7f\xff\xff\xff")
+    code, text = await it.client.expect_error()
     assert (code, "Too large" in text) == (ServerError.NotAllowedError, True)
     assert await it.end() == "frame_too_large"
 
@@ -309,14 +309,14 @@ async def test_a_frame_too_large(play: Start) -> None:
 @pytest.mark.parametrize("seed", range(8))
 async def test_1024_random_bytes_in_lookup_mode_end_their_own_connection(play: Start, seed: int) -> None:
     it, other = await play().in_lookup_mode(), await play().in_lookup_mode()
-    await it.client.say(lookup())
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.say(random.Random(seed).randbytes(1024))
-    code, _text = await it.client.must_hear_error()
+    await it.client.send(lookup())
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.send(random.Random(seed).randbytes(1024))
+    code, _text = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     assert await it.end() in {"frame_too_large", "protocol_error"}
-    await other.client.say(lookup())
-    await other.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await other.client.send(lookup())
+    await other.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -333,8 +333,8 @@ async def test_garbage(play: Start, first: bool, garbage: bytes) -> None:
     it = play()
     if not first:
         await it.in_lookup_mode()
-    await it.client.say(garbage)
-    code, _text = await it.client.must_hear_error()
+    await it.client.send(garbage)
+    code, _text = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     await it.end()
     assert it.workers.forwarded == []
@@ -342,8 +342,8 @@ async def test_garbage(play: Start, first: bool, garbage: bytes) -> None:
 
 async def test_an_http_client(play: Start) -> None:
     it = play()
-    await it.client.say(b"GET / HTTP/1.1\r\nHost: proxy\r\n\r\n")
-    await it.client.must_hear_error()
+    await it.client.send(b"GET / HTTP/1.1\r\nHost: proxy\r\n\r\n")
+    await it.client.expect_error()
     assert await it.end() == "frame_too_large"
 
 
@@ -360,8 +360,8 @@ async def test_an_http_client(play: Start) -> None:
 async def test_any_command_before_connect_ends_the_connection(play: Start, command: BaseCommand) -> None:
     """Security: nothing is served to a client that has not been authenticated."""
     it = play(authentication=AUTHENTICATED)
-    await it.client.say(command)
-    code, text = await it.client.must_hear_error()
+    await it.client.send(command)
+    code, text = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     assert commands.command_name(command.type) in text
     assert await it.end() == "not_allowed"
@@ -381,8 +381,8 @@ async def test_any_command_while_authenticating_ends_the_connection(play: Start,
         return authenticated()
 
     it.workers.authentication.answers = [slow]
-    await it.client.say(connect(), command)
-    code, _ = await it.client.must_hear_error()
+    await it.client.send(connect(), command)
+    code, _ = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     gate.set()
     assert await it.end() == "not_allowed"
@@ -391,8 +391,8 @@ async def test_any_command_while_authenticating_ends_the_connection(play: Start,
 
 async def test_a_second_connect(play: Start) -> None:
     it = await play().in_lookup_mode()
-    await it.client.say(connect())
-    code, _ = await it.client.must_hear_error()
+    await it.client.send(connect())
+    code, _ = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     assert await it.end() == "not_allowed"
 
@@ -401,8 +401,8 @@ async def test_a_second_connect(play: Start) -> None:
 async def test_an_authentication_frame_after_completion(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     await it.in_lookup_mode()
-    await it.client.say(auth_response(b"again"))
-    await it.client.must_hear_error()
+    await it.client.send(auth_response(b"again"))
+    await it.client.expect_error()
     assert await it.end() == "not_allowed"
     assert len(it.workers.authentication.rounds) == 1
 
@@ -419,23 +419,23 @@ async def test_an_envelope_of_an_unknown_version_makes_the_client_connect_again(
     """An upgrade: of two workers, one is old. What the other one is asked is answered, and no more is taken."""
     it = await play().in_lookup_mode()
     it.workers.answer_by, it.workers.fast_path = None, fast_path
-    await it.client.say(lookup("a", 1))
+    await it.client.send(lookup("a", 1))
     await trio.testing.wait_all_tasks_blocked()
-    await it.client.say(lookup("b", 2))
+    await it.client.send(lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
     refusing, serving = it.workers.sent
-    refusing.say(UNSUPPORTED)
-    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    refusing.send(UNSUPPORTED)
+    answer = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (answer.request_id, answer.error) == (1, ServerError.ServiceNotReady)
     assert "for the log" not in str(answer)
-    await it.client.say(lookup("c", 3))
+    await it.client.send(lookup("c", 3))
     await trio.testing.wait_all_tasks_blocked()
     assert it.workers.sent == [refusing, serving]
     assert not it.ended.is_set()
     serving.answer(0)
-    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    answer = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (answer.request_id, answer.error) == (2, 0)
-    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    assert await it.client.expect_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
     assert await it.end() == "envelope_unsupported"
 
 
@@ -445,12 +445,12 @@ async def test_a_worker_that_does_not_answer_delays_the_end_for_the_time_of_a_lo
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     for request_id in (1, 2):
-        await it.client.say(lookup("a", request_id))
+        await it.client.send(lookup("a", request_id))
         await trio.testing.wait_all_tasks_blocked()
     began = trio.current_time()
-    it.workers.sent[0].say(UNSUPPORTED)
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
+    it.workers.sent[0].send(UNSUPPORTED)
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    assert await it.client.expect_error() == (ServerError.ServiceNotReady, CONNECT_AGAIN)
     assert await it.end() == "envelope_unsupported"
     assert trio.current_time() - began <= it.workers.answer_timeout_s + 1
 
@@ -469,14 +469,14 @@ async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
     """Security: no client may cause what looks like a defect of the proxy's, or be left waiting."""
     it = await play().in_lookup_mode()
     it.workers.answer_by, it.workers.fast_path = None, fast_path
-    await it.client.say(lookup("a", 1), encode_frame(corrupt), lookup("b", 3))
+    await it.client.send(lookup("a", 1), encode_frame(corrupt), lookup("b", 3))
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.workers.sent
     refused = RefusedRequest(index=1, error=EnvelopeResponse.INVALID_REQUEST, error_message="for the log")
     with structlog.testing.capture_logs() as logs:
-        sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]), more=True)
-        await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-        code, text = await it.client.must_hear_error()
+        sent.send(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]), more=True)
+        await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+        code, text = await it.client.expect_error()
         assert await it.end() == "protocol_error"
     assert (code, text.split(":")[0]) == (ServerError.NotAllowedError, "Not Pulsar")
     assert [entry["event"] for entry in logs] == ["a client's connection failed"]
@@ -487,8 +487,8 @@ async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
 async def test_nor_may_it_be_one_above_the_number(play: Start, corrupt: bytes) -> None:
     it = await play(limits={"max_concurrent_lookups_per_connection": 1}).in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup(), encode_frame(corrupt))
-    code, _text = await it.client.must_hear_error()
+    await it.client.send(lookup(), encode_frame(corrupt))
+    code, _text = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     assert await it.end() == "protocol_error"
 
@@ -520,7 +520,7 @@ LOOKUP_BYTES = lookup("topic", 9).SerializeToString()
 async def test_a_type_that_does_not_stand_first_and_once_ends_the_connection(play: Start, command: bytes) -> None:
     """Security: to whoever reads the beginning it is another command than to whoever parses it."""
     it = await play().in_lookup_mode()
-    await it.client.say(encode_frame(command))
-    assert (await it.client.must_hear_error())[1].startswith("Not Pulsar: a command whose type")
+    await it.client.send(encode_frame(command))
+    assert (await it.client.expect_error())[1].startswith("Not Pulsar: a command whose type")
     assert await it.end() == "protocol_error"
     assert it.workers.sent == []

@@ -39,8 +39,8 @@ def play(nursery: trio.Nursery) -> Start:
 
 async def relaying(play: Start) -> Play:
     it = play()
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     return it
 
 
@@ -48,8 +48,8 @@ async def relaying(play: Start) -> Play:
 async def test_the_way_into_the_relay(play: Start) -> None:
     it = play(authentication={"enabled": True})
     it.workers.authentication.answers = [authenticated()]
-    await it.client.say(connect(TARGET))
-    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    await it.client.send(connect(TARGET))
+    connected = (await it.client.expect_command(BaseCommand.CONNECTED)).connected
     assert connected == it.workers.broker_connected, "the broker's own Connected"
     [(message, identity, client)] = it.workers.opened
     assert (message.proxy_to_broker_url, identity.role, identity.sealed, client) == (TARGET, "alice", b"sealed", CLIENT)
@@ -61,9 +61,9 @@ async def test_the_way_into_the_relay(play: Start) -> None:
 @pytest.mark.conforms("pip-1.14")
 async def test_bytes_are_relayed_blind_both_ways(play: Start) -> None:
     it = await relaying(play)
-    await it.client.say(b"\xff\xff\xff\xff this is no frame")
+    await it.client.send(b"\xff\xff\xff\xff this is no frame")
     assert await it.workers.broker.read_exactly(21) == b"\xff\xff\xff\xff this is no frame"
-    await it.workers.broker.say(b"nor is this")
+    await it.workers.broker.send(b"nor is this")
     assert await it.client.read_exactly(11) == b"nor is this"
     assert it.value("pulsar_proxy_binary_bytes_total", direction="to_broker") == 21
     assert it.value("pulsar_proxy_binary_ops_total", direction="to_client") == 2
@@ -74,17 +74,17 @@ async def test_1024_random_bytes_are_the_brokers_business(play: Start, seed: int
     """Of a session that never ends no frame is looked at."""
     it = await relaying(play)
     noise = random.Random(seed).randbytes(1024)
-    await it.client.say(noise)
+    await it.client.send(noise)
     assert await it.workers.broker.read_exactly(1024) == noise
-    await it.workers.broker.say(noise)
+    await it.workers.broker.send(noise)
     assert await it.client.read_exactly(1024) == noise
 
 
 async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None:
     it = play()
     it.workers.broker_rest = b"first bytes of the relay"
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     assert await it.client.read_exactly(24) == b"first bytes of the relay"
 
 
@@ -92,10 +92,10 @@ async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None
 async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: Start, answers: bool) -> None:
     it = play()
     it.workers.answers_challenges = answers
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     asked = commands.auth_challenge("broker", 21, "token", commands.AUTH_REFRESH)
-    await it.workers.broker.say(asked + commands.ping())
+    await it.workers.broker.send(asked + commands.ping())
     if not answers:
         assert await it.client.read_exactly(len(asked)) == asked
     assert await it.client.read_exactly(len(commands.ping())) == commands.ping()
@@ -113,8 +113,8 @@ async def test_whether_the_broker_checks_credentials_decides_how_a_relay_is_foll
         type="User", name="alice", method="token", expires_at_unix_ms=int(time.time() * 1000) + 60_000
     )
     it.workers.authentication.answers = [authenticated(principal)]
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     followed = [one.relay_record.session.passes_answers for one in it.relays.expiring_sessions()]
     assert (
         followed
@@ -129,14 +129,14 @@ async def test_whether_the_broker_checks_credentials_decides_how_a_relay_is_foll
 
 async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:
     it = await relaying(play)
-    await it.client.say(commands.ping())
-    assert (await it.workers.broker.must_hear(BaseCommand.PING)).type == BaseCommand.PING
+    await it.client.send(commands.ping())
+    assert (await it.workers.broker.expect_command(BaseCommand.PING)).type == BaseCommand.PING
 
 
 async def test_an_idle_relay_has_no_deadline(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await relaying(play)
     await trio.sleep(24 * 3600)
-    await it.client.say(b"x")
+    await it.client.send(b"x")
     assert await it.workers.broker.read_exactly(1) == b"x"
 
 
@@ -145,13 +145,13 @@ async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     alice = Principal(type="User", name="alice", method="token", expires_at_unix_ms=1_900_000_000_000)
     it.workers.authentication.answers = [authenticated(alice)]
     started = time.time() * 1000
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     await it.ended.wait()
     assert it.session.became_relay
     assert it.relays.in_flight.count == 1
-    await it.workers.broker.say(PRODUCER)  # a frame: of sessions that expire these are followed
-    assert await it.client.must_hear(BaseCommand.PRODUCER) == PRODUCER, "both streams are open"
+    await it.workers.broker.send(PRODUCER)  # a frame: of sessions that expire these are followed
+    assert await it.client.expect_command(BaseCommand.PRODUCER) == PRODUCER, "both streams are open"
     await it.client.stream.aclose()
     await it.workers.broker.stream.aclose()
     about = await it.relay_ended()
@@ -169,17 +169,17 @@ async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery
     it.workers.broker_rest = b"rest"
     it.workers.connect_broker(*tcp_pair())
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET), PRODUCER)
+    await it.client.send(connect(TARGET), PRODUCER)
     await trio.testing.wait_all_tasks_blocked(0.01)
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.CONNECTED)
     assert await it.client.read_exactly(4) == b"rest"
-    assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+    assert (await it.workers.broker.expect_command(BaseCommand.PRODUCER)) == PRODUCER
     await it.ended.wait()
     assert it.session.became_relay
     assert streams[0].socket.fileno() == -1, "its descriptor is the relay's"
     await it.client.stream.aclose()
-    await it.workers.broker.must_hear_end()
+    await it.workers.broker.expect_end()
     assert (await it.relay_ended()).principal == it.session.identity.role
 
 
@@ -194,8 +194,8 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(it.relays, "start_relay", refuse)
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect(TARGET), *held)
-        code, text = await it.client.must_hear_error()
+        await it.client.send(connect(TARGET), *held)
+        code, text = await it.client.expect_error()
         assert await it.end() == "relay_not_begun"
     assert (code, text) == (ServerError.ServiceNotReady, "The proxy cannot relay at the moment")
     assert not it.session.became_relay
@@ -211,13 +211,13 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
     async with trio.open_nursery() as inner:
         it = Play(inner)
         monkeypatch.setattr(it.relays, "start_relay", hang)
-        await it.client.say(connect(TARGET))
+        await it.client.send(connect(TARGET))
         await trio.testing.wait_all_tasks_blocked()
         assert it.session.state is State.RELAYING
         assert it.handshakes.count == 1, "it is not a relay yet"
         inner.cancel_scope.cancel()
     assert not it.session.became_relay
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert await it.workers.broker.read_all() == b""
 
 
@@ -226,7 +226,7 @@ async def test_who_shakes_hands(play: Start) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert it.handshakes.count == 1
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET))
+    await it.client.send(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     assert it.handshakes.count == 1
     other = await play().in_lookup_mode()
@@ -243,11 +243,11 @@ async def awaiting_the_broker(play: Start, *early: BaseCommand | bytes, **tables
     """A session that waits for its broker, and what its client says meanwhile."""
     it = play(**tables)
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET))
+    await it.client.send(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     assert it.session.state is State.CONNECTING_TO_BROKER
     if early:
-        await it.client.say(*early)
+        await it.client.send(*early)
         await trio.testing.wait_all_tasks_blocked()
     return it
 
@@ -261,7 +261,7 @@ async def test_early_frames_are_held_and_are_the_relays_first(
     with trio.move_on_after(5):
         pytest.fail(f"reached the broker early: {await it.workers.broker.stream.receive_some(100)!r}")
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.CONNECTED)
     expected = commands.encode(PRODUCER) + second + b"\x00\x00\x00\x09half a fr"
     assert await it.workers.broker.read_exactly(len(expected)) == expected
 
@@ -269,18 +269,18 @@ async def test_early_frames_are_held_and_are_the_relays_first(
 async def test_early_frames_in_one_piece_with_connect_are_held_too(play: Start) -> None:
     it = play()
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET), PRODUCER)
+    await it.client.send(connect(TARGET), PRODUCER)
     await trio.testing.wait_all_tasks_blocked()
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
-    assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+    await it.client.expect_command(BaseCommand.CONNECTED)
+    assert (await it.workers.broker.expect_command(BaseCommand.PRODUCER)) == PRODUCER
 
 
 async def test_pings_among_early_frames_keep_their_order_behind_the_first_held(play: Start) -> None:
     it = await awaiting_the_broker(play, commands.ping(), PRODUCER, commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.expect_command(BaseCommand.PONG)
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.CONNECTED)
     expected = commands.encode(PRODUCER) + commands.ping()
     assert await it.workers.broker.read_exactly(len(expected)) == expected
 
@@ -294,9 +294,9 @@ async def test_a_frame_that_comes_in_the_same_instant_as_connected_is_not_lost(
         receiving: trio.testing.MemoryReceiveStream = it.stream.receive_stream  # type: ignore[attr-defined]
         receiving.put_data(commands.encode(PRODUCER))  # without a checkpoint before the next line
         it.workers.broker_gate.set()
-        await it.client.must_hear(BaseCommand.CONNECTED)
+        await it.client.expect_command(BaseCommand.CONNECTED)
         with trio.move_on_after(5) as patience:
-            assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+            assert (await it.workers.broker.expect_command(BaseCommand.PRODUCER)) == PRODUCER
         assert not patience.cancelled_caught, f"the frame was lost in attempt {attempt}"
 
 
@@ -324,16 +324,16 @@ async def test_no_byte_is_lost_on_the_way_from_the_reactor_to_the_kernel(
     for number, piece in enumerate(pieces):
         if number == ready:
             it.workers.broker_gate.set()
-        await it.client.say(piece)
+        await it.client.send(piece)
         await trio.testing.wait_all_tasks_blocked(0.002)
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.CONNECTED)
     expected = EARLY + pieces[-1]
     with trio.fail_after(60):
         assert await it.workers.broker.read_exactly(len(expected)) == expected
-    await it.workers.broker.say(b"and back")
+    await it.workers.broker.send(b"and back")
     assert await it.client.read_exactly(8) == b"and back"
     await it.client.stream.aclose()
-    await it.workers.broker.must_hear_end()
+    await it.workers.broker.expect_end()
     assert (await it.relay_ended()).target == TARGET
     assert not it.handshakes.count
 
@@ -349,7 +349,7 @@ async def test_a_client_that_took_half_a_frame_gets_no_relay(
         await trio.sleep_forever()
 
     monkeypatch.setattr(it.stream, "send_all", never)
-    await it.client.say(connect(TARGET), commands.ping())
+    await it.client.send(connect(TARGET), commands.ping())
     await trio.sleep(1)
     it.workers.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
@@ -373,16 +373,16 @@ async def test_what_was_said_before_leaves_before_connected(
         await send_all(data)
 
     monkeypatch.setattr(it.stream, "send_all", slowly)
-    await it.client.say(connect(TARGET), commands.ping())
+    await it.client.send(connect(TARGET), commands.ping())
     await trio.testing.wait_all_tasks_blocked()
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.PONG)
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.PONG)
+    await it.client.expect_command(BaseCommand.CONNECTED)
 
 
 async def test_a_held_frame_does_not_stretch_the_handshake(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await awaiting_the_broker(play, PRODUCER, limits={"handshake_timeout_ms": 3000})
-    code, text = await it.client.must_hear_error()
+    code, text = await it.client.expect_error()
     assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
     assert trio.current_time() == pytest.approx(3)
     assert await it.end() == "handshake_timeout"
@@ -392,14 +392,14 @@ async def test_a_held_frame_is_dropped_when_the_broker_refuses(play: Start) -> N
     it = await awaiting_the_broker(play, PRODUCER)
     it.workers.broker_failure = TargetRefused("host", "no")
     it.workers.broker_gate.set()
-    await it.client.must_hear_error()
+    await it.client.expect_error()
     assert await it.end() == "target_denied"
 
 
 @pytest.mark.parametrize("command", [connect(), BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response={})])
 async def test_out_of_turn_while_the_broker_is_awaited(play: Start, command: BaseCommand) -> None:
     it = await awaiting_the_broker(play, command)
-    code, _ = await it.client.must_hear_error()
+    code, _ = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     it.workers.broker_gate.set()
     assert await it.end() == "not_allowed"
@@ -413,8 +413,8 @@ async def test_a_denied_target_in_the_java_proxys_words_and_no_others(play: Star
     it = play()
     it.workers.broker_failure = TargetRefused("address", "b0:6650 is at 10.0.0.1, outside the rules")
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect(TARGET))
-        assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, "Target broker cannot be validated.")
+        await it.client.send(connect(TARGET))
+        assert await it.client.expect_error() == (ServerError.ServiceNotReady, "Target broker cannot be validated.")
         assert await it.end() == "target_denied"
     assert it.value("pulsar_proxy_broker_connection_failures_total", reason="address") == 1
     [entry] = logs
@@ -426,8 +426,8 @@ async def test_a_broker_that_refuses_is_quoted(play: Start) -> None:
     it.workers.broker_failure = BrokerLinkFailed(
         "refused", "for the log", code=ServerError.AuthorizationError, message="Invalid roles."
     )
-    await it.client.say(connect(TARGET))
-    assert await it.client.must_hear_error() == (ServerError.AuthorizationError, "Invalid roles.")
+    await it.client.send(connect(TARGET))
+    assert await it.client.expect_error() == (ServerError.AuthorizationError, "Invalid roles.")
     assert await it.end() == "broker_failed"
     assert it.value("pulsar_proxy_broker_connection_failures_total", reason="refused") == 1
 
@@ -435,8 +435,8 @@ async def test_a_broker_that_refuses_is_quoted(play: Start) -> None:
 async def test_no_answer_from_the_lookup_worker(play: Start) -> None:
     it = play()
     it.workers.broker_failure = RpcDeadlineExceeded("no answer")
-    await it.client.say(connect(TARGET))
-    code, _ = await it.client.must_hear_error()
+    await it.client.send(connect(TARGET))
+    code, _ = await it.client.expect_error()
     assert code == ServerError.ServiceNotReady
     assert await it.end() == "lookup_unavailable"
 
@@ -444,8 +444,8 @@ async def test_no_answer_from_the_lookup_worker(play: Start) -> None:
 async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(limits={"handshake_timeout_ms": 3000})
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear_error()
+    await it.client.send(connect(TARGET))
+    await it.client.expect_error()
     assert trio.current_time() == pytest.approx(3)
     assert await it.end() == "handshake_timeout"
 
@@ -456,8 +456,8 @@ async def test_no_target_is_looked_at_before_its_client_is_authenticated(play: S
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
     it.workers.authentication.answers = [denied()]
     it.workers.broker_failure = TargetRefused("host", "not allowed")
-    await it.client.say(connect(TARGET))
-    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    await it.client.send(connect(TARGET))
+    assert await it.client.expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
     assert await it.end() == "authentication_failed"
     assert it.workers.opened == []
 
@@ -467,12 +467,12 @@ async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names
     relays = []
     for target in ("b0:6650", "b1:6650", "b1:6650"):
         it = play()
-        await it.client.say(connect(target))
-        await it.client.must_hear(BaseCommand.CONNECTED)
+        await it.client.send(connect(target))
+        await it.client.expect_command(BaseCommand.CONNECTED)
         assert [message.proxy_to_broker_url for message, _, _ in it.workers.opened] == [target]
         relays.append((it, target.encode()))
     for it, data in relays:
-        await it.client.say(data)
+        await it.client.send(data)
     for it, data in relays:
         assert await it.workers.broker.read_exactly(len(data)) == data
 
@@ -482,8 +482,8 @@ async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> 
     """Security."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
     it.workers.authentication.answers = [RpcDeadlineExceeded("no answer")]
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear_error()
+    await it.client.send(connect(TARGET))
+    await it.client.expect_error()
     await it.end()
     assert it.workers.opened == []
 
@@ -491,7 +491,7 @@ async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> 
 async def test_the_client_leaves_while_the_broker_is_awaited(play: Start) -> None:
     it = play()
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET))
+    await it.client.send(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     await it.client.stream.aclose()
     assert await it.end() == "client_closed"
@@ -500,14 +500,14 @@ async def test_the_client_leaves_while_the_broker_is_awaited(play: Start) -> Non
 async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: trio.Nursery) -> None:
     it = play(lockstep=True)
     it.workers.broker_gate = trio.Event()
-    nursery.start_soon(it.client.say, connect(TARGET))
+    nursery.start_soon(it.client.send, connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(it.client.say, connect())  # out of turn; and the client is slow to read what it is told
+    nursery.start_soon(it.client.send, connect())  # out of turn; and the client is slow to read what it is told
     await trio.testing.wait_all_tasks_blocked()
     it.workers.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert it.session._broker_connector.link.stream is it.workers.broker_stream
-    await it.client.must_hear(BaseCommand.ERROR)
+    await it.client.expect_command(BaseCommand.ERROR)
     await it.client.stream.aclose()
     assert await it.end() == "not_allowed"
     assert await it.workers.broker.read_all() == b""
@@ -519,7 +519,7 @@ async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: t
 @pytest.mark.conforms("pip-1.16")
 async def test_the_broker_closes(play: Start) -> None:
     it = await relaying(play)
-    await it.workers.broker.say(b"last words")
+    await it.workers.broker.send(b"last words")
     await it.workers.broker.stream.aclose()
     assert await it.client.read_all() == b"last words"
     await it.client.stream.aclose()
@@ -528,10 +528,10 @@ async def test_the_broker_closes(play: Start) -> None:
 
 async def test_the_client_closes(play: Start) -> None:
     it = await relaying(play)
-    await it.client.say(b"last words")
+    await it.client.send(b"last words")
     await it.client.stream.send_eof()
     assert await it.workers.broker.read_all() == b"last words"
-    await it.workers.broker.say(b"answer")
+    await it.workers.broker.send(b"answer")
     await it.workers.broker.stream.aclose()
     assert await it.client.read_all() == b"answer"
     assert (await it.relay_ended()).target == TARGET
@@ -540,7 +540,7 @@ async def test_the_client_closes(play: Start) -> None:
 async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> None:
     it = await relaying(play)
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(b"12345")
+        await it.client.send(b"12345")
         await it.client.stream.send_eof()
         await it.workers.broker.read_all()
         await it.workers.broker.stream.aclose()
@@ -551,30 +551,30 @@ async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> Non
 
 async def test_half_close_timeout(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(relay={"half_close_timeout_ms": 4000})
-    await it.client.say(connect(TARGET))
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(TARGET))
+    await it.client.expect_command(BaseCommand.CONNECTED)
     await it.client.stream.send_eof()
     await it.relay_ended()
     assert trio.current_time() == pytest.approx(4 + LINGER_S), "what was sent last may still be read"
     assert await it.workers.broker.read_all() == b"", "both sides are closed"
-    await it.client.must_hear_end()
+    await it.client.expect_end()
 
 
 async def test_drain_leaves_a_relay_to_its_client(play: Start) -> None:
     it = await relaying(play)
     it.session.drain()
-    await it.client.say(b"still working")
+    await it.client.send(b"still working")
     assert await it.workers.broker.read_exactly(13) == b"still working"
 
 
 async def test_drain_while_the_broker_is_awaited_leads_into_the_relay(play: Start) -> None:
     it = play()
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect(TARGET))
+    await it.client.send(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
     it.workers.broker_gate.set()
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.expect_command(BaseCommand.CONNECTED)
 
 
 # ---- any broker (apache/pulsar#25879)
@@ -582,8 +582,8 @@ async def test_drain_while_the_broker_is_awaited_leads_into_the_relay(play: Star
 
 async def test_an_empty_target_leads_to_a_broker_and_none_to_lookups(play: Start) -> None:
     it = play()
-    await it.client.say(connect(proxy_to_broker_url=""))
-    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    await it.client.send(connect(proxy_to_broker_url=""))
+    connected = (await it.client.expect_command(BaseCommand.CONNECTED)).connected
     assert connected == it.workers.broker_connected, "the broker's own Connected"
     assert it.session.state is State.RELAYING
     await it.client.stream.aclose()
@@ -598,8 +598,8 @@ async def test_an_empty_target_is_told_apart_in_the_log(play: Start) -> None:
     it = play()
     it.workers.broker_failure = TargetRefused("metadata", "why")
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect(proxy_to_broker_url=""))
-        await it.client.must_hear_error()
+        await it.client.send(connect(proxy_to_broker_url=""))
+        await it.client.expect_error()
         await it.end()
     assert [entry["target"] for entry in logs] == ["any broker"]
 
@@ -611,8 +611,8 @@ async def test_a_long_target_is_cut_for_the_log_alone(play: Start, length: int) 
     it.workers.broker_failure = TargetRefused("host", "why")
     target = "b" * length
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(connect(target))
-        await it.client.must_hear_error()
+        await it.client.send(connect(target))
+        await it.client.expect_error()
         await it.end()
     assert [entry["target"] for entry in logs] == [target[:300]]
     assert it.workers.opened[0][0].proxy_to_broker_url == target

@@ -39,13 +39,13 @@ async def test_a_client_that_asks_for_pongs_and_does_not_read_them_is_read_no_fu
     if when == "in lookup mode":
         await it.in_lookup_mode()
     pings = 5_000
-    nursery.start_soon(it.client.say, commands.ping() * pings)
+    nursery.start_soon(it.client.send, commands.ping() * pings)
     await trio.testing.wait_all_tasks_blocked()
     assert it.session._transport.unsent_bytes <= PONGS_BYTES_MAX + len(commands.pong())
     for _ in range(pings):
-        await it.client.must_hear(BaseCommand.PONG)
-    await it.client.say(commands.ping())
-    await it.client.must_hear(BaseCommand.PONG)
+        await it.client.expect_command(BaseCommand.PONG)
+    await it.client.send(commands.ping())
+    await it.client.expect_command(BaseCommand.PONG)
 
 
 # ---- limits and slowness
@@ -61,21 +61,21 @@ async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
         return lookup_answer(request_id)
 
     it.workers.answer_by = answer_by
-    await it.client.say(*(lookup(request_id=number) for number in (1, 2, 3)))
-    refused = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    await it.client.send(*(lookup(request_id=number) for number in (1, 2, 3)))
+    refused = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (refused.request_id, refused.error) == (3, ServerError.TooManyRequests)
     metadata = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 4})
-    await it.client.say(metadata)
-    body = (await it.client.must_hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partition_metadata_response
+    await it.client.send(metadata)
+    body = (await it.client.expect_command(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partition_metadata_response
     assert (body.request_id, body.error) == (4, ServerError.TooManyRequests)
     assert it.value("pulsar_proxy_refused_commands_total", reason="too_many_requests") == 2
     gate.set()
     answered = {
-        (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(2)
+        (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(2)
     }
     assert answered == {1, 2}
-    await it.client.say(lookup(request_id=5))
-    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    await it.client.send(lookup(request_id=5))
+    answer = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (answer.request_id, answer.error) == (5, 0)
 
 
@@ -92,12 +92,12 @@ async def test_what_one_client_makes_us_keep_is_bounded(play: Start, monkeypatch
 
     it.workers.answer_by = answer_by
     for number in range(5):
-        await it.client.say(lookup("t" * 400, request_id=number))
+        await it.client.send(lookup("t" * 400, request_id=number))
         await trio.testing.wait_all_tasks_blocked()
     assert len(it.workers.forwarded) == 3, "the last one may pass it"
     gate.set()
     answered = {
-        (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(5)
+        (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(5)
     }
     assert answered == set(range(5))
 
@@ -112,7 +112,7 @@ async def test_topic_lists_count_for_the_answers_that_they_may_bring(
     topics = BaseCommand(
         type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 1}
     )
-    await it.client.say(topics, topics, topics)
+    await it.client.send(topics, topics, topics)
     await trio.testing.wait_all_tasks_blocked()
     assert len(it.workers.forwarded) == 2, "the last one may pass it"
     it.workers.sent[0].answer(0)
@@ -122,17 +122,17 @@ async def test_topic_lists_count_for_the_answers_that_they_may_bring(
 
 async def test_a_client_that_does_not_read_its_answers(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
-    it.nursery.start_soon(it.client.say, connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    it.nursery.start_soon(it.client.send, connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     started = trio.current_time()
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     assert await it.end() == "client_does_not_read"
     assert trio.current_time() - started == pytest.approx(5)
 
 
 async def test_a_client_that_does_not_read_its_pong(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
-    it.nursery.start_soon(it.client.say, commands.ping())
+    it.nursery.start_soon(it.client.send, commands.ping())
     assert await it.end() == "client_does_not_read"
 
 
@@ -140,10 +140,10 @@ async def test_many_answers_to_a_client_that_does_not_read_end_it_as_soon(
     play: Start, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
-    it.nursery.start_soon(it.client.say, connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    it.nursery.start_soon(it.client.send, connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     started = trio.current_time()
-    await it.client.say(*(lookup(request_id=number) for number in range(5)))
+    await it.client.send(*(lookup(request_id=number) for number in range(5)))
     assert await it.end() == "client_does_not_read"
     assert trio.current_time() - started == pytest.approx(5)
 
@@ -156,15 +156,15 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     for number in range(3):
-        await it.client.say(lookup(request_id=number))
+        await it.client.send(lookup(request_id=number))
         await trio.testing.wait_all_tasks_blocked()
         it.workers.sent[-1].answer(0, padding=3_000_000)
-        await it.client.say(commands.ping())
+        await it.client.send(commands.ping())
         await trio.testing.wait_all_tasks_blocked()
-        answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+        answer = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
         assert (answer.request_id, len(answer.broker_service_url)) == (number, 3_000_000 + len("pulsar://b0:6650"))
         with trio.fail_after(60):
-            await it.client.must_hear(BaseCommand.PONG)
+            await it.client.expect_command(BaseCommand.PONG)
 
 
 # ---- requests that nobody looked into
@@ -179,15 +179,15 @@ async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch:
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("t" * 100), encode_frame(TORN))
+    await it.client.send(lookup("t" * 100), encode_frame(TORN))
     await trio.testing.wait_all_tasks_blocked()
-    await it.client.say(commands.ping())
+    await it.client.send(commands.ping())
     await trio.testing.wait_all_tasks_blocked()
     resumed: list[bool] = []
     monkeypatch.setattr(it.session._transport, "resume_reading", lambda: resumed.append(True))
     [sent] = it.workers.sent
-    sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
-    await it.client.must_hear_error()
+    sent.send(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
+    await it.client.expect_error()
     assert await it.end() == "protocol_error"
     assert resumed == []
 
@@ -200,11 +200,11 @@ async def test_what_is_here_of_a_large_frame_is_bounded_over_all_clients(play: S
     it = play(limits={"max_lookup_bytes": 100 * 1024})
     others = it.workers.budget
     assert others.reserve_bytes("others", 50 * 1024)
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     unfinished = encode_frame(bytes(100_000))[: 40 * 1024]
     await it.client.stream.send_all(unfinished)
-    error = (await it.client.must_hear(BaseCommand.ERROR)).error
+    error = (await it.client.expect_command(BaseCommand.ERROR)).error
     assert error.error == ServerError.ServiceNotReady
     assert await it.end() == "no_memory"
     assert others._by_owner == {"others": 50 * 1024}
@@ -218,10 +218,10 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     monkeypatch.setattr("proxy.forwarder.session.flow.PARTIAL_FRAME_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
+    await it.client.send(*(lookup("t" * 400, number) for number in range(3)))
     await trio.testing.wait_all_tasks_blocked()
     it.workers.budget.resize(1)
-    await it.client.say(*(lookup("t" * 400, number) for number in range(3, 9)))
+    await it.client.send(*(lookup("t" * 400, number) for number in range(3, 9)))
     await trio.testing.wait_all_tasks_blocked()
     assert it.session._inbound.is_full
     assert it.session._transport.partial_frame_bytes
@@ -232,8 +232,8 @@ async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: St
     """Security: not for its address, which many share."""
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [authenticated()]
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     await it.client.stream.send_all(encode_frame(bytes(100_000))[: 30 * 1024])
     await trio.testing.wait_all_tasks_blocked()
     assert it.workers.budget._by_owner == {"principal alice": 30 * 1024}
@@ -241,13 +241,13 @@ async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: St
 
 async def test_a_large_frame_that_is_finished_counts_no_more(play: Start) -> None:
     it = play()
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     frame = commands.encode(lookup("t" * (40 * 1024)))
     await it.client.stream.send_all(frame[: 30 * 1024])
     await trio.testing.wait_all_tasks_blocked()
     assert it.workers.budget.used_bytes == 30 * 1024
     await it.client.stream.send_all(frame[30 * 1024 :])
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     await trio.testing.wait_all_tasks_blocked()
     assert it.workers.budget.used_bytes == 0

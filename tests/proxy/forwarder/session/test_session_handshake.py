@@ -149,7 +149,7 @@ class Late(Play):
 
     async def over_before_the_verdict(self, target: str = "") -> None:
         """The session ends while it is judged, or while the broker is opened."""
-        await self.client.say(connect(target))
+        await self.client.send(connect(target))
         while self.session.state is State.AWAITING_CONNECT:
             await trio.lowlevel.checkpoint()
         assert self.session._machine.handle(Event.SHUT_DOWN) is Action.CLOSE
@@ -160,7 +160,7 @@ class Late(Play):
         """Let the session end, as what has closed its machine does."""
         self.session._end(DisconnectCause.SHUT_DOWN)
 
-    async def hear_nothing(self) -> None:
+    async def expect_nothing(self) -> None:
         with trio.move_on_after(1) as nothing:
             await self.client.stream.receive_some(1)
         assert nothing.cancelled_caught
@@ -171,7 +171,7 @@ async def test_a_yes_that_comes_too_late_leads_nowhere(
 ) -> None:
     it = Late(nursery, **ENABLED)
     await it.over_before_the_verdict()
-    await it.hear_nothing()
+    await it.expect_nothing()
     assert it.handshakes.count == 1, "its session's end says so"
     it.end_now()
     await it.ended.wait()
@@ -184,7 +184,7 @@ async def test_a_question_that_comes_too_late_is_not_asked(
     it = Late(nursery, **ENABLED)
     it.workers.authentication.answers = [challenge(b"q")]
     await it.over_before_the_verdict()
-    await it.hear_nothing()
+    await it.expect_nothing()
     it.end_now()
     await it.ended.wait()
     assert it.workers.authentication.given_up == [it.workers.authentication.requests[0].authentication_id]
@@ -235,13 +235,13 @@ async def test_a_client_that_is_asked_something_is_silent_until_it_answers(nurse
     it.workers.authentication.answers = [slow, authenticated()]
     it.workers.broker_gate = trio.Event()
     assert all_.has_silent
-    await it.client.say(connect("b0:6650"))
+    await it.client.send(connect("b0:6650"))
     await trio.testing.wait_all_tasks_blocked()
     assert not all_.has_silent, "the auth worker has to answer"
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert all_.has_silent
-    await it.client.say(auth_response(b"a"))
+    await it.client.send(auth_response(b"a"))
     await trio.testing.wait_all_tasks_blocked()
     assert all_.count == 0, "it is known, whatever its broker does"
 
@@ -250,6 +250,6 @@ async def test_without_authentication_it_is_counted_until_it_has_what_it_came_fo
     all_ = PreAuthConnections()
     it = Play(nursery, pre_auth=counted(all_))
     it.workers.broker_gate = trio.Event()
-    await it.client.say(connect("b0:6650"))
+    await it.client.send(connect("b0:6650"))
     await trio.testing.wait_all_tasks_blocked()
     assert (all_.count, all_.has_silent) == (1, False)

@@ -79,7 +79,7 @@ async def test_a_session_ends(  # noqa: PLR0917 -- the table
     await it.at(ends_at - 0.1)
     await it.must_serve()
     await it.at(ends_at)
-    await it.client.say(lookup(request_id=8))
+    await it.client.send(lookup(request_id=8))
     await it.must_be_over("session_expired", EXPIRED)
     assert it.counted() == (0, 0, 1)
     assert len(it.workers.forwarded) == 1
@@ -100,8 +100,8 @@ async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clo
     await it.at(500_000)
     await it.must_serve()
     assert it.session.lifetime.expiring_session is None
-    await it.client.say(answer_again())
-    assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
+    await it.client.send(answer_again())
+    assert await it.client.expect_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
     assert await it.end() == "not_allowed"
     assert it.session.state is State.CLOSED
 
@@ -116,8 +116,8 @@ async def test_without_authentication_nobody_is_asked(
     it = await life(0, **tables).enter(refresh=False)
     await it.at(100)
     await it.must_serve()
-    await it.client.say(answer_again())
-    assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
+    await it.client.send(answer_again())
+    assert await it.client.expect_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
     assert it.workers.authentication.requests == []
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="", reason="client_cannot") is None
 
@@ -130,11 +130,11 @@ async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.M
     it = await life(100, token(100), token(1000), fraction=0.5).enter()
     assert await it.must_be_asked() == pytest.approx(90)
     await it.at(92)
-    await it.client.say(answer_again(b"second"))
+    await it.client.send(answer_again(b"second"))
     assert await it.must_be_asked() == pytest.approx(92 + 90)
     await it.must_serve()
     await it.at(185)
-    await it.client.say(answer_again(b"third"))
+    await it.client.send(answer_again(b"third"))
     await it.at(1000)
     await it.must_serve()
     assert it.workers.authentication.rounds == [("token", SECRET), ("token", b"second"), ("token", b"third")]
@@ -150,7 +150,7 @@ async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_c
     proxies = {"proxy_roles": ["proxy-a"]}
     it = await life(100, token(100), authentication=proxies).enter(original_principal="bob", proxy_version="1")
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     first, again = it.workers.authentication.requests
     assert (again.client_address, again.client_certificate) == (CLIENT, CERTIFICATE)
@@ -166,10 +166,10 @@ async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.Moc
     it = await life(100, *verdicts, principal=sasl).enter(auth_method_name="sasl")
     await it.must_be_asked(method="sasl")
     for answer, question in ((b"a0", b"q1"), (b"a1", b"q2")):
-        await it.client.say(answer_again(answer, "sasl"))
+        await it.client.send(answer_again(answer, "sasl"))
         await it.must_be_asked(question, "sasl")
         await it.must_serve()
-    await it.client.say(answer_again(b"a2", "sasl"))
+    await it.client.send(answer_again(b"a2", "sasl"))
     await it.at(500)
     await it.must_serve()
     assert it.value("pulsar_proxy_reauthentication_success_total", method="sasl") == 1
@@ -185,7 +185,7 @@ async def test_a_client_may_come_unasked(life: Begin, autojump_clock: trio.testi
     """As KIP-368's clients do."""
     it = await life(100, token(1000)).enter()
     await it.at(10)
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.at(500)
     await it.must_serve()
     assert it.counted() == (1, 0, 0)
@@ -204,7 +204,7 @@ async def test_many_renewals_keep_no_object_of_any(life: Begin, autojump_clock: 
         for number in range(RENEWALS):
             auth.answers = [token(100)]
             await it.at(it.second + 1)
-            await it.client.say(answer_again(b"%d" % number))
+            await it.client.send(answer_again(b"%d" % number))
             await it.settle()
             auth.requests.clear()
         gc.collect()
@@ -224,10 +224,10 @@ async def test_again_at_once_is_too_soon(
     it = await life(100, token(100), token(100)).enter()
     if after_another:
         await it.at(50)
-        await it.client.say(answer_again())
+        await it.client.send(answer_again())
         await it.settle()
     await it.at(it.second + pause_s)
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     if passes:
         await it.must_serve()
         assert it.counted() == (1 + after_another, 0, 0)
@@ -244,9 +244,9 @@ async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
     it = await life(100, gated(verdict, token(100))).enter()
     it.workers.answer_by = None
     await it.must_be_asked()
-    await it.client.say(lookup(request_id=1), answer_again(), lookup(request_id=2))
+    await it.client.send(lookup(request_id=1), answer_again(), lookup(request_id=2))
     await it.settle()
-    await it.client.say(lookup(request_id=3))
+    await it.client.send(lookup(request_id=3))
     await it.settle()
     first, last = it.workers.sent
     assert [len(sent.requests) for sent in (first, last)] == [2, 1], "nobody waits for a verdict"
@@ -255,7 +255,7 @@ async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
     await it.settle()
     last.answer(0)
     first.answer(1)
-    heard = [(await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(3)]
+    heard = [(await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(3)]
     assert [answer.request_id for answer in heard] == [1, 3, 2], "as their answers come"
     assert it.counted() == (1, 0, 0)
 
@@ -267,7 +267,7 @@ async def test_lookups_go_by_the_new_principal_from_then_on(
     it = await life(100, token(100, sealed=b"new seal")).enter()
     await it.must_serve()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     await it.must_serve()
     sent = [one.envelope for one in it.workers.sent]
@@ -279,7 +279,7 @@ async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_cl
     it = await life(100, token(100), brokers={"forward_authorization_credentials": True}).enter()
     await it.must_serve()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.must_serve()
     await it.must_serve()
     sent = [(one.envelope.original_auth_method, one.envelope.original_auth_data) for one in it.workers.sent]
@@ -307,9 +307,9 @@ async def test_somebody_else_is_closed(
     """Security: and nothing is ever looked up in that name."""
     it = await life(100, token(100, somebody_else, b"somebody else's")).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.counted() == (0, 1, 0)
     assert it.workers.forwarded == []
@@ -322,7 +322,7 @@ async def test_another_method_in_the_answer_is_closed_and_never_judged(
 ) -> None:
     it = await life(100, token(100)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again(method="basic"))
+    await it.client.send(answer_again(method="basic"))
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.counted() == (0, 1, 0)
     assert len(it.workers.authentication.requests) == 1
@@ -333,7 +333,7 @@ async def test_an_answer_without_a_method_is_of_the_sessions(
 ) -> None:
     it = await life(100, token(100)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again(method=""))
+    await it.client.send(answer_again(method=""))
     await it.settle()
     assert it.counted() == (1, 0, 0)
     assert it.workers.authentication.rounds[1] == ("token", NEW_SECRET)
@@ -345,7 +345,7 @@ async def test_a_denial_closes_after_the_fixed_delay_and_nothing_is_tried_again(
 ) -> None:
     it = await life(100, denied("expired")).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     second = await it.must_be_over("reauthentication_failed", FAILED)
     assert 85.2 <= second <= 86.5
     assert it.counted() == (0, 1, 0)
@@ -355,7 +355,7 @@ async def test_a_denial_closes_after_the_fixed_delay_and_nothing_is_tried_again(
 async def test_an_answer_that_is_none_is_closed(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100).enter()
     await it.must_be_asked()
-    await it.client.say(BaseCommand(type=BaseCommand.AUTH_RESPONSE))
+    await it.client.send(BaseCommand(type=BaseCommand.AUTH_RESPONSE))
     await it.must_be_over("reauthentication_failed", FAILED)
     assert len(it.workers.authentication.requests) == 1
 
@@ -366,9 +366,9 @@ async def test_a_second_answer_while_the_first_is_judged_is_closed(
     verdict = trio.Event()
     it = await life(100, gated(verdict, token(100, sealed=b"new"))).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     verdict.set()
     await it.must_be_over("reauthentication_failed", FAILED)
@@ -387,9 +387,9 @@ async def test_where_nobody_could_judge_the_client_is_asked_again(
 ) -> None:
     it = await life(100, trouble, token(1000)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again(b"lost"))
+    await it.client.send(answer_again(b"lost"))
     assert await it.must_be_asked() == pytest.approx(86), "not at once"
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.at(500)
     await it.must_serve()
     assert it.counted() == (1, 0, 0)
@@ -399,11 +399,11 @@ async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clo
     """No answer is given twice: the rounds begin anew, with another worker."""
     it = await life(100, challenge(b"q"), RpcConnectionLost("gone"), token(1000)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again(b"a0"))
+    await it.client.send(answer_again(b"a0"))
     await it.must_be_asked(b"q")
-    await it.client.say(answer_again(b"a1"))
+    await it.client.send(answer_again(b"a1"))
     await it.must_be_asked()
-    await it.client.say(answer_again(b"anew"))
+    await it.client.send(answer_again(b"anew"))
     await it.settle()
     assert it.counted() == (1, 0, 0)
     _, begun, lost, anew = it.workers.authentication.requests
@@ -424,7 +424,7 @@ async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_use
     await it.must_serve()  # and nothing else was said meanwhile
     await it.at(1000)
     assert it.session.state is State.LOOKUP
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("session_expired", EXPIRED)
     assert it.counted() == (0, 0, 1)
 
@@ -436,7 +436,7 @@ async def test_the_log_tells_of_each_session_that_is_closed(
     it = await life(100).enter(refresh=False)
     await it.at(101)
     with structlog.testing.capture_logs() as logs:
-        await it.client.say(lookup())
+        await it.client.send(lookup())
         await it.must_be_over("session_expired", EXPIRED)
     [entry] = [entry for entry in logs if entry["event"] == "a client's session is being closed"]
     assert (entry["client"], entry["principal"], entry["reason"]) == (CLIENT, "alice", "expired")
@@ -452,11 +452,11 @@ async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.te
 async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100, limits={"keep_alive_interval_ms": 30_000}).enter(refresh=False)
     while it.second < 1000:
-        await it.client.must_hear(BaseCommand.PING)
-        await it.client.say(commands.encode(BaseCommand(type=BaseCommand.PONG, pong={})), commands.ping())
-        await it.client.must_hear(BaseCommand.PONG)
+        await it.client.expect_command(BaseCommand.PING)
+        await it.client.send(commands.encode(BaseCommand(type=BaseCommand.PONG, pong={})), commands.ping())
+        await it.client.expect_command(BaseCommand.PONG)
     assert it.session.state is State.LOOKUP
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("session_expired", EXPIRED)
 
 
@@ -465,7 +465,7 @@ async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.test
 async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes) -> None:
     it = await life(100).enter(refresh=False)
     await it.at(101)
-    await it.client.say(nearly)
+    await it.client.send(nearly)
     await it.must_be_over("session_expired", EXPIRED)
 
 
@@ -476,7 +476,7 @@ async def test_a_client_asked_that_does_not_answer_is_left_alone_until_it_is_use
     it = await life(100).enter()
     await it.must_be_asked()
     await it.at(10_000)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("session_expired", EXPIRED)
     assert it.counted() == (0, 0, 1)
 
@@ -486,7 +486,7 @@ async def test_an_answer_past_the_end_renews(life: Begin, autojump_clock: trio.t
     it = await life(100, token(100)).enter()
     await it.must_be_asked()
     await it.at(500)
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.must_serve()
     assert it.counted() == (1, 0, 0)
 
@@ -498,13 +498,13 @@ async def test_what_is_under_way_is_answered_before_the_client_is_told(
     it = await life(100).enter()
     it.workers.answer_by = None
     await it.must_be_asked()
-    await it.client.say(lookup(request_id=1))
+    await it.client.send(lookup(request_id=1))
     await it.at(101)
-    await it.client.say(lookup(request_id=2), lookup(request_id=3))
+    await it.client.send(lookup(request_id=2), lookup(request_id=3))
     await it.at(111)
     [sent] = it.workers.sent
     sent.answer(0)
-    answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    answer = await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
     assert answer.lookup_topic_response.request_id == 1
     assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(111)
     assert len(it.workers.forwarded) == 1
@@ -516,9 +516,9 @@ async def test_what_is_under_way_is_not_waited_for_for_ever(
     it = await life(100, limits={"lookup_timeout_ms": 5000, "keep_alive_interval_ms": 1_000_000}).enter(refresh=False)
     it.workers.answer_by = None
     await it.at(99.9)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.at(100)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(100.1 + 6)
 
 
@@ -529,15 +529,15 @@ async def test_any_command_past_the_end_is_use(
 ) -> None:
     it = await life(100).enter(refresh=False)
     await it.at(100)
-    await it.client.say(command)
+    await it.client.send(command)
     await it.must_be_over("session_expired", EXPIRED)
 
 
 async def test_garbage_past_the_end_is_garbage(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100).enter(refresh=False)
     await it.at(100)
-    await it.client.say(b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff")
-    code, text = await it.client.must_hear_error()
+    await it.client.send(b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff")
+    code, text = await it.client.expect_error()
     assert code == ServerError.NotAllowedError
     assert text.startswith("Not Pulsar")
     assert await it.end() == "protocol_error"
@@ -551,8 +551,8 @@ async def test_a_command_waits_for_the_verdict_then_goes_on(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await Held(life, token(100, sealed=b"new seal")).hold()
-    await it.client.must_hear(BaseCommand.PONG)
-    answers = [await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE) for _ in range(2)]
+    await it.client.expect_command(BaseCommand.PONG)
+    answers = [await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE) for _ in range(2)]
     assert {answer.lookup_topic_response.request_id for answer in answers} == {1, 2}
     assert [commands.parse_command(one[0]).lookup_topic.request_id for one in it.workers.forwarded] == [1, 2]
     assert {one.envelope.sealed_principal for one in it.workers.sent} == {b"new seal"}
@@ -596,18 +596,18 @@ async def test_who_waits_for_a_verdict_is_not_taken_for_silent(
 
     async def stay_alive_until(second: float) -> None:
         while it.second < second:
-            await it.client.say(commands.ping())
-            await it.client.must_hear(BaseCommand.PONG)
+            await it.client.send(commands.ping())
+            await it.client.expect_command(BaseCommand.PONG)
             await trio.sleep(0.25)
 
     await stay_alive_until(84.5)
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await stay_alive_until(101)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.at(200)
     held.verdict.set()
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
 
 
 # ---- an end in the middle
@@ -620,7 +620,7 @@ async def test_the_client_leaves_while_it_is_judged(
     gate = trio.Event()
     it = await life(100, gated(gate, verdict)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     await it.client.stream.aclose()
     assert await it.end() == "client_closed"
@@ -634,7 +634,7 @@ async def test_the_client_leaves_while_it_is_judged(
 async def test_the_client_leaves_between_two_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100, challenge(b"q")).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.must_be_asked(b"q")
     await it.client.stream.aclose()
     assert await it.end() == "client_closed"
@@ -653,7 +653,7 @@ async def test_a_client_that_leaves_while_it_is_being_closed(
 ) -> None:
     it = await life(100).enter(refresh=False)
     await it.at(100)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.settle()
     await it.client.stream.aclose()
     assert await it.end() in {"client_closed", "session_expired"}
@@ -668,10 +668,10 @@ async def test_drain_in_the_middle(life: Begin, autojump_clock: trio.testing.Moc
     await it.must_be_asked()
     if when in {"judged", "held"}:
         await it.at(99)
-        await it.client.say(answer_again())
+        await it.client.send(answer_again())
     await it.at(101)
     if when in {"held", "closing"}:
-        await it.client.say(lookup())
+        await it.client.send(lookup())
     await it.settle()
     it.session.drain()
     assert await it.end() == "shut_down"
@@ -686,13 +686,13 @@ async def test_drain_lets_what_is_under_way_finish_before_an_expired_session_is_
     it = await life(100).enter(refresh=False)
     it.workers.answer_by = None
     await it.at(99)
-    await it.client.say(lookup(request_id=1))
+    await it.client.send(lookup(request_id=1))
     await it.settle()
     it.session.drain()
     await it.at(100)
     it.workers.sent[0].answer(0)
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear_end()
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_end()
     assert await it.end() == "shut_down"
 
 
@@ -707,7 +707,7 @@ async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: t
         for verdict in (token(100), denied("bad_token"), RpcConnectionLost("gone"), token(100, Principal(name="x"))):
             it = await life(100, verdict).enter(original_auth_method="token", original_auth_data="0riginal")
             await it.must_be_asked()
-            await it.client.say(answer_again())
+            await it.client.send(answer_again())
             await it.settle()
             session = it.session.lifetime.expiring_session
             assert session is not None
@@ -1014,12 +1014,12 @@ async def test_a_client_from_before_feature_flags_is_one_that_cannot(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = life(100)
-    await it.client.say(connect(client_version="1.20", protocol_version=12))
-    answer = await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.send(connect(client_version="1.20", protocol_version=12))
+    answer = await it.client.expect_command(BaseCommand.CONNECTED)
     assert answer.connected.protocol_version == 12
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
     await it.at(101)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("session_expired", EXPIRED)
 
 

@@ -84,17 +84,17 @@ class Setup:
     def sent(self) -> list[SentEnvelope]:
         return self.workers.sent
 
-    async def hear(self, count: int = 1) -> list[BaseCommand]:
+    async def receive(self, count: int = 1) -> list[BaseCommand]:
         answers = []
         for _ in range(count):
-            answer = await self.client.hear()
+            answer = await self.client.receive()
             assert answer is not None
             answers.append(answer)
         return answers
 
-    async def hear_ids(self, count: int) -> list[tuple[int, int]]:
+    async def receive_ids(self, count: int) -> list[tuple[int, int]]:
         """Request ids and error codes of so many answers, by id."""
-        answers = [answer.lookup_topic_response for answer in await self.hear(count)]
+        answers = [answer.lookup_topic_response for answer in await self.receive(count)]
         return sorted((answer.request_id, answer.error) for answer in answers)
 
     async def nothing_left(self) -> None:
@@ -104,7 +104,7 @@ class Setup:
         assert self.mode._kept_bytes == 0
         assert (self.mode._reserved_bytes, self.workers.budget.used_bytes) == (0, 0)
         with trio.move_on_after(0.01):
-            pytest.fail(f"{await self.client.hear()} was answered twice")
+            pytest.fail(f"{await self.client.receive()} was answered twice")
 
 
 Make = Callable[..., Setup]
@@ -141,8 +141,8 @@ async def test_the_frames_go_out_as_they_are(make: Make, fast_path: bool) -> Non
     answer = lookup_answer(7)
     answer.MergeFromString(b"\xfa\x3f\x03new")
     data = answer.SerializeToString()
-    setup.sent[0].say(EnvelopeResponse(frames=encode_frame(data) * 2, answered=[1, 0]))
-    assert [answer.SerializeToString() for answer in await setup.hear(2)] == [data, data]
+    setup.sent[0].send(EnvelopeResponse(frames=encode_frame(data) * 2, answered=[1, 0]))
+    assert [answer.SerializeToString() for answer in await setup.receive(2)] == [data, data]
     await setup.nothing_left()
 
 
@@ -158,7 +158,7 @@ async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_a
     assert (envelope.principal_type, envelope.client_address) == (identified_as.principal.type, CLIENT)
     assert envelope.version == ENVELOPE_VERSION
     setup.sent[0].answer(0)
-    await setup.hear()
+    await setup.receive()
     await setup.nothing_left()
 
 
@@ -189,7 +189,9 @@ async def test_answers_go_out_as_they_come_in_any_order(make: Make, fast_path: b
     [sent] = setup.sent
     for indices in ((2,), (3, 0), (1,)):
         sent.answer(*indices, more=indices != (1,))
-        assert [answer.lookup_topic_response.request_id for answer in await setup.hear(len(indices))] == list(indices)
+        assert [answer.lookup_topic_response.request_id for answer in await setup.receive(len(indices))] == list(
+            indices
+        )
     await setup.nothing_left()
 
 
@@ -204,7 +206,7 @@ async def test_counters_follow_each_answer(make: Make, fast_path: bool) -> None:
     assert setup.mode.in_flight.count == 2
     assert setup.mode._kept_bytes == used * 2 // 3
     setup.sent[0].answer(1, 2)
-    await setup.hear(3)
+    await setup.receive(3)
     await setup.nothing_left()
 
 
@@ -218,10 +220,10 @@ async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     [sent] = setup.sent
     sent.answer(0, more=True)
-    assert await setup.hear_ids(1) == [(1, 0)]
+    assert await setup.receive_ids(1) == [(1, 0)]
     with structlog.testing.capture_logs() as logs:
-        sent.say(EnvelopeResponse(frames=sent.frame(0), answered=twice), more=True)
-        assert await setup.hear_ids(1) == [(2, ServerError.UnknownError)]
+        sent.send(EnvelopeResponse(frames=sent.frame(0), answered=twice), more=True)
+        assert await setup.receive_ids(1) == [(2, ServerError.UnknownError)]
     assert [(entry["requests"], entry["log_level"]) for entry in logs] == [(1, "warning")]
     sent.answer(1)  # too late
     await setup.nothing_left()
@@ -234,8 +236,8 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, fast_path: bool) -> N
     await setup.forward(lookup(request_id=1))
     [sent] = setup.sent
     stray = RefusedRequest(index=9, error=EnvelopeResponse.INVALID_REQUEST)
-    sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[stray, stray]))
-    assert await setup.hear_ids(1) == [(1, 0)]
+    sent.send(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[stray, stray]))
+    assert await setup.receive_ids(1) == [(1, 0)]
     await setup.nothing_left()
 
 
@@ -253,8 +255,8 @@ async def test_a_reply_that_does_not_answer_what_was_asked(
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     setup.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs() as logs:
-        setup.sent[0].say(rubbish)
-        assert await setup.hear_ids(2) == [(1, ServerError.UnknownError), (2, 0)]
+        setup.sent[0].send(rubbish)
+        assert await setup.receive_ids(2) == [(1, ServerError.UnknownError), (2, 0)]
     assert [entry["requests"] for entry in logs] == [1]
     await setup.nothing_left()
     assert len(setup.sent) == 1, "not asked again"
@@ -278,8 +280,8 @@ async def test_an_envelopes_error_is_told_without_its_text(make: Make, fast_path
     setup = make(fast_path=fast_path)
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     with structlog.testing.capture_logs() as logs:
-        setup.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
-        answers = await setup.hear(2)
+        setup.sent[0].send(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
+        answers = await setup.receive(2)
     assert [(answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) for answer in answers] == [
         (1, code),
         (2, code),
@@ -299,8 +301,8 @@ async def test_an_envelope_of_an_unknown_version_is_reported(make: Make, fast_pa
     reports: list[int] = []
     setup.mode.on_unsupported_envelope = lambda: reports.append(setup.mode.in_flight.count)
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
-    setup.sent[0].say(EnvelopeResponse(error=EnvelopeResponse.UNSUPPORTED_VERSION, error_message="internal words"))
-    answers = [answer.lookup_topic_response for answer in await setup.hear(2)]
+    setup.sent[0].send(EnvelopeResponse(error=EnvelopeResponse.UNSUPPORTED_VERSION, error_message="internal words"))
+    answers = [answer.lookup_topic_response for answer in await setup.receive(2)]
     assert [(answer.request_id, answer.error) for answer in answers] == [
         (1, ServerError.ServiceNotReady),
         (2, ServerError.ServiceNotReady),
@@ -321,8 +323,8 @@ async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error:
     [sent] = setup.sent
     bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
-        sent.say(EnvelopeResponse(frames=sent.frame(0) + sent.frame(2), answered=[0, 2], refused=[bad]))
-        first, third, metadata = await setup.hear(3)
+        sent.send(EnvelopeResponse(frames=sent.frame(0) + sent.frame(2), answered=[0, 2], refused=[bad]))
+        first, third, metadata = await setup.receive(3)
     assert (first, third) == (lookup_answer(1), lookup_answer(3))
     body = metadata.partition_metadata_response
     assert (body.request_id, body.error) == (7, code)
@@ -350,7 +352,7 @@ async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code:
     await setup.forward(lookup())
     with structlog.testing.capture_logs() as logs:
         setup.sent[0].refuse(status)
-        [answer] = await setup.hear()
+        [answer] = await setup.receive()
     assert (answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) == (7, code)
     assert "internal words" not in str(answer)
     assert "internal words" in logs[0]["reason"]
@@ -370,7 +372,7 @@ async def test_what_the_fast_path_did_not_bring_the_long_way_does(
     assert [sent.topics for sent in setup.sent] == [["t0", "t1", "t2", "t3"], ["t0", "t2"]]
     assert setup.sent[1].deadline == pytest.approx(setup.sent[0].deadline, abs=0.5), "no time is added"
     setup.sent[1].answer(1, 0)
-    assert await setup.hear_ids(4) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert await setup.receive_ids(4) == [(0, 0), (1, 0), (2, 0), (3, 0)]
     await setup.nothing_left()
 
 
@@ -381,7 +383,7 @@ async def test_where_there_is_no_fast_path_nothing_is_lost(make: Make) -> None:
     await setup.forward(lookup(request_id=2))
     for sent in setup.sent:
         sent.answer(0)
-    assert await setup.hear_ids(2) == [(1, 0), (2, 0)]
+    assert await setup.receive_ids(2) == [(1, 0), (2, 0)]
     await setup.nothing_left()
 
 
@@ -396,7 +398,7 @@ async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(
         await trio.testing.wait_all_tasks_blocked()
         assert setup.sent[number + 1].topics == [f"t{left}" for left in range(number + 1, RETRIES_MAX + 1)]
     setup.sent[-1].answer(0)
-    assert await setup.hear_ids(RETRIES_MAX + 1) == [(number, 0) for number in range(RETRIES_MAX + 1)]
+    assert await setup.receive_ids(RETRIES_MAX + 1) == [(number, 0) for number in range(RETRIES_MAX + 1)]
     await setup.nothing_left()
 
 
@@ -410,7 +412,7 @@ async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, 
             setup.sent[asked].lose()
             asked += 1
             await trio.testing.wait_all_tasks_blocked()
-        assert await setup.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
+        assert await setup.receive_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
     assert asked == RETRIES_MAX + 1 + fast_path
     await setup.nothing_left()
 
@@ -423,7 +425,7 @@ async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     setup.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs():
-        assert await setup.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, 0)]
+        assert await setup.receive_ids(2) == [(1, ServerError.ServiceNotReady), (2, 0)]
     assert trio.current_time() - started == pytest.approx(5.0)
     setup.sent[0].answer(0)
     await setup.nothing_left()
@@ -437,7 +439,7 @@ async def test_a_fast_path_whose_time_is_over_is_not_begun_again(
     await trio.sleep(5.2)
     with structlog.testing.capture_logs():
         setup.sent[0].lose()  # as RpcClient tells
-        assert await setup.hear_ids(1) == [(1, ServerError.ServiceNotReady)]
+        assert await setup.receive_ids(1) == [(1, ServerError.ServiceNotReady)]
     await setup.nothing_left()
 
 
@@ -452,7 +454,7 @@ async def test_no_worker_at_all(
     monkeypatch.setattr(setup.workers, "forward_envelope", nobody)
     with structlog.testing.capture_logs():
         await setup.forward(lookup(request_id=1))
-        assert await setup.hear_ids(1) == [(1, ServerError.TooManyRequests)]
+        assert await setup.receive_ids(1) == [(1, ServerError.TooManyRequests)]
     await setup.nothing_left()
 
 
@@ -464,7 +466,7 @@ async def test_failures_have_the_requests_own_form(make: Make) -> None:
     with structlog.testing.capture_logs() as logs:
         for sent in setup.sent:
             sent.refuse(Status.REQUEST_TIMED_OUT)
-        answers = {answer.type: answer for answer in await setup.hear(3)}
+        answers = {answer.type: answer for answer in await setup.receive(3)}
     metadata = answers[BaseCommand.PARTITIONED_METADATA_RESPONSE].partition_metadata_response
     assert (metadata.request_id, metadata.error) == (7, ServerError.ServiceNotReady)
     error = answers[BaseCommand.ERROR].error
@@ -506,11 +508,11 @@ async def test_what_only_began_as_a_request_is_told_to_the_session(
     [sent] = setup.sent
     with structlog.testing.capture_logs() as logs:
         if whole:
-            sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
+            sent.send(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
         else:
             refused = RefusedRequest(index=1, error=EnvelopeResponse.UNSUPPORTED_VERSION)
-            sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]))
-            assert await setup.hear_ids(1) == [(1, 0)]
+            sent.send(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]))
+            assert await setup.receive_ids(1) == [(1, 0)]
         await setup.nothing_left()
     assert [type(error) for error in setup.corrupt] == [CommandCorrupt]
     assert logs == [], "it is for the session to say"
@@ -536,16 +538,16 @@ async def test_who_has_no_room_is_told_when_there_is_some(make: Make, monkeypatc
     assert not setup.mode.has_room
     [sent] = setup.sent
     sent.answer(2, more=True)
-    await setup.hear()
+    await setup.receive()
     assert not setup.mode.has_room
     assert True not in setup.told
     sent.answer(1, more=True)
-    await setup.hear()
+    await setup.receive()
     await trio.testing.wait_all_tasks_blocked()
     assert setup.mode.has_room
     assert setup.told[-1:] == [True]
     sent.answer(0)
-    await setup.hear()
+    await setup.receive()
     await setup.nothing_left()
 
 
@@ -567,7 +569,7 @@ async def test_a_large_answer_counts_beforehand(
     assert not setup.mode.has_room
     await trio.testing.wait_all_tasks_blocked()
     setup.sent[0].answer(0)
-    await setup.hear()
+    await setup.receive()
     await setup.nothing_left()
     assert setup.mode.has_room
     assert setup.told[-1:] == [True]
@@ -588,7 +590,7 @@ async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None
     for _ in range(2):
         setup.sent[-1].answer(0)
         await trio.testing.wait_all_tasks_blocked()
-    await setup.hear(2)
+    await setup.receive(2)
     await setup.nothing_left()
     assert setup.workers.room.free_bytes == 1024
 
@@ -618,7 +620,7 @@ async def test_a_large_answer_keeps_its_room_until_it_has_left(make: Make, comma
     await trio.testing.wait_all_tasks_blocked()
     assert 0 < (3 << 20) - room.free_bytes < 100, "now that it is there, it takes what it needs"
     gate.opened.set()
-    await setup.hear()
+    await setup.receive()
     await setup.nothing_left()
     assert room.free_bytes == 4 << 20
 
@@ -634,11 +636,11 @@ async def test_a_small_answer_behind_a_large_one_does_not_keep_the_room(make: Ma
     await trio.testing.wait_all_tasks_blocked()
     gate.opened.set()
     gate.opened = trio.Event()
-    await setup.hear()
+    await setup.receive()
     await trio.testing.wait_all_tasks_blocked()
     assert setup.workers.room.free_bytes == 4 << 20
     gate.opened.set()
-    await setup.hear()
+    await setup.receive()
     await setup.nothing_left()
 
 
@@ -674,7 +676,7 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
         await trio.sleep(1.5)
         assert setup.ends == []
         gate.opened.set()
-        await setup.hear()
+        await setup.receive()
     await setup.nothing_left()
 
 
@@ -728,12 +730,12 @@ async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery:
 async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
     setup = make(max_concurrent_lookups_per_connection=2)
     await setup.forward(*(lookup(f"t{number}", number) for number in range(4)))
-    assert await setup.hear_ids(2) == [(2, ServerError.TooManyRequests), (3, ServerError.TooManyRequests)]
+    assert await setup.receive_ids(2) == [(2, ServerError.TooManyRequests), (3, ServerError.TooManyRequests)]
     [sent] = setup.sent
     assert sent.topics == ["t0", "t1"]
     assert setup.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 2
     sent.answer(0, 1)
-    assert await setup.hear_ids(2) == [(0, 0), (1, 0)]
+    assert await setup.receive_ids(2) == [(0, 0), (1, 0)]
     await setup.nothing_left()
 
 
@@ -754,7 +756,7 @@ async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
     for sent in setup.sent:
         if sent is not large[0]:
             sent.answer(0)
-    await setup.hear(4)
+    await setup.receive(4)
     await setup.nothing_left()
     assert setup.workers.room.free_bytes == 3 * 1024
 
@@ -767,7 +769,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     others = await setup.workers.room.reserve("another client")
     with structlog.testing.capture_logs() as logs:
         await setup.forward(command)
-        [answer] = await setup.hear()
+        [answer] = await setup.receive()
     told = answer.error if answer.type == BaseCommand.ERROR else answer.get_schema_response
     assert told.request_id == 7
     assert ServerError.TooManyRequests in {answer.error.error, answer.get_schema_response.error_code}
@@ -802,7 +804,7 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: 
     assert setup.mode._kept_bytes == setup.mode.in_flight.count == 0, "all is answered, but has not left"
     assert True not in setup.told
     gate.set()
-    large, _small = await setup.hear(2)
+    large, _small = await setup.receive(2)
     assert len(large.lookup_topic_response.broker_service_url) > 1 << 20
     await setup.nothing_left()
     assert setup.told[-1:] == [True]
@@ -827,9 +829,9 @@ async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
     await trio.testing.wait_all_tasks_blocked()
     sent.answer(4, more=True)
     gate.set()
-    heard = [answer.lookup_topic_response.request_id for answer in await setup.hear(5)]
+    heard = [answer.lookup_topic_response.request_id for answer in await setup.receive(5)]
     sent.answer(5)
-    heard += [answer.lookup_topic_response.request_id for answer in await setup.hear()]
+    heard += [answer.lookup_topic_response.request_id for answer in await setup.receive()]
     assert heard == list(range(6))
     await setup.nothing_left()
 
@@ -873,7 +875,7 @@ async def test_a_client_that_has_gone(make: Make) -> None:
         lambda sent: sent.answer(1, more=True),
         lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS),
         SentEnvelope.lose,
-        lambda sent: sent.say(b"\xff\xff"),
+        lambda sent: sent.send(b"\xff\xff"),
     ],
 )
 async def test_answers_after_the_session_has_ended_are_nobodys(
@@ -889,7 +891,7 @@ async def test_answers_after_the_session_has_ended_are_nobodys(
     await trio.testing.wait_all_tasks_blocked()
     assert len(setup.sent) == 1, "nobody asks for a client that has gone"
     with trio.move_on_after(0.01):
-        pytest.fail(f"{await setup.client.hear()}")
+        pytest.fail(f"{await setup.client.receive()}")
 
 
 @pytest.mark.parametrize("after", range(4))
@@ -919,11 +921,11 @@ async def test_requests_are_bounded_in_bytes_over_all_clients(make: Make) -> Non
     setup = make(max_lookup_bytes=100 * 1024)
     requests = [lookup(f"{number}" + "x" * (15 * 1024), request_id=number) for number in range(4)]
     await setup.forward(*requests)
-    (refused,) = await setup.hear()
+    (refused,) = await setup.receive()
     assert refused.lookup_topic_response.request_id == 3
     assert refused.lookup_topic_response.error == ServerError.TooManyRequests
     setup.sent[0].answer(0, 1, 2)
-    await setup.hear(3)
+    await setup.receive(3)
     await setup.nothing_left()
 
 
@@ -931,7 +933,7 @@ async def test_requests_are_bounded_in_bytes_over_all_clients(make: Make) -> Non
 async def test_requests_with_large_answers_count_there_too(make: Make, command: BaseCommand) -> None:
     setup = make(max_lookup_bytes=1024)
     await setup.forward(command)
-    await setup.hear()
+    await setup.receive()
     assert setup.sent == []
     await setup.nothing_left()
 
@@ -952,7 +954,7 @@ async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(
     assert len(setup.workers.budget._by_owner) == 1
     setup.sent[0].answer(0)
     setup.sent[1].answer(0)
-    await setup.hear(2)
+    await setup.receive(2)
     await setup.nothing_left()
 
 
@@ -982,7 +984,7 @@ async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_shor
     assert setup.workers.budget.reserve_bytes("somebody else", 60 * 1024)
     assert not setup.mode.has_room
     setup.sent[0].answer(0)
-    await setup.hear()
+    await setup.receive()
     assert setup.mode.has_room
     setup.workers.budget.release_bytes("somebody else", 60 * 1024)
     await setup.nothing_left()

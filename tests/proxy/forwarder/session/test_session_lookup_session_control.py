@@ -24,9 +24,9 @@ async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
     session = it.session.lifetime.expiring_session
     assert session is not None
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.at(101)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.settle()
     session.control.start_closing(CloseReason.FAILED)
     session.control.start_closing(CloseReason.EXPIRED)

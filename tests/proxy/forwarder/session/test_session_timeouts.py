@@ -25,7 +25,7 @@ Start = Callable[..., Play]
 
 async def test_a_client_that_never_says_connect(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(limits={"handshake_timeout_ms": 3000})
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert trio.current_time() == pytest.approx(3)
     assert await it.end() == "handshake_timeout"
 
@@ -40,8 +40,8 @@ async def test_pings_do_not_stretch_the_handshake(play: Start, autojump_clock: t
 async def ping_every_second(it: Play) -> None:
     with suppress(trio.BrokenResourceError):
         while not it.ended.is_set():
-            await it.client.say(commands.ping())
-            await it.client.hear()
+            await it.client.send(commands.ping())
+            await it.client.receive()
             await trio.sleep(1)
 
 
@@ -50,17 +50,17 @@ async def test_half_a_connect_does_not_stretch_the_handshake(
 ) -> None:
     it = play(limits={"handshake_timeout_ms": 3000})
     for byte in commands.encode(connect())[:5]:
-        await it.client.say(bytes([byte]))
+        await it.client.send(bytes([byte]))
         await trio.sleep(0.5)
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert trio.current_time() == pytest.approx(3)
 
 
 async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
     it.workers.authentication.answers = [trio.sleep_forever]
-    await it.client.say(connect())
-    code, text = await it.client.must_hear_error()
+    await it.client.send(connect())
+    code, text = await it.client.expect_error()
     assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
     assert trio.current_time() == pytest.approx(3)
     assert await it.end() == "handshake_timeout"
@@ -70,9 +70,9 @@ async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: 
 async def test_a_client_that_does_not_answer_a_challenge(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
     it.workers.authentication.answers = [challenge(b"q")]
-    await it.client.say(connect())
-    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
-    code, _ = await it.client.must_hear_error()
+    await it.client.send(connect())
+    await it.client.expect_command(BaseCommand.AUTH_CHALLENGE)
+    code, _ = await it.client.expect_error()
     assert code == ServerError.ServiceNotReady
     assert trio.current_time() == pytest.approx(3)
 
@@ -88,14 +88,14 @@ async def test_each_round_has_a_deadline(
     it.workers.authentication.answers = [challenge(b"q")] * rounds
     it.workers.authentication.answers.append(challenge(b"q") if stalls == "client" else trio.sleep_forever)
     with trio.fail_after(60):
-        await it.client.say(connect())
+        await it.client.send(connect())
         for _ in range(rounds):
-            await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+            await it.client.expect_command(BaseCommand.AUTH_CHALLENGE)
             await trio.sleep(0.5)
-            await it.client.say(auth_response(b"a"))
+            await it.client.send(auth_response(b"a"))
         if stalls == "client":
-            await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
-        code, text = await it.client.must_hear_error()
+            await it.client.expect_command(BaseCommand.AUTH_CHALLENGE)
+        code, text = await it.client.expect_error()
         assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
         assert trio.current_time() == pytest.approx(3), "one deadline for all rounds"
         assert await it.end() == "handshake_timeout"
@@ -104,11 +104,11 @@ async def test_each_round_has_a_deadline(
 async def test_a_silent_client_is_pinged_then_closed(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await play(limits={"keep_alive_interval_ms": 30_000, "handshake_timeout_ms": 10_000}).in_lookup_mode()
     started = trio.current_time()
-    await it.client.say(lookup())
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear(BaseCommand.PING)
+    await it.client.send(lookup())
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_command(BaseCommand.PING)
     assert trio.current_time() - started == pytest.approx(30)
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert trio.current_time() - started == pytest.approx(60)
     assert await it.end() == "keep_alive_timeout"
 
@@ -118,18 +118,18 @@ async def test_the_first_ping_comes_after_the_interval_not_at_the_handshakes_dea
     play: Start, handshake_ms: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await play(limits={"keep_alive_interval_ms": 30_000, "handshake_timeout_ms": handshake_ms}).in_lookup_mode()
-    await it.client.must_hear(BaseCommand.PING)
+    await it.client.expect_command(BaseCommand.PING)
     assert trio.current_time() == pytest.approx(30)
 
 
 async def test_a_client_that_answers_pings_stays(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
     for _ in range(5):
-        await it.client.must_hear(BaseCommand.PING)
+        await it.client.expect_command(BaseCommand.PING)
         await trio.sleep(1)
-        await it.client.say(commands.pong())
-    await it.client.say(lookup())
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+        await it.client.send(commands.pong())
+    await it.client.send(lookup())
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
 
 
 @pytest.mark.parametrize("answer", [commands.pong(), lookup(), commands.ping()])
@@ -138,11 +138,11 @@ async def test_a_client_that_answers_pings_in_the_same_instant_stays(
 ) -> None:
     it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
     for number in range(1, 4):
-        while (heard := await it.client.hear()) is not None and heard.type != BaseCommand.PING:
+        while (heard := await it.client.receive()) is not None and heard.type != BaseCommand.PING:
             pass
         assert heard is not None
         assert trio.current_time() == pytest.approx(30 * number)
-        await it.client.say(answer)
+        await it.client.send(answer)
 
 
 async def test_a_client_that_is_heard_now_and_then_is_pinged_an_interval_after_the_last_time(
@@ -151,10 +151,10 @@ async def test_a_client_that_is_heard_now_and_then_is_pinged_an_interval_after_t
     it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
     for at in (11, 29, 58, 59):
         await trio.sleep_until(at)
-        await it.client.say(commands.pong())
-    await it.client.must_hear(BaseCommand.PING)
+        await it.client.send(commands.pong())
+    await it.client.expect_command(BaseCommand.PING)
     assert trio.current_time() == pytest.approx(89)
-    await it.client.must_hear_end()
+    await it.client.expect_end()
     assert trio.current_time() == pytest.approx(119)
     assert await it.end() == "keep_alive_timeout"
 
@@ -166,16 +166,16 @@ async def test_a_client_that_nobody_reads_is_not_taken_for_silent(
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
     it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 120_000}).in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup("t" * 200, 1))
+    await it.client.send(lookup("t" * 200, 1))
     for number in range(2, 20):
         await trio.sleep(4)
-        await it.client.say(lookup("t", number))
+        await it.client.send(lookup("t", number))
     assert len(it.workers.sent) == 1
     it.workers.answer_by = it.workers.answer_at_once
     it.workers.sent[0].answer(0)
     heard: list[int] = []
     while len(heard) < 19:
-        command = await it.client.hear()
+        command = await it.client.receive()
         assert command is not None, f"ended after {heard}"
         if command.type == BaseCommand.LOOKUP_RESPONSE:
             heard.append(command.lookup_topic_response.request_id)
@@ -188,19 +188,19 @@ async def test_a_client_that_ended_its_direction_is_not_taken_for_silent(
 ) -> None:
     it = await play(limits={"keep_alive_interval_ms": 2_000, "lookup_timeout_ms": 60_000}).in_lookup_mode()
     it.workers.answer_by = None
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.client.stream.send_eof()
     await trio.sleep(30)
     it.workers.sent[0].answer(0)
-    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    await it.client.must_hear_end()
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.expect_end()
     assert await it.end() == "client_closed"
 
 
 async def test_a_client_that_does_not_read_our_ping(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
-    it.nursery.start_soon(it.client.say, connect())
-    await it.client.must_hear(BaseCommand.CONNECTED)
+    it.nursery.start_soon(it.client.send, connect())
+    await it.client.expect_command(BaseCommand.CONNECTED)
     assert await it.end() in {"client_does_not_read", "keep_alive_timeout"}
 
 
@@ -221,6 +221,6 @@ async def test_a_client_that_is_gone_when_it_is_pinged(
 async def test_a_client_that_pings_by_itself_is_not_pinged(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
     for _ in range(10):
-        await it.client.say(commands.ping())
-        await it.client.must_hear(BaseCommand.PONG)
+        await it.client.send(commands.ping())
+        await it.client.expect_command(BaseCommand.PONG)
         await trio.sleep(20)

@@ -62,7 +62,7 @@ class Setup:
         self.transport.send(frames)
         return await self.transport.wait_until_sent()
 
-    async def hear(self, size: int) -> bytes:
+    async def receive(self, size: int) -> bytes:
         """So many bytes, at the client's."""
         data = b""
         while len(data) < size:
@@ -321,7 +321,7 @@ async def test_it_arrives(make: Make) -> None:
     for word in (b"a", b"b"):
         assert await setup.send(encode_frame(word))
         assert setup.transport.unsent_bytes == 0
-        assert await setup.hear(9) == encode_frame(word)
+        assert await setup.receive(9) == encode_frame(word)
 
 
 async def test_nothing_to_send_is_sent(make: Make) -> None:
@@ -366,11 +366,11 @@ async def test_what_the_client_does_not_take_at_once_leaves_later_and_in_order(m
     await settle()
     setup.transport.send(encode_frame(b"last"))
     expected = LARGE + small + encode_frame(b"last")
-    assert await setup.hear(len(expected)) == expected
+    assert await setup.receive(len(expected)) == expected
     assert await setup.transport.wait_until_sent()
     assert setup.transport.unsent_bytes == 0
     setup.transport.send(small)
-    assert await setup.hear(len(small)) == small
+    assert await setup.receive(len(small)) == small
 
 
 async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: trio.Nursery) -> None:
@@ -382,7 +382,7 @@ async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: tri
     second = encode_frame(b"second")
     setup.transport.send(second)
     setup.transport.flush()
-    data += await setup.hear(len(LARGE + second) - len(data))
+    data += await setup.receive(len(LARGE + second) - len(data))
     assert data == LARGE + second
     nursery.cancel_scope.cancel()
 
@@ -411,15 +411,15 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
     said: list[bytes] = []
     answers = [encode_frame(b"answer %d" % number) + LARGE for number in range(3)]
 
-    def say(data: bytes) -> None:
+    def deliver(data: bytes) -> None:
         said.append(data)
         setup.transport.send(data)
 
-    setup.take = lambda: say(answers.pop(0)) if answers else None
+    setup.take = lambda: deliver(answers.pop(0)) if answers else None
     if paused:
         setup.transport.pause_reading()
-    say(LARGE)
-    say(encode_frame(b"behind it"))
+    deliver(LARGE)
+    deliver(encode_frame(b"behind it"))
     data = b""
 
     async def read() -> None:
@@ -430,7 +430,7 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
     setup.nursery.start_soon(read)
     for number in range(8):
         await settle()
-        say(encode_frame(b"meanwhile %d" % number))
+        deliver(encode_frame(b"meanwhile %d" % number))
         portions.release()
     for _ in range(3):
         await settle()
@@ -454,7 +454,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
             nursery.start_soon(wait)
         await settle()
         setup.transport.send(encode_frame(b"more"))
-        await setup.hear(len(LARGE) - 10)
+        await setup.receive(len(LARGE) - 10)
         await settle()
         received(setup.client)
         with trio.fail_after(60):
@@ -492,7 +492,7 @@ async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nurse
         await settle()
         assert seen == []
         assert len(data) > setup.transport.unsent_bytes > 0
-    await setup.hear(len(data))
+    await setup.receive(len(data))
     await settle()
     assert seen[-1:] == [0]
     assert await setup.transport.wait_until_sent()
@@ -646,24 +646,24 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
             async with ours, theirs:
                 setup = Setup(nursery, ours, theirs)
 
-                def say(command: bytes) -> None:
+                def deliver(command: bytes) -> None:
                     said.append(command)
                     setup.transport.send(encode_frame(command))
 
                 def answer() -> None:  # whoever is told of room has more to say
                     if len(said) % 4 < answers and len(said) < 60:
-                        say(b"answer %d" % len(said))
+                        deliver(b"answer %d" % len(said))
 
                 setup.take = answer
                 for number, (step, size) in enumerate(steps):
                     command = b"%d:" % number + b"x" * size
                     match step:
                         case "send":
-                            say(command)
+                            deliver(command)
                         case "tick":
                             with current_tick():
-                                say(command)
-                                say(b"and more")
+                                deliver(command)
+                                deliver(b"and more")
                         case "wait":
                             nursery.start_soon(setup.transport.wait_until_sent)
                         case "read":

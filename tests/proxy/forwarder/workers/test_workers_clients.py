@@ -343,8 +343,8 @@ async def opened(
     seen: list[Any] = []
 
     async def serve() -> None:
-        seen.append((await dialled.broker.must_hear(BaseCommand.CONNECT)).connect)
-        await dialled.broker.say(BaseCommand(type=BaseCommand.CONNECTED, connected={"server_version": "b"}))
+        seen.append((await dialled.broker.expect_command(BaseCommand.CONNECT)).connect)
+        await dialled.broker.send(BaseCommand(type=BaseCommand.CONNECTED, connected={"server_version": "b"}))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
@@ -525,8 +525,8 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
     allowed(setup)
 
     async def serve() -> None:
-        await dialled.broker.hear()
-        await dialled.broker.say(
+        await dialled.broker.receive()
+        await dialled.broker.send(
             commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles.")
         )
 
@@ -542,8 +542,8 @@ async def test_a_broker_that_refuses_credentials_is_explained(dialled: Dialled) 
     allowed(setup, original_data=OriginalData.ORIGINAL_DATA_CHECKED)
 
     async def serve() -> None:
-        await dialled.broker.hear()
-        await dialled.broker.say(
+        await dialled.broker.receive()
+        await dialled.broker.send(
             commands.error(commands.NO_REQUEST_ID, ServerError.AuthenticationError, "Unable to authenticate")
         )
 
@@ -646,9 +646,9 @@ async def test_a_broker_that_takes_no_client_now_leaves_it_to_the_next(dialled: 
     allowed_three(setup)
 
     async def serve() -> None:
-        await dialled.broker.hear()
+        await dialled.broker.receive()
         dialled.refusing = {"10.0.0.2", "10.0.0.3"}
-        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, code, "Not now."))
+        await dialled.broker.send(commands.error(commands.NO_REQUEST_ID, code, "Not now."))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
@@ -674,8 +674,8 @@ async def test_what_one_broker_refuses_no_other_is_asked(dialled: Dialled) -> No
     allowed_three(setup)
 
     async def serve() -> None:
-        await dialled.broker.hear()
-        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "No."))
+        await dialled.broker.receive()
+        await dialled.broker.send(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "No."))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)

@@ -61,7 +61,7 @@ class Broker:
         self.heard: list[BaseCommand] = []
         self._decoder = FrameDecoder(max_frame_bytes=1 << 20)
 
-    async def hear(self) -> BaseCommand | None:
+    async def receive(self) -> BaseCommand | None:
         while (frame := self._decoder.next_frame()) is None:
             data = await self.stream.receive_some(4096)
             if not data:
@@ -70,7 +70,7 @@ class Broker:
         self.heard.append(commands.parse_command(frame.command))
         return self.heard[-1]
 
-    async def say(self, *data: bytes) -> None:
+    async def send(self, *data: bytes) -> None:
         await self.stream.send_all(b"".join(data))
 
 
@@ -121,8 +121,8 @@ async def test_connected(brokers: FakeBrokers) -> None:
 
     async def script(broker: Broker) -> None:
         ends.append(broker)
-        await broker.hear()
-        await broker.say(CONNECTED)
+        await broker.receive()
+        await broker.send(CONNECTED)
 
     brokers.at["10.0.0.1"] = script
     link = await open_link("10.0.0.1")
@@ -140,10 +140,10 @@ async def test_nothing_but_connect_is_sent_before_connected(
     seen: list[bytes] = []
 
     async def script(broker: Broker) -> None:
-        await broker.hear()
+        await broker.receive()
         with trio.move_on_after(2):
             seen.append(bytes(await broker.stream.receive_some(100)))
-        await broker.say(CONNECTED)
+        await broker.send(CONNECTED)
 
     brokers.at["10.0.0.1"] = script
     await open_link("10.0.0.1")
@@ -153,8 +153,8 @@ async def test_nothing_but_connect_is_sent_before_connected(
 @pytest.mark.parametrize("rest", [b"x", b"\x00\x00\x00\x05half", commands.ping() * 3])
 async def test_bytes_behind_connected_are_kept(brokers: FakeBrokers, rest: bytes) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(CONNECTED, rest)
+        await broker.receive()
+        await broker.send(CONNECTED, rest)
 
     brokers.at["10.0.0.1"] = script
     assert (await open_link("10.0.0.1")).connected.trailing_data == rest
@@ -164,10 +164,10 @@ async def test_connected_split_at_every_byte(brokers: FakeBrokers) -> None:
     for cut in range(1, len(CONNECTED)):
 
         async def script(broker: Broker, cut: int = cut) -> None:
-            await broker.hear()
-            await broker.say(CONNECTED[:cut])
+            await broker.receive()
+            await broker.send(CONNECTED[:cut])
             await trio.testing.wait_all_tasks_blocked()
-            await broker.say(CONNECTED[cut:])
+            await broker.send(CONNECTED[cut:])
 
         brokers.at["10.0.0.1"] = script
         assert (await open_link("10.0.0.1")).connected.frame.encode() == CONNECTED
@@ -205,7 +205,7 @@ async def test_no_address(brokers: FakeBrokers) -> None:
 
 
 async def silent(broker: Broker) -> None:
-    await broker.hear()
+    await broker.receive()
 
 
 @pytest.mark.parametrize("script", [silent, None])
@@ -224,8 +224,8 @@ async def test_the_timeout_covers_the_credentials(brokers: FakeBrokers, autojump
 
 async def test_refused_with_code_and_text(brokers: FakeBrokers) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles."))
+        await broker.receive()
+        await broker.send(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles."))
 
     brokers.at["10.0.0.1"] = script
     failed = await failure("10.0.0.1")
@@ -239,8 +239,8 @@ async def test_refused_with_code_and_text(brokers: FakeBrokers) -> None:
 
 async def test_refused_with_a_code_that_is_newer_than_this_proxy(brokers: FakeBrokers) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(commands.error(commands.NO_REQUEST_ID, 99, "new"))
+        await broker.receive()
+        await broker.send(commands.error(commands.NO_REQUEST_ID, 99, "new"))
 
     brokers.at["10.0.0.1"] = script
     failed = await failure("10.0.0.1")
@@ -249,8 +249,8 @@ async def test_refused_with_a_code_that_is_newer_than_this_proxy(brokers: FakeBr
 
 async def test_the_proxys_own_credentials_are_not_the_clients(brokers: FakeBrokers) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthenticationError, "token of proxy bad"))
+        await broker.receive()
+        await broker.send(commands.error(commands.NO_REQUEST_ID, ServerError.AuthenticationError, "token of proxy bad"))
 
     brokers.at["10.0.0.1"] = script
     failed = await failure("10.0.0.1")
@@ -272,9 +272,9 @@ async def test_the_proxys_own_credentials_are_not_the_clients(brokers: FakeBroke
 )
 async def test_a_handshake_that_is_none(brokers: FakeBrokers, data: bytes) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
+        await broker.receive()
         if data:
-            await broker.say(data)
+            await broker.send(data)
         else:
             await broker.stream.aclose()
 
@@ -298,12 +298,12 @@ async def test_what_was_dialled_is_closed_however_it_failed(
     closed = trio.Event()
 
     async def script(broker: Broker) -> None:
-        await broker.hear()
+        await broker.receive()
         if story == "refused":
-            await broker.say(commands.error(commands.NO_REQUEST_ID, 4, "no"))
+            await broker.send(commands.error(commands.NO_REQUEST_ID, 4, "no"))
         elif story == "garbage":
-            await broker.say(b"\xff" * 8)
-        assert await broker.hear() is None
+            await broker.send(b"\xff" * 8)
+        assert await broker.receive() is None
         closed.set()
 
     brokers.at["10.0.0.1"] = script
@@ -323,14 +323,14 @@ async def test_challenge_rounds(brokers: FakeBrokers) -> None:
     answers: list[bytes] = []
 
     async def script(broker: Broker) -> None:
-        await broker.hear()
+        await broker.receive()
         for number in range(3):
-            await broker.say(commands.auth_challenge("b", 21, "token", b"challenge-%d" % number))
-            command = await broker.hear()
+            await broker.send(commands.auth_challenge("b", 21, "token", b"challenge-%d" % number))
+            command = await broker.receive()
             assert command is not None
             answers.append(command.auth_response.response.auth_data)
             assert command.auth_response.client_version == "pulsar-trio-proxy-test"
-        await broker.say(CONNECTED)
+        await broker.send(CONNECTED)
 
     brokers.at["10.0.0.1"] = script
     credentials = FakeCredentials()
@@ -343,11 +343,11 @@ async def test_challenge_rounds(brokers: FakeBrokers) -> None:
 @pytest.mark.parametrize("challenges", [0, 1, 2])
 async def test_a_broker_that_has_not_proved_itself_does_not_take_us_in(brokers: FakeBrokers, challenges: int) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
+        await broker.receive()
         for _ in range(challenges):
-            await broker.say(commands.auth_challenge("b", 21, "token", b"challenge"))
-            await broker.hear()
-        await broker.say(CONNECTED)
+            await broker.send(commands.auth_challenge("b", 21, "token", b"challenge"))
+            await broker.receive()
+        await broker.send(CONNECTED)
 
     brokers.at["10.0.0.1"] = script
     if challenges == 2:
@@ -360,8 +360,8 @@ async def test_a_broker_that_has_not_proved_itself_does_not_take_us_in(brokers: 
 
 async def test_rounds_are_capped(brokers: FakeBrokers) -> None:
     async def script(broker: Broker) -> None:
-        while await broker.hear() is not None:
-            await broker.say(commands.auth_challenge("b", 21, "token", b"more"))
+        while await broker.receive() is not None:
+            await broker.send(commands.auth_challenge("b", 21, "token", b"more"))
 
     brokers.at["10.0.0.1"] = script
     credentials = FakeCredentials()
@@ -372,8 +372,8 @@ async def test_rounds_are_capped(brokers: FakeBrokers) -> None:
 @pytest.mark.parametrize("broken_from", [0, 1])
 async def test_no_credentials_to_be_had(brokers: FakeBrokers, broken_from: int) -> None:
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(commands.auth_challenge("b", 21, "token", b"q"))
+        await broker.receive()
+        await broker.send(commands.auth_challenge("b", 21, "token", b"q"))
 
     brokers.at["10.0.0.1"] = script
     failed = await failure("10.0.0.1", credentials=FakeCredentials(broken_from=broken_from))
@@ -384,12 +384,12 @@ async def test_ping_in_the_handshake_is_answered(brokers: FakeBrokers) -> None:
     kinds: list[int] = []
 
     async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(commands.ping())
-        command = await broker.hear()
+        await broker.receive()
+        await broker.send(commands.ping())
+        command = await broker.receive()
         assert command is not None
         kinds.append(command.type)
-        await broker.say(CONNECTED)
+        await broker.send(CONNECTED)
 
     brokers.at["10.0.0.1"] = script
     await open_link("10.0.0.1")

@@ -31,7 +31,7 @@ async def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
     return client
 
 
-async def say(
+async def send_reply(
     raw: RawServer, correlation_id: int, response: bytes = b"", *, more: bool = False, status: int = 0
 ) -> None:
     await raw.stream.send_all(encode_reply(Reply(correlation_id, status, response, more)))
@@ -61,7 +61,7 @@ async def test_a_call_without_a_task(raw: RawServer, client: RpcClient) -> None:
     assert client.in_flight == 1
     call = await raw.read()
     assert (call.method, call.request, call.timeout_ms) == (Method.ENVELOPE, b"body", 60_000)
-    await say(raw, call.correlation_id, b"answer")
+    await send_reply(raw, call.correlation_id, b"answer")
     assert heard == [(b"answer", False)]
     assert client.in_flight == 0
 
@@ -70,11 +70,11 @@ async def test_its_reply_may_come_in_parts(raw: RawServer, client: RpcClient) ->
     heard: Heard = []
     start_call(client, heard)
     call = await raw.read()
-    await say(raw, call.correlation_id, b"a", more=True)
-    await say(raw, call.correlation_id, b"b", more=True)
+    await send_reply(raw, call.correlation_id, b"a", more=True)
+    await send_reply(raw, call.correlation_id, b"b", more=True)
     assert client.in_flight == 1
-    await say(raw, call.correlation_id, b"c")
-    await say(raw, call.correlation_id, b"too much")
+    await send_reply(raw, call.correlation_id, b"c")
+    await send_reply(raw, call.correlation_id, b"too much")
     assert heard == [(b"a", True), (b"b", True), (b"c", False)]
     assert client.in_flight == 0
 
@@ -82,7 +82,7 @@ async def test_its_reply_may_come_in_parts(raw: RawServer, client: RpcClient) ->
 async def test_a_refusal_is_a_reply(raw: RawServer, client: RpcClient) -> None:
     replies: list[Reply | None] = []
     client.start_call(Method.ENVELOPE, b"", replies.append, timeout_ms=5000, deadline=trio.current_time() + 5)
-    await say(raw, (await raw.read()).correlation_id, status=Status.TOO_MANY_REQUESTS)
+    await send_reply(raw, (await raw.read()).correlation_id, status=Status.TOO_MANY_REQUESTS)
     [reply] = replies
     assert reply is not None
     assert reply.status == Status.TOO_MANY_REQUESTS
@@ -149,7 +149,7 @@ async def test_a_call_without_a_task_is_waited_for_before_all_is_quiet(
 ) -> None:
     start_call(client, [])
     assert not await client.quiesce(timeout_s=0.1)
-    await say(raw, (await raw.read()).correlation_id)
+    await send_reply(raw, (await raw.read()).correlation_id)
     assert await client.quiesce(timeout_s=0.1)
 
 
@@ -186,13 +186,13 @@ async def test_the_deadline_of_a_call_without_a_task(
     started = trio.current_time()
     client.start_call(Method.ENVELOPE, b"", on_reply, timeout_ms=3000, deadline=started + 3)
     call = await raw.read()
-    await say(raw, call.correlation_id, b"a part", more=True)
+    await send_reply(raw, call.correlation_id, b"a part", more=True)
     await trio.sleep(10)
     assert heard == [(b"a part", True), None], "told once"
     assert 3.0 <= ended[1] - started <= 3.25
     assert client.suspect
     assert client.in_flight == 0
-    await say(raw, call.correlation_id, b"late")
+    await send_reply(raw, call.correlation_id, b"late")
     assert len(heard) == 2, "what comes after the deadline is dropped"
     assert not client.suspect, "but it shows that the worker is there"
 
@@ -204,7 +204,7 @@ async def test_only_calls_without_a_task_are_ended_here(
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 1) as call:
         await trio.sleep(5)
         assert not client.suspect
-        await say(raw, (await raw.read()).correlation_id, b"late but welcome")
+        await send_reply(raw, (await raw.read()).correlation_id, b"late but welcome")
         assert await call.next_part() == (b"late but welcome", False)
 
 
@@ -213,7 +213,7 @@ async def test_when_the_worker_goes_each_is_told_once(raw: RawServer, client: Rp
     for one in heard:
         start_call(client, one)
     answered = await raw.read()
-    await say(raw, answered.correlation_id, b"in time")
+    await send_reply(raw, answered.correlation_id, b"in time")
     await raw.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert heard == [[(b"in time", False)], [None], [None]]
@@ -229,9 +229,9 @@ async def test_what_breaks_in_a_listener_harms_nobody_else(raw: RawServer, clien
     client.start_call(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
     start_call(client, heard)
     with structlog.testing.capture_logs() as logs:
-        await say(raw, (await raw.read()).correlation_id, b"x")
+        await send_reply(raw, (await raw.read()).correlation_id, b"x")
         await raw.read()
-        await say(raw, (await raw.read()).correlation_id, b"y")
+        await send_reply(raw, (await raw.read()).correlation_id, b"y")
         assert heard == [(b"y", False)]
         start_call(client, heard)
         await raw.stream.aclose()
@@ -258,18 +258,18 @@ async def test_no_call_without_a_task_outlives_the_client(raw: RawServer) -> Non
 async def test_parts_are_given_as_they_come(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"body", trio.current_time() + 5) as call:
         correlation_id = (await raw.read()).correlation_id
-        await say(raw, correlation_id, b"a", more=True)
-        await say(raw, correlation_id, b"b", more=True)
+        await send_reply(raw, correlation_id, b"a", more=True)
+        await send_reply(raw, correlation_id, b"b", more=True)
         assert await call.next_part() == (b"a", True)
         assert await call.next_part() == (b"b", True)
-        await say(raw, correlation_id, b"c")
+        await send_reply(raw, correlation_id, b"c")
         assert await call.next_part() == (b"c", False)
     assert client.in_flight == 0
 
 
 async def test_what_came_before_the_loss_is_not_lost(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
-        await say(raw, (await raw.read()).correlation_id, b"a", more=True)
+        await send_reply(raw, (await raw.read()).correlation_id, b"a", more=True)
         await raw.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert await call.next_part() == (b"a", True)
@@ -280,8 +280,8 @@ async def test_what_came_before_the_loss_is_not_lost(raw: RawServer, client: Rpc
 async def test_a_refusal_after_a_part(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
         correlation_id = (await raw.read()).correlation_id
-        await say(raw, correlation_id, b"a", more=True)
-        await say(raw, correlation_id, status=Status.UNKNOWN_SERVER_ERROR)
+        await send_reply(raw, correlation_id, b"a", more=True)
+        await send_reply(raw, correlation_id, status=Status.UNKNOWN_SERVER_ERROR)
         assert await call.next_part() == (b"a", True)
         with pytest.raises(RpcCallRefused):
             await call.next_part()
@@ -290,8 +290,8 @@ async def test_a_refusal_after_a_part(raw: RawServer, client: RpcClient) -> None
 async def test_parts_that_nobody_waits_for_any_more_are_dropped(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5):
         correlation_id = (await raw.read()).correlation_id
-        await say(raw, correlation_id, b"a", more=True)
-    await say(raw, correlation_id, b"b")
+        await send_reply(raw, correlation_id, b"a", more=True)
+    await send_reply(raw, correlation_id, b"b")
     assert client.in_flight == 0
 
 
@@ -302,7 +302,7 @@ async def test_a_part_where_the_whole_is_expected(raw: RawServer, client: RpcCli
         results.append(await outcome(partial(client.call, Method.ENVELOPE, Empty(), Text, timeout_s=60)))
 
     nursery.start_soon(one)
-    await say(raw, (await raw.read()).correlation_id, b"", more=True)
+    await send_reply(raw, (await raw.read()).correlation_id, b"", more=True)
     assert [type(result) for result in results] == [RpcResponseCorrupt]
     assert client.in_flight == 0
 

@@ -92,8 +92,8 @@ async def test_what_each_role_is_given(setup: Setup, nursery: trio.Nursery) -> N
         message, descriptors = received
         assert (message.listeners, message.table) == (1, True)
         [listener] = cluster.listeners.sockets
-        shelf = cluster.fd_store_slots[forwarder.index]
-        assert same_file(descriptors[0], shelf.table_fd), "its counters outlive it, though its relays do not"
+        store_slot = cluster.fd_store_slots[forwarder.index]
+        assert same_file(descriptors[0], store_slot.table_fd), "its counters outlive it, though its relays do not"
         assert same_file(descriptors[1], listener.fileno())
         close_descriptors(descriptors)
     nursery.cancel_scope.cancel()
@@ -878,8 +878,10 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
         name.removesuffix(".sock"): sock.fileno() for name, sock in setup.directory.sockets.items()
     }
     assert state.runtime_dir == cluster.config.cluster.runtime_dir
-    assert [list(shelf.relays) for shelf in state.fd_store_slots] == [[], [7]]
-    assert [shelf.table for shelf in state.fd_store_slots] == [shelf.table_fd for shelf in cluster.fd_store_slots]
+    assert [list(store_slot.relays) for store_slot in state.fd_store_slots] == [[], [7]]
+    assert [store_slot.table for store_slot in state.fd_store_slots] == [
+        store_slot.table_fd for store_slot in cluster.fd_store_slots
+    ]
     await trio.sleep(1)
     assert in_place(cluster, Role.LOOKUP).code is None, "and all is as before"
     running = [worker for worker in setup.workshop.workers if worker.code is None and worker.story]

@@ -27,7 +27,7 @@ class Place:
 
     def __init__(self, finish_s: float = 1000.0) -> None:
         self.workers = SpawnSequence()
-        self.shelf = FdStoreSlot()
+        self.store_slot = FdStoreSlot()
         self.spawn_error: OSError | None = None
         self.start_error: RpcError | None = None
         self.awake: trio.Event | None = None
@@ -40,7 +40,7 @@ class Place:
                 self._start,  # type: ignore[arg-type]
                 lambda _slot: None,
                 self._keep_shelf,  # type: ignore[arg-type]
-                self.shelf.on_process_ended,
+                self.store_slot.on_process_ended,
             ),
         )
 
@@ -79,7 +79,9 @@ class Place:
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store_channel is not None
         tables = AddressTableExchange().open_channel(0)
-        await self.shelf.serve_forwarder(worker.store_channel, no_listeners, pid=worker.pid, is_new=True, tables=tables)
+        await self.store_slot.serve_forwarder(
+            worker.store_channel, no_listeners, pid=worker.pid, is_new=True, tables=tables
+        )
 
     def _leave_relays(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
         async def drain(request: Any) -> None:
@@ -111,8 +113,8 @@ class Place:
             for channel in (worker.store_channel, worker.line):
                 if channel is not None:
                     channel.sock.close()
-        self.shelf.close_stored()
-        close_descriptors([self.shelf.table_fd])
+        self.store_slot.close_stored()
+        close_descriptors([self.store_slot.table_fd])
 
 
 async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -121,14 +123,14 @@ async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clo
     first = await place.replace()
     second = await place.replace()
     assert place.leaving() == [first, second]
-    assert {pid: len(relays) for pid, relays in place.shelf.left_behind.items()} == {first.pid: 1, second.pid: 1}
+    assert {pid: len(relays) for pid, relays in place.store_slot.left_behind.items()} == {first.pid: 1, second.pid: 1}
     first.end(-9)
     await trio.testing.wait_all_tasks_blocked()
     assert place.leaving() == [second]
-    assert set(place.shelf.left_behind) == {second.pid}, "its rows are its successor's to sum up"
+    assert set(place.store_slot.left_behind) == {second.pid}, "its rows are its successor's to sum up"
     await trio.sleep(DRAIN_MS / 1000 + 10)
     assert second.code == 0
-    assert (place.leaving(), place.shelf.left_behind) == ([], {})
+    assert (place.leaving(), place.store_slot.left_behind) == ([], {})
     nursery.cancel_scope.cancel()
     place.close()
 
@@ -144,7 +146,7 @@ async def test_one_that_is_killed_with_its_last_word_is_heard_first(
     worker.line.send_now(StoreMessage(left_behind=[RelayLeftBehind(id=1, client_ip="192.0.2.1")]))
     worker.end(-9)
     await trio.testing.wait_all_tasks_blocked()
-    assert place.shelf.left_behind == {}
+    assert place.store_slot.left_behind == {}
     nursery.cancel_scope.cancel()
     place.close()
 

@@ -68,11 +68,11 @@ class Place:
 
 
 class ForwarderPlace(Place):
-    """Forwarders that have a real line to a real shelf."""
+    """Forwarders that have a real channel to a real slot of the fd store."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = FdStoreSlot()
+        self.store_slot = FdStoreSlot()
         self.adopted: dict[int, list[int]] = {}
         self.slot = WorkerSlot(
             Role.FORWARDER,
@@ -82,7 +82,7 @@ class ForwarderPlace(Place):
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store_channel is not None
-        await self.shelf.serve_forwarder(
+        await self.store_slot.serve_forwarder(
             worker.store_channel,
             no_listeners,
             pid=worker.pid,
@@ -136,8 +136,8 @@ async def forwarders() -> AsyncIterator[ForwarderPlace]:
         worker.leave_line()
         if worker.store_channel is not None:
             worker.store_channel.sock.close()
-    place.shelf.close_stored()
-    os.close(place.shelf.table_fd)
+    place.store_slot.close_stored()
+    os.close(place.store_slot.table_fd)
 
 
 async def test_it_is_filled(place: Place, nursery: trio.Nursery) -> None:
@@ -912,7 +912,7 @@ async def test_hand_over(
     assert (forwarders.slot.restarts, forwarders.ended) == (0, [])
     forwarders.relay(new, 9)
     await trio.testing.wait_all_tasks_blocked()
-    assert sorted(forwarders.shelf.relays) == [1, 2, 3, 5, 9], "the shelf listens to the new one"
+    assert sorted(forwarders.store_slot.relays) == [1, 2, 3, 5, 9], "the store_slot listens to the new one"
     nursery.cancel_scope.cancel()
 
 
@@ -1202,7 +1202,7 @@ async def test_an_inherited_forwarder_has_its_relays_already(
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         worker.line.sock.recv(1)  # type: ignore[union-attr]
-    assert sorted(forwarders.shelf.relays) == [4, 5]
+    assert sorted(forwarders.store_slot.relays) == [4, 5]
     assert await forwarders.slot.replace_worker(hand_over=True, drain_timeout_ms=3000)
     assert forwarders.adopted[forwarders.worker.pid] == [4, 5]
     nursery.cancel_scope.cancel()

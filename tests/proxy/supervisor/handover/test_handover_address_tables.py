@@ -40,7 +40,7 @@ class Forwarder:
         self.line = AddressTableChannel(exchange, place)
         self.line.on_forwarder_started(self.ours)
 
-    def hear(self) -> list[int]:
+    def receive(self) -> list[int]:
         """Whose tables it was sent."""
         places = []
         while True:
@@ -61,15 +61,15 @@ class Forwarder:
 def test_tables_go_to_all_others(exchange: AddressTableExchange) -> None:
     one, other = Forwarder(exchange, 0), Forwarder(exchange, 1)
     one.line.accept_published([new_table()])
-    assert (one.hear(), other.hear()) == ([], [0])
+    assert (one.receive(), other.receive()) == ([], [0])
     other.line.accept_published([new_table()])
     late = Forwarder(exchange, 2)
-    assert (one.hear(), other.hear(), late.hear()) == ([1], [], [0, 1])
+    assert (one.receive(), other.receive(), late.receive()) == ([1], [], [0, 1])
     other.close()
     one.line.accept_published([new_table()])
-    assert late.hear() == [0]
+    assert late.receive() == [0]
     successor = Forwarder(exchange, 1)
-    assert successor.hear() == [0], "its predecessor's is its own"
+    assert successor.receive() == [0], "its predecessor's is its own"
     for forwarder in (one, late, successor):
         forwarder.close()
 
@@ -96,7 +96,7 @@ def test_what_is_no_table_ends_the_forwarder(exchange: AddressTableExchange, wha
                 one.line.accept_published(descriptors)
         else:
             close_descriptors(descriptors)
-    assert other.hear() == []
+    assert other.receive() == []
     one.close()
     other.close()
 
@@ -116,11 +116,11 @@ async def test_by_the_line_to_the_fd_store(
 ) -> None:
     other = Forwarder(exchange, 1)
     ours, theirs = (StoreChannel(sock) for sock in create_store_sockets())
-    shelf = FdStoreSlot()
+    store_slot = FdStoreSlot()
     ended = trio.Event()
 
     async def keep() -> None:
-        await shelf.serve_forwarder(
+        await store_slot.serve_forwarder(
             ours, list, pid=7, is_new=True, tables=exchange.open_channel(0), stores_relays=crash_safe
         )
         ended.set()
@@ -136,8 +136,8 @@ async def test_by_the_line_to_the_fd_store(
     await theirs.send(StoreMessage(address_tables=[0]), (table,))
     os.close(table)
     await trio.testing.wait_all_tasks_blocked()
-    assert other.hear() == [0]
+    assert other.receive() == [0]
     theirs.close()
     await ended.wait()
     other.close()
-    os.close(shelf.table_fd)
+    os.close(store_slot.table_fd)

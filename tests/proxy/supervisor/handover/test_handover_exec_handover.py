@@ -55,7 +55,7 @@ class Exec(BaseException):
 
 
 class Estate:
-    """What a supervisor has: sockets, a shelf with a relay and a pipe, and a worker that is a real child."""
+    """What a supervisor has: sockets, an fd store's slot with a relay and a pipe, and a worker that is a real child."""
 
     def __init__(self, folder: Path) -> None:
         self.lock = os.open(folder / "supervisor.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
@@ -67,11 +67,11 @@ class Estate:
         self.connections = create_shared_counters(1)
         self.client, self.broker = socket.socketpair()
         self.pipe = os.pipe()
-        self.shelf = FdStoreSlot()
+        self.store_slot = FdStoreSlot()
         relay = StoredRelay(id=3, target="b:6650", principal="me").SerializeToString()
         ends = [os.dup(end) for end in (self.client.fileno(), self.broker.fileno(), *self.pipe)]
-        self.shelf.relays[3] = StoredFds(relay, *ends[:2])
-        self.shelf.pipes[9] = StoredFds(StoredPipe(id=9).SerializeToString(), *ends[2:])
+        self.store_slot.relays[3] = StoredFds(relay, *ends[:2])
+        self.store_slot.pipes[9] = StoredFds(StoredPipe(id=9).SerializeToString(), *ends[2:])
         self.channel, self.channel_theirs = socket.socketpair()
         self.store, self.store_theirs = create_store_sockets()
         self.liveness_theirs, self.liveness = os.pipe()
@@ -89,7 +89,7 @@ class Estate:
             listeners={"127.0.0.1:2": self.listener.fileno()},
             services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
-            fd_store_slots=[serialize_slot(self.shelf)],
+            fd_store_slots=[serialize_slot(self.store_slot)],
             workers=[self.worker()],
         )
         return msgspec.structs.replace(state, **changes)
@@ -173,22 +173,22 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     assert admin is not None
     assert service is not None
     assert handover.take_admin_listener("127.0.0.1:1") is handover.take_service_socket(Role.LOOKUP, 0) is None
-    [shelf] = handover.fd_store_slots
-    assert shelf.table_fd == estate.shelf.table_fd
-    assert StoredRelay.FromString(shelf.relays[3].record).principal == "me"
-    assert same_file(shelf.relays[3].second, estate.broker.fileno())
-    assert same_file(shelf.pipes[9].first, estate.pipe[0])
+    [store_slot] = handover.fd_store_slots
+    assert store_slot.table_fd == estate.store_slot.table_fd
+    assert StoredRelay.FromString(store_slot.relays[3].record).principal == "me"
+    assert same_file(store_slot.relays[3].second, estate.broker.fileno())
+    assert same_file(store_slot.pipes[9].first, estate.pipe[0])
     [(place, worker)] = handover.workers.items()
     assert place == (Role.FORWARDER, 0)
     assert (worker.pid, worker.is_inherited) == (estate.pid, True)
     assert worker.store_channel is not None
     worker.kill()
     assert await worker.wait() == -9
-    shelf.close_stored()
+    store_slot.close_stored()
     worker.store_channel.close()
     for sock in (handover.control_socket, listener, admin, service):
         sock.close()
-    for number in (handover.runtime_lock_fd, handover.connections_fd, shelf.table_fd):
+    for number in (handover.runtime_lock_fd, handover.connections_fd, store_slot.table_fd):
         os.close(number)
 
 
@@ -268,8 +268,8 @@ async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_WRITE_BYTES", 1000)
     about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
     ends = estate.client.fileno(), estate.broker.fileno()
-    shelf = FdStoreSlot(estate.shelf.table_fd, {number: StoredFds(about, *ends) for number in range(50)})
-    state = estate.state(fd_store_slots=[serialize_slot(shelf)], drain=True)
+    store_slot = FdStoreSlot(estate.store_slot.table_fd, {number: StoredFds(about, *ends) for number in range(50)})
+    state = estate.state(fd_store_slots=[serialize_slot(store_slot)], drain=True)
     assert state.relay_count == 50
     memory = leave(state, monkeypatch, Path("x")).handover
     with os.fdopen(memory, "rb") as file:
@@ -292,7 +292,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     [worker] = told["workers"]
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
-    assert set(state.descriptors()) == numbers(told) | {estate.shelf.table_fd}
+    assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
     assert len(state.descriptors()) == len(set(state.descriptors())) == 14
 
 
@@ -398,15 +398,16 @@ control, admin = socket.socket(), socket.socket()
 channel, theirs = socket.socketpair()
 reading, liveness = os.pipe()
 pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
-shelf = FdStoreSlot()
-shelf.relays[1] = StoredFds(StoredRelay(id=1, target="b").SerializeToString(), os.dup(client.fileno()), broker.fileno())
+store_slot = FdStoreSlot()
+relay = StoredRelay(id=1, target="b").SerializeToString()
+store_slot.relays[1] = StoredFds(relay, os.dup(client.fileno()), broker.fileno())
 lock = os.open("/dev/null", os.O_RDONLY)
 for number in range(3):
     os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)
 state = SerializedHandover(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte",
               runtime_lock=lock, control=control.fileno(), admin={"a": admin.fileno()},
               listeners={"l": listener.fileno()}, services={},
-              connections=create_shared_counters(1), fd_store_slots=[serialize_slot(shelf)],
+              connections=create_shared_counters(1), fd_store_slots=[serialize_slot(store_slot)],
               workers=[SerializedWorker("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
 os.write(client.fileno(), b"on its way")
 exec_next_program(state, Path("proxy.toml"))

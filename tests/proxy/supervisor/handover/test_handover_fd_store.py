@@ -42,10 +42,10 @@ def open_files() -> int:
 
 
 class Store:
-    """A shelf, forwarders' lines to it, and the two sockets that every relay has here."""
+    """A slot of the fd store, forwarders' channels to it, and the two sockets that every relay has here."""
 
     def __init__(self) -> None:
-        self.shelf = FdStoreSlot()
+        self.store_slot = FdStoreSlot()
         self.client, self.broker = socket.socketpair()
         self.reading, self.writing = os.pipe()
         self.before = open_files()
@@ -58,7 +58,7 @@ class Store:
         self._lines += ends
         return ends
 
-    async def say(self, line: StoreChannel, *ids: int, **fields: Any) -> None:
+    async def send(self, line: StoreChannel, *ids: int, **fields: Any) -> None:
         """A forwarder has relays."""
         for number in ids:
             relay = StoredRelay(id=number, **fields)
@@ -77,7 +77,7 @@ class Store:
             ends += [self.reading, self.writing] * len(message.pipes)
             await theirs.send(message, ends)
         theirs.close()
-        await self.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+        await self.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
 
     @property
     def kept(self) -> int:
@@ -85,10 +85,10 @@ class Store:
         return open_files() - self.before
 
     def close(self) -> None:
-        self.shelf.close_stored()
+        self.store_slot.close_stored()
         for line in self._lines:
             line.sock.close()
-        close_descriptors((self.shelf.table_fd, self.reading, self.writing))
+        close_descriptors((self.store_slot.table_fd, self.reading, self.writing))
         self.client.close()
         self.broker.close()
 
@@ -129,12 +129,12 @@ def relay_ids(got: list[tuple[StoreMessage, list[int]]]) -> list[int]:
 async def test_it_keeps_what_it_is_told(store: Store) -> None:
     about = StoredRelay(id=7, client_address="1.2.3.4:5", principal="p", target="b:6650", expires_at_unix_ms=9)
     await store.told(StoreMessage(relays=[about]), StoreMessage(pipes=[StoredPipe(id=3, wanted_bytes=4096)]))
-    [(number, kept)] = store.shelf.relays.items()
+    [(number, kept)] = store.store_slot.relays.items()
     assert (number, StoredRelay.FromString(kept.record)) == (7, about)
     assert same_file(kept.first, store.client.fileno())
     assert same_file(kept.second, store.broker.fileno())
     assert not os.get_inheritable(kept.first), "no process that is started by chance may have it"
-    [(pipe_number, pipe)] = store.shelf.pipes.items()
+    [(pipe_number, pipe)] = store.store_slot.pipes.items()
     assert (pipe_number, StoredPipe.FromString(pipe.record).wanted_bytes) == (3, 4096)
     os.write(pipe.second, b"bytes")
     assert os.read(store.reading, 10) == b"bytes"
@@ -146,13 +146,13 @@ async def test_it_drops_what_it_is_told(store: Store) -> None:
         StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1), StoredPipe(id=2)]),
         StoreMessage(dropped_relays=[1], dropped_pipes=[2]),
     )
-    assert (list(store.shelf.relays), list(store.shelf.pipes)) == ([2], [1])
+    assert (list(store.store_slot.relays), list(store.store_slot.pipes)) == ([2], [1])
     assert store.kept == 4, "what is dropped is closed"
 
 
 async def test_what_it_does_not_have_cannot_be_dropped(store: Store) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]), StoreMessage(dropped_relays=[5, 5], dropped_pipes=[6]))
-    assert list(store.shelf.relays) == [1]
+    assert list(store.store_slot.relays) == [1]
 
 
 async def test_an_id_that_is_used_again(store: Store) -> None:
@@ -163,8 +163,8 @@ async def test_an_id_that_is_used_again(store: Store) -> None:
             StoreMessage(dropped_relays=dropped, relays=[StoredRelay(id=1, target="new")]),
             StoreMessage(dropped_pipes=dropped, pipes=[StoredPipe(id=1, wanted_bytes=2)]),
         )
-        assert [StoredRelay.FromString(kept.record).target for kept in store.shelf.relays.values()] == ["new"]
-        assert [StoredPipe.FromString(kept.record).wanted_bytes for kept in store.shelf.pipes.values()] == [2]
+        assert [StoredRelay.FromString(kept.record).target for kept in store.store_slot.relays.values()] == ["new"]
+        assert [StoredPipe.FromString(kept.record).wanted_bytes for kept in store.store_slot.pipes.values()] == [2]
         assert store.kept == 4
 
 
@@ -174,11 +174,11 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
     await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
     client.close()
     theirs.close()
-    await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    await store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         peer.recv(1)
-    store.shelf.close_stored()
+    store.store_slot.close_stored()
     assert peer.recv(1) == b""
     peer.close()
 
@@ -186,18 +186,18 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
 async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
     """The supervisor may open no more files: that relay is not safe, and all others are as before."""
     ours, theirs = store.line()
-    await store.say(theirs, 1)
+    await store.send(theirs, 1)
     message = StoreMessage(relays=[StoredRelay(id=1, target="new"), StoredRelay(id=2)], dropped_pipes=[4])
     await store.say_pipes(theirs, 4)
     rights = array.array("i", [store.client.fileno(), store.broker.fileno(), store.client.fileno()])
     theirs.sock.sendmsg([message.SerializeToString()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-    await store.say(theirs, 3)
+    await store.send(theirs, 3)
     theirs.close()
     with structlog.testing.capture_logs() as logs:
-        await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
-    assert [StoredRelay.FromString(kept.record).target for kept in store.shelf.relays.values()] == ["", ""]
-    assert sorted(store.shelf.relays) == [1, 3]
-    assert not store.shelf.pipes, "what it says beside is done"
+        await store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    assert [StoredRelay.FromString(kept.record).target for kept in store.store_slot.relays.values()] == ["", ""]
+    assert sorted(store.store_slot.relays) == [1, 3]
+    assert not store.store_slot.pipes, "what it says beside is done"
     assert store.kept == 4, "what did arrive is closed"
     [entry] = logs
     assert (entry["log_level"], "ulimit" in entry["event"]) == ("error", True)
@@ -206,17 +206,17 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
 async def test_clear(store: Store) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1)]))
     assert store.kept == 6
-    store.shelf.close_stored()
+    store.store_slot.close_stored()
     assert store.kept == 0
-    assert not store.shelf.relays
-    assert not store.shelf.pipes
-    os.fstat(store.shelf.table_fd)  # stays
+    assert not store.store_slot.relays
+    assert not store.store_slot.pipes
+    os.fstat(store.store_slot.table_fd)  # stays
 
 
 async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    await store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
 
 
@@ -232,7 +232,7 @@ async def test_of_a_pipe_only_what_is_known_is_kept(store: Store) -> None:
     padded = StoredPipe.FromString(about.SerializeToString() + junk(150_000))
     assert len(padded.SerializeToString()) > 150_000
     await store.told(StoreMessage(pipes=[padded]))
-    assert store.shelf.pipes[3].record == about.SerializeToString()
+    assert store.store_slot.pipes[3].record == about.SerializeToString()
 
 
 async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,19 +241,19 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
     long = [StoreMessage(relays=[StoredRelay(id=number, target="t" * 4000)]) for number in (1, 2, 3, 4)]
     with structlog.testing.capture_logs() as logs:
         await store.told(*long)
-    assert list(store.shelf.relays) == [1, 2]
+    assert list(store.store_slot.relays) == [1, 2]
     assert store.kept == 4, "the others are closed"
     assert [entry["event"].partition(":")[0] for entry in logs] == ["relays are not crash-safe"], "said once"
     await store.told(long[1], long[1], StoreMessage(dropped_relays=[1], relays=[StoredRelay(id=3, target="t" * 4000)]))
-    assert list(store.shelf.relays) == [2, 3], "what is dropped or said again makes room"
-    inherited = FdStoreSlot(store.shelf.table_fd, store.shelf.relays)
+    assert list(store.store_slot.relays) == [2, 3], "what is dropped or said again makes room"
+    inherited = FdStoreSlot(store.store_slot.table_fd, store.store_slot.relays)
     ends = os.dup(store.reading), os.dup(store.reading)
     with structlog.testing.capture_logs():
         inherited.apply_message(long[3], list(ends))
     assert list(inherited.relays) == [2, 3], "an upgrade does not forget what there is"
-    store.shelf.close_stored()
+    store.store_slot.close_stored()
     await store.told(*long[:2])
-    assert list(store.shelf.relays) == [1, 2]
+    assert list(store.store_slot.relays) == [1, 2]
 
 
 # ---- what its successor gets
@@ -261,11 +261,13 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     (first, [descriptor]), (last, nothing) = await inherit(theirs)
     assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
     assert not nothing
-    table = RelayTable(store.shelf.table_fd)
+    table = RelayTable(store.store_slot.table_fd)
     table.cells[row(5, 0)] = 77
     assert RelayTable(descriptor).cells[row(5, 0)] == 77, "the same memory for all forwarders of a place"
     os.close(descriptor)
@@ -274,14 +276,14 @@ async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nurser
 
 async def keep_no_relays(store: Store, channel: StoreChannel, listeners: ListenerFds, **what: Any) -> bool:
     """relay.crash_safe = false."""
-    return await store.shelf.serve_forwarder(channel, listeners, stores_relays=False, **what)
+    return await store.store_slot.serve_forwarder(channel, listeners, stores_relays=False, **what)
 
 
 async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     listeners = [store.client.fileno(), store.reading]
     for keeps in (True, False):
-        serve = partial(store.shelf.serve_forwarder, stores_relays=keeps)
+        serve = partial(store.store_slot.serve_forwarder, stores_relays=keeps)
         ours, theirs = store.line()
         nursery.start_soon(
             lambda serve=serve, ours=ours: serve(ours, lambda: listeners, is_new=True, pid=PID, tables=NO_TABLES)
@@ -331,44 +333,48 @@ def behind(*ids: int, ip: str = "192.0.2.1") -> StoreMessage:
 async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
     store: Store, nursery: trio.Nursery
 ) -> None:
-    store.shelf.apply_message(behind(*range(1, 2001)), [], 7)
-    store.shelf.apply_message(behind(2001), [], 8)
-    store.shelf.on_process_ended(99)
+    store.store_slot.apply_message(behind(*range(1, 2001)), [], 7)
+    store.store_slot.apply_message(behind(2001), [], 8)
+    store.store_slot.on_process_ended(99)
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     got = await inherit(theirs)
     for _message, descriptors in got:
         close_descriptors(descriptors)
     named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
     assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
-    store.shelf.on_process_ended(7)
+    store.store_slot.on_process_ended(7)
     received = await theirs.receive()
     assert received is not None
     assert list(received[0].ended_predecessor_pids) == [7]
-    assert store.shelf.left_behind == {8: {2001: "192.0.2.1"}}
+    assert store.store_slot.left_behind == {8: {2001: "192.0.2.1"}}
     await theirs.send(StoreMessage(dropped_relays=[2001]))
     await trio.testing.wait_all_tasks_blocked()
-    assert store.shelf.left_behind == {8: {}}
+    assert store.store_slot.left_behind == {8: {}}
     theirs.close()
 
 
 async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
-    store.shelf.apply_message(behind(1), [], 7)
-    store.shelf.on_process_ended(7)
-    assert store.shelf.left_behind == {}
+    store.store_slot.apply_message(behind(1), [], 7)
+    store.store_slot.on_process_ended(7)
+    assert store.store_slot.left_behind == {}
 
 
 async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nursery) -> None:
     """Its line is full: the supervisor does not wait for it."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
     await trio.testing.wait_all_tasks_blocked()
     with contextlib.suppress(BlockingIOError):
         while True:
             ours.send_now(StoreMessage(dropped_relays=[1]))
-    store.shelf.apply_message(behind(1), [], 7)
+    store.store_slot.apply_message(behind(1), [], 7)
     with structlog.testing.capture_logs() as logs:
-        store.shelf.on_process_ended(7)
+        store.store_slot.on_process_ended(7)
     assert [(entry["log_level"], entry["predecessor_pid"]) for entry in logs] == [("warning", 7)]
     theirs.close()
 
@@ -377,21 +383,21 @@ async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nurser
 async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
     """Security: a forwarder that was taken over must not fill the supervisor's memory."""
     with pytest.raises(StoreLost):
-        store.shelf.apply_message(message, [], 7)
+        store.store_slot.apply_message(message, [], 7)
 
 
 async def test_each_relay_stays_behind_once(store: Store) -> None:
     """Security: so all together are no more than there are rows."""
     for pid in (7, 8, 8, 9):
-        store.shelf.apply_message(behind(1, 2), [], pid)
-    assert sum(len(relays) for relays in store.shelf.left_behind.values()) == 2
+        store.store_slot.apply_message(behind(1, 2), [], pid)
+    assert sum(len(relays) for relays in store.store_slot.left_behind.values()) == 2
 
 
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
 async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
     for keeps in (True, False):
-        serve = partial(store.shelf.serve_forwarder, stores_relays=keeps)
+        serve = partial(store.store_slot.serve_forwarder, stores_relays=keeps)
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
@@ -405,7 +411,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
         assert (
-            await store.shelf.serve_forwarder(ours, lambda: [-1], is_new=True, pid=PID, tables=NO_TABLES) is False
+            await store.store_slot.serve_forwarder(ours, lambda: [-1], is_new=True, pid=PID, tables=NO_TABLES) is False
         )  # a listener that is closed
     assert len(logs) == 1
     theirs.close()
@@ -424,7 +430,7 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
     nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
-    await store.say(theirs, *range(1, 51))
+    await store.send(theirs, *range(1, 51))
     await store.say_pipes(theirs, *range(1, 51))
     await trio.testing.wait_all_tasks_blocked()
     assert store.kept == 2, "the two ends of this line"
@@ -436,22 +442,24 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
 async def test_whether_the_end_was_in_order(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES) is True
+    assert await store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES) is True
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES) is False
+    assert await store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES) is False
 
 
 async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         theirs.sock.recv(1)
-    await store.say(theirs, 2)
+    await store.send(theirs, 2)
     await trio.testing.wait_all_tasks_blocked()
-    assert sorted(store.shelf.relays) == [1, 2]
+    assert sorted(store.store_slot.relays) == [1, 2]
     theirs.close()
 
 
@@ -459,13 +467,15 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     store: Store, nursery: trio.Nursery
 ) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(
-        lambda: store.shelf.serve_forwarder(next_ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+        lambda: store.store_slot.serve_forwarder(next_ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
     )
-    await store.say(theirs, *range(1, 101))
+    await store.send(theirs, *range(1, 101))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         next_theirs.sock.recv(1)
@@ -491,18 +501,18 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
 
     ours, theirs = store.line()
     nursery.start_soon(
-        lambda: store.shelf.serve_forwarder(
+        lambda: store.store_slot.serve_forwarder(
             ours, lambda: listeners("one that is not new"), is_new=False, pid=PID, tables=NO_TABLES
         )
     )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(
-        lambda: store.shelf.serve_forwarder(
+        lambda: store.store_slot.serve_forwarder(
             next_ours, lambda: listeners("its successor"), is_new=True, pid=PID, tables=NO_TABLES
         )
     )
-    await store.say(theirs, 1)
+    await store.send(theirs, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert asked == []
     theirs.close()
@@ -520,7 +530,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     ended: list[bool] = []
 
     async def serve() -> None:
-        ended.append(await store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+        ended.append(await store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
 
     nursery.start_soon(serve)
     await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
@@ -529,17 +539,21 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
         theirs.send_now(relay, (store.client.fileno(), store.broker.fileno()))
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
-    assert (sorted(store.shelf.relays), ended) == ([1, 2], [True])
+    assert (sorted(store.store_slot.relays), ended) == ([1, 2], [True])
 
 
 async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
-    await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
+    await store.send(theirs, *range(1, 301), target="broker:6650", principal="me")
     await store.say_pipes(theirs, 5, 6)
     theirs.close()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     sizes: list[int] = []
     kinds: list[str] = []
     relays: list[StoredRelay] = []
@@ -553,7 +567,7 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
         assert len(descriptors) == int(message.table) + 2 * (len(message.pipes) + len(message.relays))
         ends = (store.client.fileno(), store.broker.fileno()) if kind == "relays" else (store.reading, store.writing)
         if kind == "table":
-            ends = (store.shelf.table_fd,)  # type: ignore[assignment]
+            ends = (store.store_slot.table_fd,)  # type: ignore[assignment]
         assert all(same_file(got, ends[at % len(ends)]) for at, got in enumerate(descriptors)), kind
         close_descriptors(descriptors)
         relays += message.relays
@@ -568,14 +582,18 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
     principal = "p" * (RECORD_BYTES_MAX - 5)
     assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
-    await store.say(theirs, *range(1, 42), principal=principal)
+    await store.send(theirs, *range(1, 42), principal=principal)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
@@ -601,14 +619,16 @@ def test_batches() -> None:
 
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
-    await store.say(theirs, *range(1, 101), principal="p" * 8_000)
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    )
+    await store.send(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
 
     async def serve(line: StoreChannel) -> None:
-        await store.shelf.serve_forwarder(line, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+        await store.store_slot.serve_forwarder(line, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
         ended.set()
 
     ours, theirs = store.line()
@@ -622,7 +642,9 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
     assert ours.sock.fileno() == -1
     assert store.kept == 200
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     got = await inherit(theirs)
     assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
     os.close(got[0][1][0])
@@ -634,25 +656,27 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     ours, theirs = store.line()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+            lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
         )
         await trio.testing.wait_all_tasks_blocked()
         theirs.close()
-    assert list(store.shelf.relays) == [1]
+    assert list(store.store_slot.relays) == [1]
     assert store.kept == 2
 
 
 async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     got = await inherit(theirs)
     os.close(got[0][1][0])
-    await store.say(theirs, 3)
+    await store.send(theirs, 3)
     await theirs.send(StoreMessage(dropped_relays=[1]))
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
-    assert sorted(store.shelf.relays) == [2, 3]
+    assert sorted(store.store_slot.relays) == [2, 3]
 
 
 async def test_a_record_that_is_too_long_is_not_kept(store: Store) -> None:
@@ -662,6 +686,6 @@ async def test_a_record_that_is_too_long_is_not_kept(store: Store) -> None:
             StoreMessage(relays=[StoredRelay(id=1, principal="x" * RECORD_BYTES_MAX)]),
             StoreMessage(relays=[StoredRelay(id=2)]),
         )
-    assert list(store.shelf.relays) == [2]
+    assert list(store.store_slot.relays) == [2]
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert store.kept == 2

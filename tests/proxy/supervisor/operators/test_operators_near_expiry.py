@@ -19,14 +19,14 @@ def near(expired: int, *sessions: tuple[str, str, float]) -> dict[str, Any]:
     return {"expired_and_idle": expired, "ending_within_60_s": len(soonest), "soonest": soonest}
 
 
-def say(setup: Setup, index: int, status: dict[str, Any]) -> None:
+def report(setup: Setup, index: int, status: dict[str, Any]) -> None:
     setup.worker(Role.FORWARDER, index).answers[Method.GET_STATUS] = lambda _request: json.dumps(status)
 
 
 async def test_forwarders_are_taken_together() -> None:
     setup = Setup()
-    say(setup, 0, {"connections": 3, "sessions_near_expiry": near(1, ("c:1", "alice", 12.5), ("c:2", "bob", 40.0))})
-    say(setup, 1, {"connections": 2, "sessions_near_expiry": near(2, ("c:3", "", 20.1))})
+    report(setup, 0, {"connections": 3, "sessions_near_expiry": near(1, ("c:1", "alice", 12.5), ("c:2", "bob", 40.0))})
+    report(setup, 1, {"connections": 2, "sessions_near_expiry": near(2, ("c:3", "", 20.1))})
     status = await setup.report.status()
     assert status["sessions_near_expiry"] == near(3, ("c:1", "alice", 12.5), ("c:3", "", 20.1), ("c:2", "bob", 40.0))
     workers: Any = status["workers"]
@@ -69,8 +69,8 @@ def broken(**parts: Any) -> dict[str, Any]:
 async def test_a_captured_forwarder_cannot_take_the_status_away(claim: Any) -> None:
     """Security: what makes no sense is left out, and said once; the others' is shown."""
     setup = Setup()
-    say(setup, 0, {"connections": 3, "sessions_near_expiry": claim})
-    say(setup, 1, {"connections": 2, "sessions_near_expiry": near(2, ("c:3", "alice", 20.1))})
+    report(setup, 0, {"connections": 3, "sessions_near_expiry": claim})
+    report(setup, 1, {"connections": 2, "sessions_near_expiry": near(2, ("c:3", "alice", 20.1))})
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             status = json.loads(await setup.report.status_json())
@@ -94,7 +94,7 @@ async def test_only_forwarders_have_sessions() -> None:
 
 async def test_for_people() -> None:
     setup = Setup()
-    say(setup, 0, {"sessions_near_expiry": near(1, ("192.0.2.7:4000", "alice", 12.5), ("192.0.2.8:4000", "", 40.0))})
+    report(setup, 0, {"sessions_near_expiry": near(1, ("192.0.2.7:4000", "alice", 12.5), ("192.0.2.8:4000", "", 40.0))})
     lines = status_text(await setup.report.status()).splitlines()
     at = lines.index("  sessions        1 expired and idle, 2 end within 60 s")
     assert lines[at + 1 : at + 3] == [
@@ -105,7 +105,7 @@ async def test_for_people() -> None:
 
 async def test_only_those_that_have_expired() -> None:
     setup = Setup()
-    say(setup, 0, {"sessions_near_expiry": near(4)})
+    report(setup, 0, {"sessions_near_expiry": near(4)})
     assert "  sessions        4 expired and idle, 0 end within 60 s" in status_text(await setup.report.status())
 
 

@@ -428,12 +428,12 @@ async def test_a_status_that_makes_no_sense_is_none(text: str) -> None:
 async def test_a_status_that_is_too_deep_is_none() -> None:
     """Security: indented for people, it would be a thousand times as long."""
     setup = Setup()
-    say(setup, Role.FORWARDER, '{"a": {"b": {"c": {"d": [1]}}}}')
+    report(setup, Role.FORWARDER, '{"a": {"b": {"c": {"d": [1]}}}}')
     workers: Any = (await setup.report.status())["workers"]
     assert [worker["state"] for worker in workers] == ["running", "running", "not answering", "running"]
 
 
-def say(setup: Setup, role: Role, text: str) -> None:
+def report(setup: Setup, role: Role, text: str) -> None:
     setup.worker(role).answers[Method.GET_STATUS] = lambda _request: text
 
 
@@ -442,7 +442,7 @@ async def test_only_lookup_workers_have_much_to_say(role: Role) -> None:
     """Security."""
     setup = Setup()
     for text, answers in (("x" * (STATUS_BYTES_MAX - 20), True), ("x" * STATUS_BYTES_MAX, False)):
-        say(setup, role, f'{{"said": "{text}"}}')
+        report(setup, role, f'{{"said": "{text}"}}')
         workers: Any = (await setup.report.status())["workers"]
         [worker] = [worker for worker in workers if (worker["role"], worker["worker"]) == (role, 0)]
         assert worker["state"] == ("running" if answers else "not answering")
@@ -458,11 +458,11 @@ async def test_an_honest_status_fits() -> None:
     detail += f"; it REFUSES the proxy's own credentials: {'x' * DETAIL_CHARACTERS_MAX}"
     broker |= {"reachable": False, "set_aside_s": 12345.6, "failures": 123456, "detail": detail}
     broker["credentials"] = "refused"
-    say(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
+    report(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
     session = {"client": "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535", "principal": "\U0001f600" * 1024}
     soonest = [{**session, "seconds_left": 12.5}] * SHOWN_MAX
     near = {"expired_and_idle": 100_000, "ending_within_60_s": 100_000, "soonest": soonest}
-    say(setup, Role.FORWARDER, json.dumps({"connections": 100_000, "sessions_near_expiry": near}))
+    report(setup, Role.FORWARDER, json.dumps({"connections": 100_000, "sessions_near_expiry": near}))
     status = json.loads(await setup.report.status_json())
     assert [worker["state"] for worker in status["workers"]] == ["running"] * 4
     assert len(status["workers"][1]["brokers"]) == ENDPOINTS_MAX
@@ -478,7 +478,7 @@ async def test_all_together_fit_the_line() -> None:
     for slot in setup.cluster.slots_of(Role.LOOKUP):
         claim = json.dumps({"ready": True, "said": "x" * (STATUS_TOTAL_BYTES_MAX // 10)})
         slot.worker.answers[Method.GET_STATUS] = lambda _request, claim=claim: claim
-    say(setup, Role.FORWARDER, '{"connections": 7}')
+    report(setup, Role.FORWARDER, '{"connections": 7}')
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             text = await setup.report.status_json()
@@ -495,7 +495,7 @@ async def test_what_grows_when_it_is_said_again_is_measured_then(monkeypatch: py
     """Security: 1e15 is 18 characters then."""
     monkeypatch.setattr(supervisor_report, "STATUS_TOTAL_BYTES_MAX", 1000)
     setup = Setup(Role.FORWARDER)
-    say(setup, Role.FORWARDER, json.dumps({"said": [0] * 90}).replace("0", "1e15"))
+    report(setup, Role.FORWARDER, json.dumps({"said": [0] * 90}).replace("0", "1e15"))
     with structlog.testing.capture_logs():
         assert len(await setup.report.status_json()) < 1000
 
@@ -504,7 +504,7 @@ async def test_what_grows_when_it_is_said_again_is_measured_then(monkeypatch: py
 async def test_status_text_of_a_captured_worker(claim: dict[str, Any]) -> None:
     """Security: an operator's `status` shows the others."""
     setup = Setup()
-    say(setup, Role.LOOKUP, json.dumps({"ready": True, "lookups_under_way": 5, **claim}))
+    report(setup, Role.LOOKUP, json.dumps({"ready": True, "lookups_under_way": 5, **claim}))
     with structlog.testing.capture_logs() as logs:
         assert "5 lookups under way" in status_text(await setup.report.status())
     assert [entry["who"] for entry in logs] == ["lookup-0"]
@@ -539,7 +539,7 @@ async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPat
         raise AssertionError
 
     monkeypatch.setattr(supervisor_report, "_decode_status", nothing)
-    say(setup, Role.LOOKUP, json.dumps({"brokers": [{"a": {}}] * 1000, "ready": True}))
+    report(setup, Role.LOOKUP, json.dumps({"brokers": [{"a": {}}] * 1000, "ready": True}))
     assert (await setup.report.readiness()).reasons == []
 
 

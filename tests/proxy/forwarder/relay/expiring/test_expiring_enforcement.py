@@ -600,7 +600,7 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     assert it.counted() == (0, 0, 0)
     assert not it.session.lifetime.has_expired, "its frames are not looked at one by one any more"
     it.relays.enforcement.configure(ENFORCING)
-    await it.client.say(lookup())
+    await it.client.send(lookup())
     await it.must_be_over("session_expired", EXPIRED)
 
 
@@ -613,19 +613,19 @@ async def test_in_lookup_mode_no_client_becomes_another_principal(
     verdicts = token(100, bob, b"sealed for bob"), not_judged, token(100, ALICE, b"new")
     it = await observe(life(100, *verdicts, **TABLES)).enter()
     await it.must_be_asked()
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     await it.must_serve()
     assert it.session.identity.role == "alice"
     assert observed_in(it, "failed") == 1
     await it.at(90)
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     await it.must_serve()
     assert it.session.identity.role == "alice"
     assert it.session.identity.sealed == b"sealed"
     await it.at(95)
-    await it.client.say(answer_again())
+    await it.client.send(answer_again())
     await it.settle()
     assert it.session.identity.sealed == b"new"
     assert it.counted() == (1, 1, 0)
@@ -644,7 +644,7 @@ async def test_in_lookup_mode_a_failure_is_counted_once(
     it = await observe(life(100, *[auth_worker_denies("bad_token")] * 3, **TABLES)).enter()
     await it.must_be_asked()
     for _ in range(3):
-        await it.client.say(answer_again())
+        await it.client.send(answer_again())
         await it.settle()
         await it.must_serve()
         await trio.sleep(2)
