@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 OURS = ("auth.gss", "auth.providers.sasl", "auth.broker_sasl")
-"""The modules that hold the library, and are imported anew with a fake one."""
+"""The modules that hold the library, and are imported again with a fake one."""
 
 
 class GSSError(Exception):
@@ -142,7 +142,7 @@ class FakeKerberos:
 
 @contextmanager
 def library(module: ModuleType | None) -> Iterator[None]:
-    """While it lasts, `import gssapi` gives this (None: fails), and our modules are imported anew."""
+    """While it lasts, `import gssapi` gives this (None: fails), and our modules are imported again."""
     names = ("gssapi", *OURS)
     kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.modules["gssapi"] = module  # type: ignore[assignment]

@@ -53,7 +53,7 @@ def state(kerberos: FakeKerberos, keytab: Path) -> Any:
 
 
 async def unavailable(state: Any, challenge: bytes | None) -> str:
-    """What is said, after which nothing works but to begin anew."""
+    """What is said, after which nothing works but to begin again."""
     with pytest.raises(CredentialsUnavailable) as caught:
         await state.authenticate(challenge)
     assert not state.is_complete()

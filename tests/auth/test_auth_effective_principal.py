@@ -107,7 +107,7 @@ BOUND = ProxyRoles(["tls:proxy-a", "proxy-b", "*:system:proxy-c"])
 
 
 def test_a_role_that_is_a_proxys_by_one_method_alone() -> None:
-    """Security: whoever can make a token for the role (or a user of the name) is not the proxy with the certificate."""
+    """Security: one who can make a token for the role (or a user of the name) is not the proxy with the certificate."""
     claim = ProxyClaim("alice", through_proxy=True)
     assert resolve_effective_principal("proxy-a", "tls", claim, BOUND) == EffectivePrincipal("alice", proxy="proxy-a")
     for method in ("token", "basic", "sasl", "none", "", "TLS", "*"):

@@ -34,7 +34,7 @@ from auth.jwt_rules import NEVER_S, claimed_expiry_unix_ms
     ],
 )
 def test_the_end_that_is_claimed(exp: Any, expected: int) -> None:
-    data = by_hand({"alg": "HS256", "typ": "JWT"}, {"sub": "proxy", "exp": exp}, b"whoever's")
+    data = by_hand({"alg": "HS256", "typ": "JWT"}, {"sub": "proxy", "exp": exp}, b"anyone's")
     assert claimed_expiry_unix_ms(data) == expected
 
 

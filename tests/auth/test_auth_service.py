@@ -648,7 +648,7 @@ async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvide
 async def test_a_worker_that_was_restarted_knows_no_rounds(
     many_rounds: Worker, provider: RoundsProvider, nursery: trio.Nursery
 ) -> None:
-    """Never a replay: the successor does not begin anew in the middle, whatever is sent again."""
+    """Never a replay: the successor does not begin again in the middle, whatever is sent again."""
     await many_rounds.challenge(b"first")
     successor = Worker(Config(), nursery)
     assert await successor.denial("rounds", b"last", first=False) == "unknown_round"

@@ -1,4 +1,4 @@
-"""The admin port: a process of its own, bounded, and closed to whoever lacks the token where one is asked for."""
+"""The admin port: a process of its own, bounded, and closed to clients without the token where one is asked for."""
 
 from __future__ import annotations
 

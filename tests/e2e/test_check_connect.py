@@ -28,7 +28,7 @@ ACCEPTED = "pulsar_proxy_broker_credentials_accepted"
 
 
 def with_token(broker: Standalone, file: Path, **brokers: Any) -> Tables:
-    """A cluster before the broker, as whoever the token in the file says."""
+    """A cluster before the broker, as the role of the token in the file."""
     credentials = {"method": "token", "file": str(file)}
     return merged(authentication(broker), {"brokers": {**before(broker), "credentials": credentials, **brokers}})
 

@@ -199,7 +199,7 @@ def assert_group_reads(folder: Path, *secrets: str) -> None:
     assert {name: (state.st_mode & 0o777, state.st_gid) for name, state in found.items()} == dict.fromkeys(
         secrets, (0o640, GROUP_ID)
     )
-    if os.geteuid() == 0:  # else the files' owner is whoever reads
+    if os.geteuid() == 0:  # else the files' owner reads them
         # From inside of the folder, since that of the tests is closed to others.
         reads = ["setpriv", f"--reuid={NOBODY}", f"--regid={GROUP_ID}", "--clear-groups", "cat", *secrets]
         done = subprocess.run(reads, cwd=folder, capture_output=True, check=False)

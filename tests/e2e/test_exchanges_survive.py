@@ -158,7 +158,7 @@ def who_it_is(client: WireClient) -> int:
 @pytest.mark.conforms("pip-30.52")
 @pytest.mark.parametrize("last_word", [False, True], ids=["before the proof", "before the last answer"])
 def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> None:
-    """The exchange is lost: an error in time, never a success, and never begun anew. The next one is served."""
+    """The exchange is lost: an error in time, never a success, and never begun again. The next one is served."""
     with WireClient(proxy.port) as client:
         dialogue = ScramDialogue(client, "user-3", password(3))
         final = dialogue.begin()

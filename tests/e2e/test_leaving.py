@@ -235,7 +235,7 @@ def test_a_maximum_age_ends_lookup_connections_and_relays(broker: Standalone) ->
         [*_, last] = relay.wait_for_end(within_s=BUSY_S)
         assert "maximum age" in last.error.message
         eventually(lambda: ended_by_age(cluster) == 2, what="their cause is counted", within_s=BUSY_S)
-        assert is_accepted(cluster), "and whoever comes again is let in"
+        assert is_accepted(cluster), "and a client that comes again is let in"
 
 
 def test_the_age_goes_on_in_a_successor(broker: Standalone) -> None:

@@ -2,7 +2,7 @@
 
 Cluster `a` is where clients come in; `b` takes `a` for a proxy, and asks for fresh credentials before `a`'s session
 ends: every 8 s. The token of `a` is replaced every second, and each ends within the test. Clients' own tokens last for
-an hour, so whoever is asked for them was asked for `a`'s.
+an hour, so a worker that is asked for them was asked for `a`'s.
 
 What is left of 8 s when `b` asks (0.4 s at least) may be too little for a busy machine. So `b` only observes ends: an
 answer that comes late is late, and counted as that, and one that does not come is missing from those that `b` accepts.

@@ -203,7 +203,7 @@ class Killer:
         self._killed_at: dict[str, float] = {}
 
     def kill_one(self) -> None:
-        """Mostly one that runs; now and then whoever is there, also in the middle of its start or standing by."""
+        """Mostly one that runs; now and then any that is there, also in the middle of its start or standing by."""
         if self.kills % WHATEVER_IS_THERE_EACH == WHATEVER_IS_THERE_EACH - 1:
             pids = children(self._cluster.pid, "proxy.forwarder")
             if pids:

@@ -137,7 +137,7 @@ def test_an_expired_credential_serves_no_further_lookup(
 
 
 def test_the_broker_does_trust_original_principal(secured_broker: Standalone) -> None:
-    """The control: whoever holds the proxy's token may name anybody. Without this, the next tests prove nothing."""
+    """The control: anyone who holds the proxy's token may name anybody. Without this, the next tests prove nothing."""
     with WireClient(secured_broker.broker_port) as client:
         answer = client.connect(token=secured_broker.token("proxy"), original_principal="admin")
         assert answer.type == BaseCommand.CONNECTED

@@ -116,7 +116,7 @@ DISGUISES: list[Callable[[bytes], bytes]] = [_in_front, _whole_in_front, _reachi
 
 
 def disguised(frame: bytes, disguise: Callable[[bytes], bytes]) -> bytes:
-    """The same command to the broker; to whoever reads its beginning a PING."""
+    """The same command to the broker; to a reader of its beginning a PING."""
     size = int.from_bytes(frame[4:8], "big")
     return encode_frame(disguise(frame[8 : 8 + size]), frame[8 + size :])
 

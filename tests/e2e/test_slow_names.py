@@ -112,7 +112,7 @@ def assert_relayed(place: Place, name: str, *, source: str = "") -> None:
 
 
 def assert_all_wait(clients: list[WireClient]) -> None:
-    """Nobody has been told anything: so whoever was served did not wait for any of these."""
+    """Nobody has been told anything: so a client that was served did not wait for any of these."""
     assert not any(client.has_heard() for client in clients)
 
 

@@ -327,7 +327,7 @@ def test_nor_of_any_bytes(command: bytes, payload: bytes) -> None:
 @settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
 def test_what_was_parsed_has_its_type_first_and_once(chance: random.Random) -> None:
-    """The rule of lookup mode: what passes it has one type to whoever reads its beginning, and to protobuf."""
+    """The rule of lookup mode: what passes it has one type to a reader of its beginning, and to protobuf."""
     command = hostile_frame(chance)[8:]
     parsed = protobuf_type(command)
     if parsed is None:

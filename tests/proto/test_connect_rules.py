@@ -113,7 +113,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
     ],
 )
 def test_a_denial_tells_no_more_than_a_broker_would(reason: str, code: int, message: str) -> None:
-    """The reason itself would help whoever guesses; the texts are Pulsar's own."""
+    """The reason itself would help one who guesses; the texts are Pulsar's own."""
     refusal = refusal_for_denial(reason)
     assert (refusal.code, refusal.message) == (code, message)
 

@@ -249,7 +249,7 @@ def claims(**more: Any) -> dict[str, Any]:
 async def test_a_public_key_taken_for_a_secret(
     issuer: FakeIssuer, provider: OidcProvider, kind: str, form: str
 ) -> None:
-    """Algorithm confusion: the issuer's key is public, so whoever signs with it has proved nothing."""
+    """Algorithm confusion: the issuer's key is public, so anyone who signs with it has proved nothing."""
     key = rsa_key() if kind == "rsa" else ec_key()
     issuer.keys = [jwk(key, "first")]
     secret = {

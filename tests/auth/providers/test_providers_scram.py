@@ -245,7 +245,7 @@ async def test_a_first_message_that_is_denied(make: Make, message: str | bytes, 
     state = make().new_auth_state(CLIENT)
     assert (await denial(state, message)).reason == reason
     peer = ByHand()
-    assert (await denial(state, peer.first)).reason == "malformed"  # nothing is begun anew
+    assert (await denial(state, peer.first)).reason == "malformed"  # nothing is begun again
     assert (await denial(state, peer.first)).reason == "unexpected_round"
 
 

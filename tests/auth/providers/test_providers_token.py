@@ -194,7 +194,7 @@ async def test_a_header_that_is_none(provider: TokenProvider, header: Any) -> No
 async def test_a_public_key_taken_for_a_secret(
     key_file: KeyFile, encode: Callable[[PrivateKey], bytes], stripped: bool, kind: str
 ) -> None:
-    """Algorithm confusion: the public key is public, so whoever signs with it has proved nothing."""
+    """Algorithm confusion: the public key is public, so anyone who signs with it has proved nothing."""
     public = encode(rsa_key() if kind == "rsa" else ec_key())
     provider = TokenProvider(TokenAuthentication(public_key=key_file(public)))
     forged = by_hand({"alg": "HS256"}, {"sub": "admin"}, public.strip() if stripped else public)

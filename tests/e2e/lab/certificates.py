@@ -57,7 +57,7 @@ class Authority:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of an old one at once, as whoever renews certificates does."""
+    """Put a new file in the place of an old one at once, as programs that renew certificates do."""
     new = path.with_name(f"{path.name}.new")
     new.touch(mode=0o600)
     new.write_bytes(content)

@@ -68,7 +68,7 @@ class FakeBroker:
 
 
 class Eavesdropper:
-    """A behaviour: takes whoever comes in, and keeps every byte."""
+    """A behaviour: takes all who come in, and keeps every byte."""
 
     def __init__(self) -> None:
         self.heard = b""

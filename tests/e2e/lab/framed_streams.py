@@ -187,7 +187,7 @@ class FramedCopyLoop:
 
 
 class Peer:
-    """A connection's end, in frames. Frames are whole, whoever sends them."""
+    """A connection's end, in frames. Frames are whole, from either sender."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

@@ -74,7 +74,7 @@ class Issuer:
         """Listen."""
         server = ThreadingHTTPServer((HOST, self.port), _handler(self))
         if self._tls is not None:
-            # Not in accept(): whoever shakes no hands would hold up all others.
+            # Not in accept(): a client that makes no handshake would hold up all others.
             server.socket = self._tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         self._server = server
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

@@ -164,7 +164,7 @@ async def test_nothing_is_below_a_host_of_less_than_three_labels(make: Make, nam
     [
         f"evil{SERVICE}",  # not at a label
         f"{SERVICE}.evil.example",
-        "other.ns.svc.cluster.local",  # beside it: whoever may make a service there
+        "other.ns.svc.cluster.local",  # beside it: of anyone who may make a service there
         "ns.svc.cluster.local",  # above it
         f"{SERVICE[:-1]}",
     ],
@@ -187,7 +187,7 @@ async def test_nothing_is_below_an_address(make: Make, names: Names) -> None:
 
 
 async def test_a_name_that_leads_to_a_brokers_name_is_judged_by_its_address(make: Make, names: Names) -> None:
-    """A CNAME is the word of whoever's name it is."""
+    """A CNAME is the word of the name's owner."""
     names.server.add("evil.example", "CNAME", "evil2.example.")
     names.server.add("evil2.example", "A", "203.0.113.66")
     names.server.remove("evil.example")

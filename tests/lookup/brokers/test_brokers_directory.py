@@ -162,7 +162,7 @@ async def test_set_aside_after_so_many_failures_in_a_row(
     assert "10.0.0.1" in ring.firsts()
     ring.brokers.record_answer(ring.all[0])
     ring.fail(0, 2)
-    assert "10.0.0.1" in ring.firsts(), "an answer in between: they begin anew"
+    assert "10.0.0.1" in ring.firsts(), "an answer in between: they begin again"
     ring.fail(0, 1)
     assert set(ring.firsts()) == {"10.0.0.2", "10.0.0.3"}
     assert ring.brokers.brokers_in_order()[-1] is ring.all[0], "asked last"

@@ -178,7 +178,7 @@ async def test_however_answers_are_cut_on_the_way(open_line: Open, parsed: list[
 
 
 async def test_what_looks_like_a_known_answer_within_another_is_none(open_line: Open) -> None:
-    """Security: whoever chooses what stands in an answer (a schema, a topic's name) must not answer others by it."""
+    """Security: anyone who chooses what stands in an answer (a schema, a topic's name) must not answer others by it."""
     line, heard = await open_line(await learned(open_line)), Heard()
     for topic in ("schema", "victim"):
         line.ask(topic, heard)
@@ -196,7 +196,7 @@ async def test_what_looks_like_a_known_answer_within_another_is_none(open_line: 
 
 
 async def test_what_nobody_made_ready_is_not_known(open_line: Open, parsed: list[bytes]) -> None:
-    """A redirect, a topic list: it is looked at anew each time."""
+    """A redirect, a topic list: it is looked at again each time."""
     line, heard = await open_line(AnswerTemplates()), Heard()
     for _ in range(3):
         line.ask("t", heard, ready=False)

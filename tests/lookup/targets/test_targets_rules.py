@@ -517,7 +517,7 @@ async def test_a_target_without_a_port_is_told_so(network: Network, rules: Rules
     assert network.resolved == []
 
 
-# ---- each time anew
+# ---- again each time
 
 
 async def test_each_target_is_judged_by_what_its_name_leads_to_now(

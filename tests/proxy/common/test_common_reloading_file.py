@@ -1,4 +1,4 @@
-"""proxy.common.reloading_file: looked at once a second, made anew when changed, and never lost."""
+"""proxy.common.reloading_file: looked at once a second, made again when changed, and never lost."""
 
 # ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
 

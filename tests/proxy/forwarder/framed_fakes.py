@@ -175,7 +175,7 @@ def error_in(frame: bytes) -> BaseCommand:
 
 
 def disguised(frame: bytes) -> bytes:
-    """What begins as a PING, and is this to whoever reads on."""
+    """What begins as a PING, and is this to a reader of the rest."""
     size = int.from_bytes(frame[4:8], "big")
     return encode_frame(b"\x08\x12" + frame[8 : 8 + size], frame[8 + size :])
 

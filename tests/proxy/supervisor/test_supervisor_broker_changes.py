@@ -197,7 +197,7 @@ async def test_files_that_change_during_the_trial_are_not_those_that_were_tried(
 
 
 async def test_changed_files_are_tried_by_any_reload(setup: Setup, autojump_clock: trio.testing.MockClock) -> None:
-    """Workers build all anew upon a reload, and would have the content that no broker accepts."""
+    """Workers build all again upon a reload, and would have the content that no broker accepts."""
     setup.write()
     setup.outcome = REFUSED
     with pytest.raises(ReloadRefused):

@@ -105,7 +105,7 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
     assert [detector.is_due(b"b", 4000.0) for _ in range(3)] == [False, True, False]
     detector.note_failure(4000.0)
     assert not detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S - 1)
-    assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin anew"
+    assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin again"
 
 
 def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> None:

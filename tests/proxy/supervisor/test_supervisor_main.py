@@ -339,7 +339,7 @@ async def test_a_second_signal_does_not_wait_for_workers_from_before(setup: Setu
 async def test_a_reload_that_hangs_holds_no_end_up(
     setup: Setup, end: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It is shielded from whoever asked for it, but not from the end."""
+    """It is shielded from its caller, but not from the end."""
     setup.cluster.reload_gate = trio.Event()
 
     async def run() -> None:

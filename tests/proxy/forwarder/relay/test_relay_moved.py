@@ -162,7 +162,7 @@ async def test_a_late_verdict_does_not_lengthen_another_relays_session(
 async def test_whatever_is_decided_late_is_not_said(
     place: Place, lane: Lane, now: Now, judges: Judges, word: str
 ) -> None:
-    """Each of the line's words, whoever says it."""
+    """Each of the line's words, from either side."""
     first = await place.forwarder()
     about = await first.begin(lane, session=session(now, judges))
     (followed,) = first.relays.expiring_sessions()

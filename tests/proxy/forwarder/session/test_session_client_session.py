@@ -518,7 +518,7 @@ LOOKUP_BYTES = lookup("topic", 9).SerializeToString()
     ],
 )
 async def test_a_type_that_does_not_stand_first_and_once_ends_the_connection(play: Start, command: bytes) -> None:
-    """Security: to whoever reads the beginning it is another command than to whoever parses it."""
+    """Security: to a reader of the beginning it is another command than to a parser."""
     it = await play().in_lookup_mode()
     await it.client.send(encode_frame(command))
     assert (await it.client.expect_error())[1].startswith("Not Pulsar: a command whose type")

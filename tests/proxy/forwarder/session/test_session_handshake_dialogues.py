@@ -250,7 +250,7 @@ async def test_any_other_command_in_answer_to_a_challenge(play: Start, command: 
 async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
     play: Start, verdict: AuthenticateResponse, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Security: neither text nor time may help whoever guesses. An answer without a verdict is a denial too."""
+    """Security: neither text nor time may help one who guesses. An answer without a verdict is a denial too."""
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [verdict]
     started = trio.current_time()

@@ -396,18 +396,18 @@ async def test_where_nobody_could_judge_the_client_is_asked_again(
 
 
 async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
-    """No answer is given twice: the rounds begin anew, with another worker."""
+    """No answer is given twice: the rounds begin again, with another worker."""
     it = await life(100, challenge(b"q"), RpcConnectionLost("gone"), token(1000)).enter()
     await it.must_be_asked()
     await it.client.send(answer_again(b"a0"))
     await it.must_be_asked(b"q")
     await it.client.send(answer_again(b"a1"))
     await it.must_be_asked()
-    await it.client.send(answer_again(b"anew"))
+    await it.client.send(answer_again(b"again"))
     await it.settle()
     assert it.counted() == (1, 0, 0)
-    _, begun, lost, anew = it.workers.authentication.requests
-    assert (begun.first_round, lost.first_round, anew.first_round) == (True, False, True)
+    _, begun, lost, repeated = it.workers.authentication.requests
+    assert (begun.first_round, lost.first_round, repeated.first_round) == (True, False, True)
     assert it.workers.authentication.given_up == [begun.authentication_id]
 
 
@@ -963,7 +963,7 @@ async def test_who_is_asked_in_a_relay(
     relay_setup: MakeRelaySetup, policy: str, client: dict[str, Any], asked: bool, spared: bool
 ) -> None:
     session = relay_setup(session={"relay_reauthentication": policy}).expiring().relay_session(**client)
-    assert session.expires, "whoever is not asked ends all the same"
+    assert session.expires, "a client that is not asked ends all the same"
     assert bool(session.challenge) is asked
     assert session.exempts_producers is spared
 

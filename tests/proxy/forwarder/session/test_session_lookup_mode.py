@@ -576,7 +576,7 @@ async def test_a_large_answer_counts_beforehand(
 
 
 async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
-    """All others stay unread, however many it writes: whoever waits costs a task."""
+    """All others stay unread, however many it writes: a client that waits costs a task."""
     setup = make(**ONE_ANSWER)
     others = await setup.workers.room.reserve("another client")
     command = topics()

@@ -201,7 +201,7 @@ async def test_a_reset(nursery: trio.Nursery, plain: bool) -> None:
 
 
 async def test_when_the_client_was_heard(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    """Half a frame will do: whoever sends it is there."""
+    """Half a frame will do: its sender is there."""
     setup = make()
     began = trio.current_time()
     assert setup.transport.received_at == pytest.approx(began)
@@ -650,7 +650,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                     said.append(command)
                     setup.transport.send(encode_frame(command))
 
-                def answer() -> None:  # whoever is told of room has more to say
+                def answer() -> None:  # a sender that is told of room has more to send
                     if len(said) % 4 < answers and len(said) < 60:
                         deliver(b"answer %d" % len(said))
 
@@ -675,7 +675,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                 with trio.fail_after(60):
                     while len(data) < sum(len(encode_frame(command)) for command in said):
                         data += await theirs.receive_some(65536)
-                        await settle()  # whoever is told of room has said its part
+                        await settle()  # a sender that is told of room has sent its part
                 assert await setup.transport.wait_until_sent()
                 assert setup.transport.unsent_bytes == 0
                 nursery.cancel_scope.cancel()

@@ -95,11 +95,11 @@ async def test_an_answer_without_a_body_is_empty() -> None:
 
 async def test_rounds_continue_with_one_worker_and_start_again_after_the_verdict() -> None:
     it = Again([challenge(b"q1"), challenge(b"q2"), authenticated(), authenticated()])
-    verdicts = [await it.says(data) for data in (b"a0", b"a1", b"a2", b"anew")]
+    verdicts = [await it.says(data) for data in (b"a0", b"a1", b"a2", b"again")]
     assert [type(verdict) for verdict in verdicts] == [Challenge, Challenge, ClientIdentity, ClientIdentity]
     assert [request.first_round for request in it.requests] == [True, False, False, True]
-    first, second, third, anew = (request.authentication_id for request in it.requests)
-    assert first == second == third != anew
+    first, second, third, fourth = (request.authentication_id for request in it.requests)
+    assert first == second == third != fourth
     assert it.worker.given_up == []
 
 

@@ -201,7 +201,7 @@ async def test_a_name_server_that_cannot_be_asked(names: Names, nursery: trio.Nu
 async def test_what_the_library_does_not_foresee_is_no_answer(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Security: whoever runs a name server must not end the worker."""
+    """Security: anyone who runs a name server must not end the worker."""
 
     async def defect(*_: Any, **__: Any) -> Any:
         await trio.lowlevel.checkpoint()

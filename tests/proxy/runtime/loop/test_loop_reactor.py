@@ -429,7 +429,7 @@ async def test_read_by_a_reactor_that_has_gone(sockets: Sockets) -> None:
     reading.resume()
     reading.pause()
     assert (ear.data, ear.ends) == ([], [])
-    assert current_reactor() is None, "whoever comes now reads by itself"
+    assert current_reactor() is None, "a new caller reads by itself"
 
 
 async def test_without_one_there_is_none() -> None:

@@ -147,7 +147,7 @@ async def test_in_a_tick_the_clock_is_looked_at_once(autojump_clock: trio.testin
         assert tick.now == began
     assert tick.now == began + 1 == trio.current_time()
     with tick:
-        assert tick.now == began + 1, "each tick anew"
+        assert tick.now == began + 1, "each tick again"
 
 
 def test_there_is_one_for_each_event_loop() -> None:

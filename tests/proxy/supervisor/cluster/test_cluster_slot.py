@@ -1006,7 +1006,7 @@ async def test_a_place_does_not_wait_for_the_forwarder_that_has_left_it(
 async def test_a_place_whose_relays_were_handed_over_is_filled_again(
     forwarders: ForwarderPlace, nursery: trio.Nursery, failure: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The old one has left already: whoever is next must have its relays."""
+    """The old one has left already: the next one must have its relays."""
 
     async def die(worker: FakeWorker) -> None:
         worker.end(1)

@@ -449,7 +449,7 @@ async def test_only_lookup_workers_have_much_to_say(role: Role) -> None:
 
 
 async def test_an_honest_status_fits() -> None:
-    """However many brokers there are, however long their names, and whoever's sessions end soon."""
+    """However many brokers there are, however long their names, and of any clients' sessions that end soon."""
     setup = Setup()
     addresses = ["255.255.255.255", "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff"]
     host = "h" * 253

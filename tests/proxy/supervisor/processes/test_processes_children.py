@@ -1,4 +1,4 @@
-"""proxy.supervisor.processes.children: adopted children are reaped, the supervisor's own are left to whoever waits
+"""proxy.supervisor.processes.children: adopted children are reaped, the supervisor's own are left to the one who waits
 for them."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """proxy.forwarder.relay.expiring.splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or
 doubled, no boundary
-lost, and whoever had to authenticate himself again still has to.
+lost, and a client that had to authenticate again still has to.
 """
 
 from __future__ import annotations
