@@ -107,7 +107,7 @@ async def test_tls_with_and_without_client_certificates(authority: trustme.CA, t
         authority.configure_trust(strange)
         trustme.CA().issue_cert("prometheus").configure_cert(strange)
         async with await secured(addresses.write[0], strange) as stream:
-            assert await status(stream, http_request(2, GOOD)) == 0  # of somebody else's
+            assert await status(stream, http_request(2, GOOD)) == 0  # of another's
         known = ssl.create_default_context()
         authority.configure_trust(known)
         authority.issue_cert("prometheus").configure_cert(known)

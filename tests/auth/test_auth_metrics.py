@@ -7,7 +7,7 @@ from auth.metrics import AuthMetrics
 
 
 class TokensOnly:
-    """Somebody judges method `token`, and nobody any other."""
+    """One provider judges method `token`, and none any other."""
 
     methods = ("token",)
 

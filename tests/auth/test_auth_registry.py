@@ -139,7 +139,7 @@ async def test_an_anonymous_role_only_where_it_is_configured(method: str) -> Non
 
 @pytest.mark.parametrize("method", ["None", "NONE", " ", "none ", "anonymous", "guest", "token"])
 def test_whoever_names_a_method_is_not_anonymous(method: str) -> None:
-    """A method that nobody judges is no way to be taken for somebody who brought nothing."""
+    """A method without a provider is no way to be taken for a client that brought nothing."""
     with pytest.raises(AuthenticationDenied):
         judged_by(anonymous_role="guest").new_auth_state(method, CLIENT)
 
@@ -196,7 +196,7 @@ class Asking:
 
 
 async def outcome(registry: ProviderRegistry, data: bytes) -> Identity | str:
-    """Who somebody is, or why not."""
+    """A client's principal, or why it has none."""
     state = registry.new_auth_state("token", CLIENT)
     try:
         assert await state.authenticate(data) is None
@@ -333,7 +333,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def found(*, group: str) -> list[EntryPoint]:
         asked.append(group)
-        return [EntryPoint(name, f"somebody.elses:{name}", group) for name in MADE_HERE]
+        return [EntryPoint(name, f"anothers.package:{name}", group) for name in MADE_HERE]
 
     monkeypatch.setattr(module, "entry_points", found)
     monkeypatch.setattr(EntryPoint, "load", lambda self: MADE_HERE[self.name])

@@ -1093,7 +1093,7 @@ END = "pulsar_proxy_broker_credentials_expire_timestamp_seconds"
 
 def proxys_token(end_s: float | None) -> str:
     claims = {"sub": "proxy"} | ({} if end_s is None else {"exp": int(end_s)})
-    return jwt.encode(claims, "a key of somebody else's, which nobody here needs", "HS256")
+    return jwt.encode(claims, "a key of another's, which nobody here needs", "HS256")
 
 
 def replace_token(file: Path, end_s: float | None) -> None:

@@ -50,7 +50,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     def make(plugins: dict[str, Any], made_by: dict[str, Any]) -> ProviderRegistry:
         def found(*, group: str) -> list[EntryPoint]:
             assert group == PLUGINS
-            return [EntryPoint(name, f"somebody.elses:{name}", group) for name in made_by]
+            return [EntryPoint(name, f"anothers.package:{name}", group) for name in made_by]
 
         monkeypatch.setattr(module, "entry_points", found)
         monkeypatch.setattr(EntryPoint, "load", lambda self: made_by[self.name])

@@ -42,8 +42,8 @@ OLD_NAMES = (
     "shelf",
     "desk",
 )
-OLD_PHRASES = (r"\banew\b", r"\bwhoever\b")
-OLD_PHRASES_OUTSIDE_OF_TESTS = ("See the module", r"\bsomebody\b")
+OLD_PHRASES = (r"\banew\b", r"\bwhoever\b", r"\bsomebody\b")
+OLD_PHRASES_OUTSIDE_OF_TESTS = ("See the module",)
 HISTORY = {"CHANGELOG.md"}
 """What happened is told in the words of its time."""
 

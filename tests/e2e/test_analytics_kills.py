@@ -1,4 +1,4 @@
-"""All jobs at once, killed again and again, while somebody reads: nothing twice, nothing half done, exact sums.
+"""All jobs at once, killed again and again, while another process reads: nothing twice, nothing half done, exact sums.
 
 Two processes run the jobs on the same tables, each with a spool of its own that has the same samples, as two receivers
 have. They are killed at moments that the tables show: when files of a change are there that no version names, or when

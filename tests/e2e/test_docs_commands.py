@@ -175,7 +175,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def started(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world in which somebody has gone through the steps 1 to 7 of the first page."""
+    """A world in which a reader has gone through the steps 1 to 7 of the first page."""
     world = World(tmp_path_factory.mktemp("newcomer"), pulsar_home)
     try:
         sections = dict.fromkeys(block.section for block in blocks(START))

@@ -80,7 +80,7 @@ def test_forwarders_are_killed_under_sessions_that_expire(tmp_path: Path) -> Non
         absences_s: list[float] = []
         trio.run(streams.run, partial(kill_in_turn, on, absences_s))
         assert_whole(streams)
-        assert not streams.expired or max(absences_s) > ABSENCE_S_MAX, "expired, although somebody was there to ask"
+        assert not streams.expired or max(absences_s) > ABSENCE_S_MAX, "expired, although a client was there to ask"
         assert on.cluster.metrics().total(ADOPTED) > 0
         assert_renewed(streams, on, each=1)
         wait_until_empty(on.cluster)

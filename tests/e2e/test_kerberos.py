@@ -194,7 +194,7 @@ def test_a_replayed_ticket_whichever_worker_it_meets(realm: Realm, kerberos_prox
         ({"authorization_identity": BOB}, "bad_authzid"),
         ({"authorization_identity": "alice"}, "bad_authzid"),
     ],
-    ids=["integrity", "short", "somebody else", "without its realm"],
+    ids=["integrity", "short", "another", "without its realm"],
 )
 def test_choices_that_were_not_offered(
     realm: Realm, kerberos_proxy: ProxyCluster, client: WireClient, options: dict[str, Any], reason: str

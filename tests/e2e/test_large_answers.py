@@ -97,7 +97,7 @@ def schema_bytes(client: WireClient, topic: str) -> int:
 
 
 def attack(bounded: Bounded, topic: str, connections: int, request_of: Callable[[str], bytes]) -> None:
-    """400 equal requests on each connection, nothing read; meanwhile somebody else asks and is answered."""
+    """400 equal requests on each connection, nothing read; meanwhile another asks and is answered."""
     port = bounded.cluster.port
     with contextlib.ExitStack() as stack:
         good = stack.enter_context(WireClient(port))
@@ -114,7 +114,7 @@ def attack(bounded: Bounded, topic: str, connections: int, request_of: Callable[
             assert schema_bytes(good, topic) > MIB
             asked += 1
             growth_mib = max(growth_mib, bounded.growth_mib())
-    print(f"{connections} connections: growth {growth_mib} MiB; somebody else was answered {2 * asked} times")
+    print(f"{connections} connections: growth {growth_mib} MiB; another was answered {2 * asked} times")
     assert growth_mib < GROWTH_MIB_MAX
 
 
@@ -139,7 +139,7 @@ def test_with_a_real_brokers_schema_too(broker: Standalone) -> None:
 
 
 def test_who_reads_nothing_keeps_no_room_from_others(bounded: Bounded) -> None:
-    """Strangers from three addresses take all the room; once somebody else wants some, they lose their connections."""
+    """Strangers from three addresses take all the room; once another wants some, they lose their connections."""
     cluster = bounded.cluster
     with contextlib.ExitStack() as stack:
         good = stack.enter_context(WireClient(cluster.port))

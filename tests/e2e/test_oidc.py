@@ -144,7 +144,7 @@ def of_another_key(issuer: Issuer) -> str:
 
 
 BAD_TOKENS: dict[str, Callable[[Issuer], str]] = {
-    "bad_audience": lambda issuer: issuer.token("alice", "urn:somebody-else"),
+    "bad_audience": lambda issuer: issuer.token("alice", "urn:another"),
     "expired": lambda issuer: issuer.token("alice", AUDIENCE, -60),
     "bad_signature": of_another_key,
     "bad_algorithm": lambda _: Issuer().token("alice", AUDIENCE),  # of another issuer: so says authentication.token

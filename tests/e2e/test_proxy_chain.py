@@ -106,7 +106,7 @@ class ProxyA(WireClient):
     """A proxy of role `proxy-a` that is `b`'s client."""
 
     def come(self, broker: Standalone, original: str, *, relay: bool, **fields: Any) -> Any:
-        """CONNECT on behalf of somebody; the answer."""
+        """CONNECT on behalf of another; the answer."""
         if relay:
             fields |= {"proxy_to_broker_url": f"localhost:{broker.broker_port}"}
         token = token_of(broker, "proxy-a")

@@ -358,7 +358,7 @@ def test_a_maximum_holds_where_the_broker_ignores_credentials(ignored: Forwarded
 
 
 def hold_the_maximum(on: Forwarded) -> None:
-    """Of those who answer, of somebody who answers as another, and of somebody who does not."""
+    """Of those who answer, of one who answers as another, and of one who does not."""
     before = on.cluster.metrics()
     works = (asked_by_proxy, another_users_answer, ended_at_the_maximum)
     at_the_same_time(*(partial(work, on) for work in works))

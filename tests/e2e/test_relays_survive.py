@@ -115,7 +115,7 @@ def wait_for_standby(cluster: ProxyCluster) -> None:
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL; whether there was somebody."""
+    """SIGKILL; whether there was one to kill."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -121,7 +121,7 @@ class Scene:
     def apply(self, values: Values, chart: Path = CHART, options: Sequence[str] = ()) -> list[Object]:
         """Install or upgrade the release of a chart with exactly these values; returns the pods when all is settled."""
         path = self.write_values(values)
-        # Helm 4 applies on the server, and refuses to overwrite what somebody else has patched: as a step here does.
+        # Helm 4 applies on the server, and refuses to overwrite what another has patched: as a step here does.
         always = ("--install", "--force-conflicts", "--wait", HELM_PATIENCE)
         self.namespace.helm("upgrade", RELEASE, str(chart), "-f", str(path), *always, *options)
         address = self.namespace.get("service", RELEASE)["spec"]["clusterIP"]

@@ -75,7 +75,7 @@ TABLE: dict[Event, list[Outcome]] = {
     Event.CLIENT_CORRUPT:  [FAIL, FAIL, FAIL, FAIL, FAIL, IN_RELAY, OVER],
     # a client that does not read gets no error; in a relay that starts, CONNECTED would follow half a frame
     Event.CLIENT_STALLED:  [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
-    # -- what our side decides: a verdict needs somebody to judge, a broker somebody who connects to it
+    # -- what our side decides: a verdict needs a provider, a broker a connector
     Event.CHALLENGED: [
         DEFECT, to(State.AWAITING_AUTH_RESPONSE, Action.SEND_CHALLENGE), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
     ],

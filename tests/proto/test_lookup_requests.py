@@ -180,7 +180,7 @@ def test_what_is_asked_is_equal_however_it_is_written() -> None:
     assert parse_request(command(METADATA, fields(TOPIC, (2, 7), (3, 0))))[0] != plain
 
 
-# ---- as somebody would write them who wants to be taken for somebody else
+# ---- as one would write them who wants to be taken for another
 
 
 def identity(kind: int) -> bytes:

@@ -229,7 +229,7 @@ def test_a_folder_that_this_user_cannot_see(run: Run, file: Path, monkeypatch: p
     assert warned(result) == f"{file.parent}/theirs/run: Permission denied"
 
 
-def test_a_folder_of_somebody_else(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where root checks the configuration of a service that runs as a user of its own."""
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     content = "[cluster]\nruntime_dir = 'DIR'\n[brokers]\nservice_url = 'pulsar://127.0.0.1:1'"

@@ -139,7 +139,7 @@ async def test_a_replaced_keytab_counts_for_the_next_exchange(
     kerberos: FakeKerberos, config: SaslAuthentication, keytab: Path
 ) -> None:
     made = provider(config)
-    keytab.write_text("somebody/else@REALM")
+    keytab.write_text("another/host@REALM")
     assert await reason(made.new_auth_state(ClientContext("a")), TICKET) == "bad_keytab"
     keytab.write_text(PROXY)
     assert await made.new_auth_state(ClientContext("a")).authenticate(TICKET) == OFFER

@@ -273,7 +273,7 @@ async def test_a_final_message_with_the_right_proof_of_the_wrong_words(
 
 
 async def test_a_proof_of_another_exchange(make: Make) -> None:
-    """What somebody has overheard is of no use."""
+    """What was overheard is of no use."""
     provider = make()
     peer, state = await begun(provider)
     final = peer.final(PASSWORD)

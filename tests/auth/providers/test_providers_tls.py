@@ -78,7 +78,7 @@ async def test_no_common_name() -> None:
 
 
 async def test_two_common_names() -> None:
-    """Java takes one of them; which one, must not decide who somebody is."""
+    """Java takes one of them; which one, must not decide a client's role."""
     der = certificate((NameOID.COMMON_NAME, "alice"), (NameOID.COMMON_NAME, "admin"))
     assert (await denial(der)).reason == "no_role"
 

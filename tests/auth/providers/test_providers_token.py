@@ -127,7 +127,7 @@ async def test_a_state_for_a_client(provider: TokenProvider) -> None:
 
 
 async def test_claims_that_pulsar_does_not_look_at(provider: TokenProvider) -> None:
-    odd = token(iat=time.time() + 10_000, jti="7", iss="anybody", aud=["somebody", "else"])
+    odd = token(iat=time.time() + 10_000, jti="7", iss="anybody", aud=["another", "service"])
     assert await provider.identify(odd, CLIENT) == ALICE
     odd = by_hand({"alg": "HS256"}, {"sub": "alice", "iat": "yesterday", "jti": 7, "aud": 5}, SECRET)
     assert await provider.identify(odd, CLIENT) == ALICE

@@ -51,7 +51,7 @@ class NameServer:
         """Transport, name and type of each question."""
 
     def silent_names(self) -> set[str]:
-        """The names below ``silent_zone`` that somebody has asked for."""
+        """The names below ``silent_zone`` that were asked for."""
         return {name for _, name, _ in list(self.asked) if self._is_silent(name)}
 
     def _is_silent(self, name: str) -> bool:

@@ -226,7 +226,7 @@ def challenged_after_s(sessions: Sequence[Session]) -> list[float]:
             selector.register(session, selectors.EVENT_READ, session)
         while selector.get_map():
             ready = selector.select(REPLY_TIMEOUT_S)
-            assert ready, "somebody is not challenged"
+            assert ready, "a client is not challenged"
             now = time.monotonic()
             for key, _ in ready:
                 key.data.wait_for_challenge()

@@ -132,7 +132,7 @@ async def test_clients_of_one_principal_with_other_credentials_never_share_a_con
 async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_proxys(
     network: Network, nursery: trio.Nursery
 ) -> None:
-    """Security: nobody here has fresh ones of the client's, and the proxy's would make somebody else of it."""
+    """Security: nobody here has fresh ones of the client's, and the proxy's would make another of it."""
     pools = Pools(network, nursery, credentials=True)
     connection = await pools.get("alice", token="s3cret")
     [end] = pools.broker.ends

@@ -166,7 +166,7 @@ async def test_who_holds_connections_open_keeps_nobody_out(setup: Setup) -> None
 
 
 async def test_the_address_that_has_the_most_goes_first(setup: Setup) -> None:
-    """Security: a scrape under way is not cut for somebody else's connections, older as it is."""
+    """Security: a scrape under way is not cut for another's connections, older as it is."""
     scraping = await setup.connect("10.0.0.1")
     for _ in range(2 * CONNECTIONS_MAX):
         await setup.connect("192.0.2.1")

@@ -61,7 +61,7 @@ def test_changes_that_need_an_upgrade(files: Files, text: str, changed: list[str
 
 
 def test_fewer_forwarders_need_a_restart(files: Files) -> None:
-    """Somebody has to go on with the relays of the others."""
+    """A process has to go on with the relays of the others."""
     four, three = files.load("[cluster]\nforwarders = 4"), files.load("[cluster]\nforwarders = 3")
     assert changes_that_need_a_restart(four, three) == ["cluster.forwarders (fewer)"]
     assert changes_that_need_an_upgrade(four, three) == []

@@ -1,4 +1,4 @@
-"""Sessions that expire: a clock in the test's hand, frames, and somebody who judges answers."""
+"""Sessions that expire: a clock in the test's hand, frames, and a judge of answers."""
 
 from __future__ import annotations
 

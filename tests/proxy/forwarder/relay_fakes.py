@@ -248,7 +248,7 @@ class WatchedFdStoreClient(FdStoreClient):
 
 @asynccontextmanager
 async def busy_channel(fd_store: FdStoreClient) -> AsyncIterator[Callable[[], None]]:
-    """A line on which somebody else is sending, until what this gives is called."""
+    """A line on which another is sending, until what this gives is called."""
     over = trio.Event()
 
     async def send(task_status: trio.TaskStatus[None]) -> None:

@@ -70,7 +70,7 @@ def test_a_content_is_tried_once_when_it_was_the_same_at_two_looks(contents: str
     assert looks(contents) == tried_at
 
 
-def test_what_somebody_else_has_tried_is_not_tried_again() -> None:
+def test_what_another_has_tried_is_not_tried_again() -> None:
     detector = ChangeDetector()
     detector.note_attempt(b"a")
     assert [detector.is_due(b"a", 0.0) for _ in range(3)] == [False] * 3
@@ -108,7 +108,7 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
     assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin again"
 
 
-def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> None:
+def test_what_failed_is_tried_again_also_after_another_has_tried_it() -> None:
     detector = ChangeDetector()
     assert tried_at(detector, 10) == [1]
     detector.note_attempt(b"a")

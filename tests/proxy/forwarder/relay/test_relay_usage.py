@@ -98,7 +98,7 @@ def test_names_that_are_ours() -> None:
 def test_a_role_named_other_is_billed_apart_from_those_beyond_the_bound() -> None:
     table = RelayTable()
     principals = PrincipalUsage(table, 1)
-    for name, size in ((OTHER, 5), ("somebody", 7)):
+    for name, size in ((OTHER, 5), ("carol", 7)):
         use(table, begin(table, principals, name), size)
     assert found(principals) == {"principal:other": (5, 0), OTHER: (7, 0)}
 

@@ -293,7 +293,7 @@ async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_cl
 
 @pytest.mark.conforms("kip-368.47", "kip-368.48")
 @pytest.mark.parametrize(
-    "somebody_else",
+    "another",
     [
         Principal(type="User", name="mallory", method="token"),
         Principal(type="User", name="alice", method="basic"),
@@ -301,11 +301,11 @@ async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_cl
     ],
     ids=["another principal", "another method", "another proxy"],
 )
-async def test_somebody_else_is_closed(
-    life: Begin, autojump_clock: trio.testing.MockClock, somebody_else: Principal
+async def test_another_principal_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock, another: Principal
 ) -> None:
     """Security: and nothing is ever looked up in that name."""
-    it = await life(100, token(100, somebody_else, b"somebody else's")).enter()
+    it = await life(100, token(100, another, b"another's")).enter()
     await it.must_be_asked()
     await it.client.send(answer_again())
     await it.settle()

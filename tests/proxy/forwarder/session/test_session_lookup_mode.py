@@ -981,10 +981,10 @@ async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_shor
     setup = make(max_lookup_bytes=200 * 1024)
     await setup.forward(lookup("x" * (70 * 1024), request_id=1))
     assert setup.mode.has_room
-    assert setup.workers.budget.reserve_bytes("somebody else", 60 * 1024)
+    assert setup.workers.budget.reserve_bytes("carol", 60 * 1024)
     assert not setup.mode.has_room
     setup.sent[0].answer(0)
     await setup.receive()
     assert setup.mode.has_room
-    setup.workers.budget.release_bytes("somebody else", 60 * 1024)
+    setup.workers.budget.release_bytes("carol", 60 * 1024)
     await setup.nothing_left()

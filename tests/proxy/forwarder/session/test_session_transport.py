@@ -389,7 +389,7 @@ async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: tri
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, paused: bool) -> None:
-    """Security: half a frame of one answer, and another in its middle, would be read as somebody else's answer.
+    """Security: half a frame of one answer, and another in its middle, would be read as another's answer.
 
     Whoever is told of room takes more frames, and these are answered at once: at the very moment in which the task that
     sends is between two portions.

@@ -233,7 +233,7 @@ async def test_a_proxys_own_credentials_are_never_taken_for_its_clients() -> Non
 
 
 async def test_what_a_client_calls_original_is_not_forwarded() -> None:
-    command = connect(original_auth_method="token", original_auth_data="somebody's", auth_data=b"")
+    command = connect(original_auth_method="token", original_auth_data="another's", auth_data=b"")
     assert (await Rounds([authenticated()], command, forwards=True).first()).original is None
 
 

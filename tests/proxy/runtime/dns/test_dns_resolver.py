@@ -374,7 +374,7 @@ async def test_an_owners_slow_names_delay_no_other_owner(
         assert names.server.at_once == 2 * (QUERIES_PER_OWNER_MAX * 3)
         assert await outcome(group, "good1", "alice") == ("10.0.0.1",)
         assert trio.current_time() == pytest.approx(0.1)
-        # Nor does a name that somebody else has let wait wait among theirs.
+        # Nor does a name that another has let wait wait among theirs.
         askers.start_soon(outcome, group, "good2", "evil")
         await trio.testing.wait_all_tasks_blocked()
         assert names.server.count("good2") == 0
@@ -477,7 +477,7 @@ async def test_where_too_many_wait_the_owner_with_most_loses_its_newest(
         assert lost == {"e19": "e19: too many names are being asked for"}
         askers.start_soon(ask, "e18", "bob")
         await trio.testing.wait_all_tasks_blocked()
-        assert len(lost) == 1, "it waits for somebody else's turn now"
+        assert len(lost) == 1, "it waits for another's turn now"
         askers.cancel_scope.cancel()
 
 

@@ -69,7 +69,7 @@ async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -
     assert not it.capacity._held
 
 
-async def test_the_last_room_is_for_somebody_else(nursery: trio.Nursery) -> None:
+async def test_the_last_room_is_for_another(nursery: trio.Nursery) -> None:
     """One who keeps what it got for ever must not keep others from theirs."""
     it = Room(nursery, 3 * LARGEST)
     for _ in range(5):

@@ -62,7 +62,7 @@ def test_an_owner_that_may_hold_no_more_is_passed_by() -> None:
         None,
     ]
     queue.enqueue("c", 9)
-    assert queue.start_next() == ("c", 9), "the last slot is somebody else's"
+    assert queue.start_next() == ("c", 9), "the last slot is another's"
 
 
 # ---- where there is no room

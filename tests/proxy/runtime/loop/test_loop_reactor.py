@@ -195,7 +195,7 @@ async def test_paused_by_its_own_data(reactor: Reactor, sockets: Sockets) -> Non
 
 
 async def test_a_spurious_event_harms_nothing(reactor: Reactor, sockets: Sockets) -> None:
-    """Somebody has read already what the epoll told of."""
+    """What the epoll told of was read already."""
     ear, reading, _theirs = listen(reactor, sockets)
     reading.on_readable()
     assert (ear.data, ear.ends) == ([], [])

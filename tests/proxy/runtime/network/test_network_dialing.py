@@ -280,7 +280,7 @@ async def test_the_proxys_own_certificate(hosts: Hosts, authority: Authority) ->
 
 
 async def test_the_name_is_the_brokers_and_not_the_address(hosts: Hosts, authority: Authority) -> None:
-    """Names are what certificates are for; addresses are only where somebody answered."""
+    """Names are what certificates are for; addresses are only where a server answered."""
     hosts.at["10.0.0.1"] = TlsHost(authority.server("named", OTHER_HOST))
     broker = HostPort(OTHER_HOST, PORT)
     await (await tls_dialer(authority).dial_any(broker, ("10.0.0.1",))).aclose()

@@ -173,7 +173,7 @@ async def test_a_worker_that_died_is_replaced_and_made_known(
     assert new is not lookup
     pids = {peer.pid for peer in auth.calls[-1][1].peers}
     assert new.pid in pids
-    assert lookup.pid not in pids, "a process id may be somebody else's next"
+    assert lookup.pid not in pids, "a process id may be another's next"
     assert start_request(new).seal_key == KEY
     assert cluster.registry.get_sample_value("pulsar_proxy_worker_restarts_total", {"of": "lookup"}) == 1
     nursery.cancel_scope.cancel()
@@ -816,7 +816,7 @@ async def test_the_numbers_of_listeners_that_a_drain_has_closed(
     was = cluster.listeners.sockets[0].fileno()
     nursery.start_soon(cluster.drain)
     await trio.testing.wait_all_tasks_blocked()
-    secret = os.memfd_create("somebody else's")
+    secret = os.memfd_create("another's")
     os.dup2(secret, was)
     assert same_file(secret, was)
     await trio.sleep(1)
@@ -1025,7 +1025,7 @@ async def test_drain_as_soon_as_another_program_has_begun(
     assert not cluster.all_started.is_set()
     nursery.start_soon(cluster.run, trio.Event())
     await cluster.all_started.wait()
-    assert all(slot.runs for slot in cluster.slots), "somebody talks to each of them"
+    assert all(slot.runs for slot in cluster.slots), "each of them has a task that talks to it"
     await cluster.drain()
     places = {(slot.role, slot.index) for slot in cluster.slots}
     assert {place for place, worker in left.workers.items() if worker.code == 0} >= places
@@ -1080,7 +1080,7 @@ async def test_old_workers_serve_until_new_ones_are_ready(
 async def test_an_upgrade_cannot_take_forwarders_away(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Somebody has to go on with their relays."""
+    """A process has to go on with their relays."""
     left = Left(setup)
     cluster = await setup.started(nursery, left.handover, relay={"crash_safe": True}, cluster={"forwarders": 1})
     assert len(cluster.slots_of(Role.FORWARDER)) == 2

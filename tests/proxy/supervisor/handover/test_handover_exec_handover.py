@@ -168,7 +168,7 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     listener = handover.take_listener("127.0.0.1:2")
     assert listener is not None
     assert listener.getsockname() == estate.address
-    assert handover.take_listener("127.0.0.1:2") is None, "it is somebody's already"
+    assert handover.take_listener("127.0.0.1:2") is None, "it was taken already"
     admin, service = handover.take_admin_listener("127.0.0.1:1"), handover.take_service_socket(Role.LOOKUP, 0)
     assert admin is not None
     assert service is not None

@@ -322,7 +322,7 @@ async def test_a_child_is_killed(children: Children) -> None:
     child.kill()
     child.kill()
     assert await child.wait() == -signal.SIGKILL
-    child.kill()  # its number may be somebody else's by now
+    child.kill()  # its number may be another's by now
 
 
 async def test_the_number_of_one_that_has_ended_is_not_used(
