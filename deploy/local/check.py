@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from local import chart_tools
+from local import go_tools
 from local.environment import ROOT, Environment, clean_environment
 from local.generate import stale
 from local.test import ERRORS, SIDE_BY_SIDE, become, prepare
@@ -93,7 +93,7 @@ def main() -> int:
         print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)
         return 1
     print("== left out: make e2e-kubernetes (a real node; to build Kubernetes takes too long here)", flush=True)
-    if not chart_tools.tool("cosign").exists():
+    if not go_tools.tool("cosign").exists():
         print("== left out: signatures by cosign itself (`make publish` builds it, in minutes)", flush=True)
     print("== tests", flush=True)
     if with_coverage:

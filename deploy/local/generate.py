@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local import chart_tools, conformance, import_diagram
+from local import conformance, go_tools, import_diagram
 from local.environment import Environment, clean_environment
 
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
@@ -97,7 +97,7 @@ def main() -> int:
 
 def _chart_readme(environment: Environment) -> None:
     """Write the chart's README.md, where helm-docs is there; a test compares it in any case."""
-    docs = chart_tools.tool("helm-docs")
+    docs = go_tools.tool("helm-docs")
     if not docs.exists():
         print(f"{CHART / 'README.md'} is left as it is: `make test` installs helm-docs")
         return

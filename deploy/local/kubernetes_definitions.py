@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from local import chart_tools
+from local import go_tools
 
 Schema = dict[str, Any]
 
@@ -55,10 +55,10 @@ def load() -> dict[str, Schema]:
 
 
 def extract() -> dict[str, Schema]:
-    """Return the definitions of the newest Kubernetes that `chart_tools` has; fetches modules."""
+    """Return the definitions of the newest Kubernetes that `go_tools` has; fetches modules."""
     found = {}
     for api in _APIS:
-        path = chart_tools.module_directory(_newest_kubernetes()) / f"api/openapi-spec/v3/{api}_openapi.json"
+        path = go_tools.module_directory(_newest_kubernetes()) / f"api/openapi-spec/v3/{api}_openapi.json"
         schemas = json.loads(path.read_text())["components"]["schemas"]
         found.update({_short(name): _simple(closed(schema)) for name, schema in schemas.items()})
     found = {name: schema for name, schema in found.items() if name not in OWN}
@@ -66,7 +66,7 @@ def extract() -> dict[str, Schema]:
 
 
 def _newest_kubernetes() -> str:
-    modules = [one for one in chart_tools.MODULES if one.startswith("k8s.io/kubernetes@v")]
+    modules = [one for one in go_tools.MODULES if one.startswith("k8s.io/kubernetes@v")]
     return max(modules, key=lambda module: [int(part) for part in module.partition("@v")[2].split(".")])
 
 

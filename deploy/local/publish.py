@@ -27,7 +27,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from local import chart_tools, release
+from local import go_tools, release
 from local.environment import clean_environment
 from local.oci_archive import SUFFIX, OciArchive, read_archive, sha256_digest
 from local.provenance import file_sha256, source_commit
@@ -193,7 +193,7 @@ def _run(tool: str, *arguments: str) -> None:
 
 
 def _call(tool: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [str(chart_tools.tool(tool)), *arguments]
+    command = [str(go_tools.tool(tool)), *arguments]
     return subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, env=clean_environment())
 
 
@@ -219,10 +219,10 @@ def main() -> int:
         check_destination(options.registry, key)
         release.check_release(number, release.CHANGELOG.read_text(), release.CHART.read_text())
         check_dist(release.DIST, number, release.clean_commit())
-        chart_tools.install_tools(TOOLS)
+        go_tools.install_tools(TOOLS)
         for reference in Publisher(options.registry, key, options.transparency_log).publish(release.DIST, number):
             print(reference, flush=True)
-    except (PublishError, ReleaseError, chart_tools.ToolError, ValueError, OSError) as error:
+    except (PublishError, ReleaseError, go_tools.ToolError, ValueError, OSError) as error:
         print(f"\nmake publish: {error}", file=sys.stderr)
         return 1
     return 0

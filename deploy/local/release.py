@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local import chart_tools, images, machine, provenance, release_chart
+from local import go_tools, images, machine, provenance, release_chart
 from local.environment import ROOT, Environment, SetupError, clean_environment
 from local.images import source_date_epoch_s
 from local.oci_archive import OciArchive, read_archive
@@ -120,7 +120,7 @@ def _write_images(out: Path) -> list[OciArchive]:
 def write_chart(out: Path, number: str, digests: dict[str, str]) -> None:
     """Write the chart's package and its bill of materials."""
     made_of = release_chart.ChartRelease(number, CHANGELOG.read_text(), digests, source_date_epoch_s())
-    package = release_chart.package(chart_tools.tool("helm"), CHART.parent, out, made_of)
+    package = release_chart.package(go_tools.tool("helm"), CHART.parent, out, made_of)
     provenance.write_json(out / chart_bill_name(number), provenance.chart_bill(package, NAME, number, digests))
 
 
@@ -169,7 +169,7 @@ def main() -> int:
             _ensure_images_can_be_built()
         environment.prepare("release")
         release(environment, with_images=with_images)
-    except (SetupError, ReleaseError, images.ImageError, chart_tools.ToolError, ValueError, OSError) as error:
+    except (SetupError, ReleaseError, images.ImageError, go_tools.ToolError, ValueError, OSError) as error:
         print(f"\nmake release: {error}", file=sys.stderr)
         return 1
     return 0
@@ -181,11 +181,11 @@ def _ensure_images_can_be_built() -> None:
         if os.geteuid() != 0:
             raise machine.MachineError("Images are built by root.")
         machine.ensure((*machine.IMAGES, machine.GO))
-        if not chart_tools.available():
+        if not go_tools.available():
             raise machine.MachineError(f"Helm is built by Go {'.'.join(map(str, machine.GO_MINIMUM))} or newer.")
     except machine.MachineError as error:
         raise ReleaseError(f"{error}\nWheel and sdist alone, without images and chart: ARGS=--no-images") from None
-    chart_tools.install_tools(("helm",))
+    go_tools.install_tools(("helm",))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from typing import NoReturn
 
-from local import chart_tools, machine
+from local import go_tools, machine
 from local.broker_jars import PULSAR_5
 from local.console import Progress
 from local.distribution import PULSAR, DistributionError, pulsar_home
@@ -18,7 +18,7 @@ from local.environment import Environment, SetupError, clean_environment
 from local.object_store import s3a_jars
 from local.process import side_by_side
 
-ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
+ERRORS = (machine.MachineError, SetupError, DistributionError, go_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "2")
 """End-to-end tests wait a lot, the others never: one process for each of two CPUs. Which runs what:
 tests/conftest.py.
@@ -32,7 +32,7 @@ def prepare_quick() -> Environment:
     machine.ensure(machine.TEST_QUICK)
     machine.note_go()
     environment = Environment()
-    side_by_side(partial(environment.prepare, "test"), chart_tools.install)
+    side_by_side(partial(environment.prepare, "test"), go_tools.install)
     return environment
 
 
@@ -51,15 +51,15 @@ def _install_releases(progress: Progress) -> None:
     """Fetch what Maven has, from one repository: one after the other."""
     for source in (PULSAR, PULSAR_5):
         pulsar_home(progress, source)
-    if chart_tools.available():
+    if go_tools.available():
         s3a_jars(progress)
 
 
 def _install_tools(progress: Progress) -> None:
     """Build what Go builds."""
-    chart_tools.install(progress)
-    if chart_tools.available():
-        chart_tools.install_tools(["minio"], progress)
+    go_tools.install(progress)
+    if go_tools.available():
+        go_tools.install_tools(["minio"], progress)
 
 
 def become(environment: Environment, module: str, *arguments: str, with_local: bool = False) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from local import chart_tools
+from local import go_tools
 from local.generate import CHART as CHART_PATH
 
 from tests.deploy.metric_names import ROOT
@@ -24,10 +24,10 @@ RELEASE, NAMESPACE = "r", "messaging"
 NAME = "r-pulsar-trio-proxy"
 VALUES: Any = yaml.safe_load((CHART / "values.yaml").read_text())
 
-OLDEST, *_, NEWEST = chart_tools.KUBERNETES
+OLDEST, *_, NEWEST = go_tools.KUBERNETES
 OPTIONS = ("--namespace", NAMESPACE, "--kube-version", NEWEST)
 
-needs_tools = pytest.mark.skipif(not chart_tools.available(), reason="Go builds Helm, and is missing or too old")
+needs_tools = pytest.mark.skipif(not go_tools.available(), reason="Go builds Helm, and is missing or too old")
 
 
 class Refused(Exception):
@@ -61,7 +61,7 @@ SAME_TOKEN = base64.b64encode(b"the same token in all renderings").decode()
 
 
 def helms(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Outcome]:
-    """What each Helm answers, by its name in chart_tools; all at once. Tokens that the chart makes are SAME_TOKEN."""
+    """What each Helm answers, by its name in go_tools; all at once. Tokens that the chart makes are SAME_TOKEN."""
     outcomes = helms_as_they_are(*arguments, cwd=cwd)
     for outcome in outcomes.values():
         outcome.stdout = MADE_TOKEN.sub(SAME_TOKEN, outcome.stdout)
@@ -72,14 +72,14 @@ def helms_as_they_are(*arguments: str | Path, cwd: Path | None = None) -> dict[s
     """What each Helm answers, with the tokens that the chart makes."""
     running = {
         name: subprocess.Popen(
-            [chart_tools.tool(name), *arguments],
+            [go_tools.tool(name), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
         )
-        for name in chart_tools.HELMS
+        for name in go_tools.HELMS
     }
     return {
         name: subprocess.CompletedProcess(process.args, process.returncode, *output)

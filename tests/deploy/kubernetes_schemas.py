@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from local import chart_tools
+from local import go_tools
 from local.kubernetes_definitions import closed, reachable
 
 LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
-_PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA = chart_tools.MODULES[-4:]
+_PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA = go_tools.MODULES[-4:]
 _SPECIFICATIONS = "api/openapi-spec/v3"
 _APIS = (
     "api__v1",
@@ -43,13 +43,13 @@ _REFERENCE = "#/components/schemas/"
 
 def write_schemas(out: Path, kubernetes: str) -> None:
     """A file for each kind that the chart may have, as this version of Kubernetes knows it."""
-    root = chart_tools.module_directory(chart_tools.KUBERNETES[kubernetes]) / _SPECIFICATIONS
+    root = go_tools.module_directory(go_tools.KUBERNETES[kubernetes]) / _SPECIFICATIONS
     for api in _APIS:
         for name, schema in _of_api(json.loads((root / f"{api}_openapi.json").read_text())):
             (out / name).write_text(json.dumps(schema))
     for module, paths in _CRDS.items():
         for path in paths:
-            for definition in yaml.safe_load_all((chart_tools.module_directory(module) / path).read_text()):
+            for definition in yaml.safe_load_all((go_tools.module_directory(module) / path).read_text()):
                 for name, schema in _of_definition(definition):
                     (out / name).write_text(json.dumps(schema))
 

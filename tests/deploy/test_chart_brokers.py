@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import trio
 from fake_dns import Names
-from local import chart_tools
+from local import go_tools
 from prometheus_client import CollectorRegistry
 
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
@@ -129,7 +129,7 @@ async def test_relays_go_to_pods_of_these_brokers_and_nowhere_else(monkeypatch: 
 
 def notes(*options: str) -> str:
     """What `helm install` prints."""
-    command = [chart_tools.tool("helm"), "install", "r", CHART, "--dry-run=client", "--namespace", NAMESPACE, *options]
+    command = [go_tools.tool("helm"), "install", "r", CHART, "--dry-run=client", "--namespace", NAMESPACE, *options]
     result = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return result.stdout.partition("\nNOTES:\n")[2]
 

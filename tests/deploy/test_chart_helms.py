@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from local import chart_tools
+from local import go_tools
 
 from tests.deploy.chart import (
     CHART,
@@ -60,8 +60,8 @@ def files(package: Path) -> dict[str, bytes]:
 def test_packages_hold_the_same_and_render_what_the_folder_does(tmp_path: Path) -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     packages = []
-    for helm in chart_tools.HELMS:
-        command = [chart_tools.tool(helm), "package", CHART, "--destination", tmp_path / helm]
+    for helm in go_tools.HELMS:
+        command = [go_tools.tool(helm), "package", CHART, "--destination", tmp_path / helm]
         subprocess.run(command, check=True, capture_output=True)
         packages.append(tmp_path / helm / f"{CHART.name}-{version}.tgz")
     assert files(packages[0]) == files(packages[1])

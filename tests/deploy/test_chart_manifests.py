@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from local import chart_tools
+from local import go_tools
 from local.generate import chart_copies
 from local.kubernetes_definitions import closed
 
@@ -232,7 +232,7 @@ MATRIX: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def schemas_by_version(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    directories = {version: tmp_path_factory.mktemp(version) for version in chart_tools.KUBERNETES}
+    directories = {version: tmp_path_factory.mktemp(version) for version in go_tools.KUBERNETES}
     for version, directory in directories.items():
         write_schemas(directory, version)
     return directories
@@ -246,7 +246,7 @@ def schemas(schemas_by_version: dict[str, Path]) -> Path:
 def complaints(text: str, schemas: Path) -> list[str]:
     """What kubeconform has against manifests; an object without a schema is an error, too."""
     command = [
-        chart_tools.tool("kubeconform"),
+        go_tools.tool("kubeconform"),
         "-strict",
         "-output",
         "json",
@@ -264,7 +264,7 @@ def test_manifests_are_what_kubernetes_takes(case: str, schemas: Path) -> None:
     assert complaints(helm_template(MATRIX[case]), schemas) == []
 
 
-@pytest.mark.parametrize("version", [version for version in chart_tools.KUBERNETES if version != NEWEST])
+@pytest.mark.parametrize("version", [version for version in go_tools.KUBERNETES if version != NEWEST])
 def test_manifests_are_what_each_kubernetes_takes(version: str, schemas_by_version: dict[str, Path]) -> None:
     texts = {case: as_rendered_for(version, case) for case in MATRIX}
     schemas = schemas_by_version[version]
@@ -296,7 +296,7 @@ def needs_newer(text: str, version: str) -> bool:
 
 def test_only_a_version_that_is_too_old_may_refuse() -> None:
     refusal = "service.trafficDistribution: PreferClose needs Kubernetes 1.31"
-    assert [version for version in chart_tools.KUBERNETES if needs_newer(refusal, version)] == ["1.27", "1.30"]
+    assert [version for version in go_tools.KUBERNETES if needs_newer(refusal, version)] == ["1.27", "1.30"]
     assert not needs_newer("service.type: unknown", OLDEST)
 
 
@@ -347,7 +347,7 @@ def test_helm_lints_every_case_strictly(tmp_path: Path) -> None:
 
 
 def test_the_readme_is_what_helm_docs_makes_of_the_values() -> None:
-    command = [chart_tools.tool("helm-docs"), "--dry-run", "--chart-search-root", CHART, "--log-level", "warning"]
+    command = [go_tools.tool("helm-docs"), "--dry-run", "--chart-search-root", CHART, "--log-level", "warning"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert result.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make generate`"
 

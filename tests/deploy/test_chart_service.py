@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local import chart_tools
+from local import go_tools
 
 from tests.deploy.chart import (
     CHART,
@@ -113,7 +113,7 @@ def smoke_environment(manifests: Manifests) -> list[dict[str, str]]:
 
 def notes(**values: Any) -> str:
     """What an installation prints. Helm 4 alone makes it without a cluster."""
-    command = [chart_tools.tool("helm"), "install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client"]
+    command = [go_tools.tool("helm"), "install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client"]
     result = subprocess.run([*command, "--values", "-"], input=json.dumps(values), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.partition("\nNOTES:\n")[2]

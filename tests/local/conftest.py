@@ -11,9 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy"))
 
-from local import chart_tools
+from local import go_tools
 
-collect_ignore = [] if chart_tools.tool("cosign").exists() else ["test_local_publish_cosign.py"]
+collect_ignore = [] if go_tools.tool("cosign").exists() else ["test_local_publish_cosign.py"]
 """cosign takes minutes to build, so `make test` does not: its tests are only where `make publish` has built it."""
 
 FakeCommand = Callable[[str, str], Path]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local import chart_tools, images, provenance, release
+from local import go_tools, images, provenance, release
 from local.oci_archive import read_archive
 from local.ports import free_port
 from local.process import OwnedProcess
@@ -77,7 +77,7 @@ def write_release(directory: Path, content: bytes = b"layer", number: str = NUMB
         for architecture in architectures:
             bill = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": []}
             provenance.write_json(dist / f"{image.repository}.image-{architecture}.cdx.json", bill)
-    if chart_tools.available():
+    if go_tools.available():
         release.write_chart(dist, number, digests)
     release.write_provenance(dist, number, commit, digests, [])
     return Release(dist, digests)
@@ -95,7 +95,7 @@ def rewrite(archive: Path, name: str, content: bytes, work: Path) -> None:
 def serve_registry(directory: Path) -> Iterator[str]:
     """A registry on loopback; its host."""
     host = f"127.0.0.1:{free_port()}"
-    command = [chart_tools.tool("crane"), "registry", "serve", "--address", host]
+    command = [go_tools.tool("crane"), "registry", "serve", "--address", host]
     process = OwnedProcess(command, log=directory / "registry.log")
     try:
         while not _answers(host):

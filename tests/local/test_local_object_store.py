@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyspark
 import pytest
 from local.broker_jars import digest_of_jars
 from local.distribution import DistributionError
-from local.object_store import s3a_jars
+from local.environment import ROOT
+from local.object_store import HADOOP_VERSION, s3a_jars
 
 FakeCommand = Callable[[str, str], Path]
 
@@ -64,3 +66,10 @@ def test_mavens_reason_is_told(jars: Path) -> None:
     (jars / "hadoop-aws.jar").unlink()
     with pytest.raises(DistributionError, match="no such artifact"):
         s3a_jars(quiet)
+
+
+def test_the_connector_is_of_the_version_that_spark_has_of_hadoop() -> None:
+    """An update of PySpark may bring another Hadoop, whose classes the connector then would not find."""
+    jars = Path(pyspark.__file__).parent / "jars"
+    assert (jars / f"hadoop-client-api-{HADOOP_VERSION}.jar").exists(), [path.name for path in jars.glob("hadoop-*")]
+    assert f"hadoop-aws:{HADOOP_VERSION}" in (ROOT / "docs/analytics.md").read_text()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local import chart_tools, publish, release
+from local import go_tools, publish, release
 from local.publish import Publisher, PublishError, check_destination, check_dist
 
 from tests.local.conftest import FakeCommand
 from tests.local.publish_scene import COMMIT, NUMBER, Release, rewrite, serve_registry, write_release
 
-pytestmark = pytest.mark.skipif(not chart_tools.available(), reason="Go builds Helm and crane: missing or too old")
+pytestmark = pytest.mark.skipif(not go_tools.available(), reason="Go builds Helm and crane: missing or too old")
 
 COSIGN = """
 echo "$*" >> "{log}"
@@ -33,8 +33,8 @@ esac
 def cosign(tmp_path: Path, fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cosign that keeps its signatures in a file; the file."""
     path = fake_command("cosign", COSIGN.format(log=tmp_path / "cosign.log"))
-    real = chart_tools.tool
-    monkeypatch.setattr(chart_tools, "tool", lambda name: path if name == "cosign" else real(name))
+    real = go_tools.tool
+    monkeypatch.setattr(go_tools, "tool", lambda name: path if name == "cosign" else real(name))
     made = tmp_path / "cosign.log.made"
     made.touch()
     return made
@@ -53,7 +53,7 @@ def made(tmp_path: Path) -> Release:
 
 
 def crane(*arguments: str) -> str:
-    command = [chart_tools.tool("crane"), *arguments]
+    command = [go_tools.tool("crane"), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -92,10 +92,10 @@ def test_the_chart_that_is_pulled_is_the_one_of_the_release(
     registry: str, cosign: Path, made: Release, tmp_path: Path
 ) -> None:
     Publisher(registry, "key").publish(made.dist, NUMBER)
-    for helm in chart_tools.HELMS:
+    for helm in go_tools.HELMS:
         (target := tmp_path / helm).mkdir()
         chart = f"oci://{registry}/charts/pulsar-trio-proxy"
-        pull = [chart_tools.tool(helm), "pull", chart, "--version", NUMBER, "--plain-http", "--destination", target]
+        pull = [go_tools.tool(helm), "pull", chart, "--version", NUMBER, "--plain-http", "--destination", target]
         subprocess.run(pull, check=True, capture_output=True)
         assert next(target.iterdir()).read_bytes() == (made.dist / f"pulsar-trio-proxy-{NUMBER}.tgz").read_bytes()
 

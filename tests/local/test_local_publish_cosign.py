@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local import chart_tools
+from local import go_tools
 from local.publish import Publisher, PublishError
 
 from tests.local.publish_scene import NUMBER, Layout, Release, serve_registry, write_release
@@ -18,19 +18,19 @@ PLATFORMS = "pulsar-trio-proxy"
 
 
 def cosign(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [chart_tools.tool("cosign"), *arguments]
+    command = [go_tools.tool("cosign"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 def crane(*arguments: str | Path) -> str:
-    command = [chart_tools.tool("crane"), *arguments]
+    command = [go_tools.tool("crane"), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def key_pair(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COSIGN_PASSWORD", "of-the-test")
     directory.mkdir()
-    subprocess.run([chart_tools.tool("cosign"), "generate-key-pair"], check=True, cwd=directory, capture_output=True)
+    subprocess.run([go_tools.tool("cosign"), "generate-key-pair"], check=True, cwd=directory, capture_output=True)
     return directory / "cosign.key"
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from local import chart_tools, images, provenance, release
+from local import go_tools, images, provenance, release
 from local.release_chart import ChartRelease, ReleaseError, changes, package, with_digests, with_release
 
 DIGESTS = {"pulsar-trio-proxy": f"sha256:{'a' * 64}", "pulsar-trio-proxy-analytics": f"sha256:{'b' * 64}"}
@@ -35,7 +35,7 @@ CHANGELOG = """\
 """.replace("NUMBER", release.version())
 RELEASE = ChartRelease(release.version(), CHANGELOG, DIGESTS, 1_700_000_000)
 
-needs_tools = pytest.mark.skipif(not chart_tools.available(), reason="Go builds Helm: missing or too old")
+needs_tools = pytest.mark.skipif(not go_tools.available(), reason="Go builds Helm: missing or too old")
 
 
 def test_changes_of_a_version() -> None:
@@ -48,7 +48,7 @@ def test_changes_of_a_version() -> None:
 
 def packaged(directory: Path) -> Path:
     directory.mkdir(exist_ok=True)
-    return package(chart_tools.tool("helm"), release.CHART.parent, directory, RELEASE)
+    return package(go_tools.tool("helm"), release.CHART.parent, directory, RELEASE)
 
 
 @needs_tools
@@ -56,7 +56,7 @@ def test_equal_source_makes_an_equal_package(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     one, other = (
-        package(chart_tools.tool("helm"), release.CHART.parent, tmp_path / name, RELEASE) for name in ("one", "other")
+        package(go_tools.tool("helm"), release.CHART.parent, tmp_path / name, RELEASE) for name in ("one", "other")
     )
     assert one.name == f"pulsar-trio-proxy-{RELEASE.number}.tgz"
     assert one.read_bytes() == other.read_bytes()
@@ -68,8 +68,8 @@ def test_equal_source_makes_an_equal_package(tmp_path: Path) -> None:
 def test_the_package_names_the_images_by_digest(tmp_path: Path) -> None:
     made = packaged(tmp_path)
     brokers = "config.brokers.service_url=pulsar://broker:6650"
-    for helm in chart_tools.HELMS:
-        template = [chart_tools.tool(helm), "template", "r", made, "--kube-version", "1.33", "--set", brokers]
+    for helm in go_tools.HELMS:
+        template = [go_tools.tool(helm), "template", "r", made, "--kube-version", "1.33", "--set", brokers]
         for more, expected in (
             ([], ["pulsar-trio-proxy"]),
             (["--set", "analytics.receiver.enabled=true"], ["pulsar-trio-proxy", "pulsar-trio-proxy-analytics"]),
@@ -84,11 +84,9 @@ def test_the_package_names_the_images_by_digest(tmp_path: Path) -> None:
 @needs_tools
 def test_the_package_says_what_artifact_hub_shows(tmp_path: Path) -> None:
     made = packaged(tmp_path)
-    for helm in chart_tools.HELMS:
-        subprocess.run([chart_tools.tool(helm), "lint", "--strict", made], check=True, capture_output=True)
-        shown = subprocess.run(
-            [chart_tools.tool(helm), "show", "chart", made], check=True, capture_output=True, text=True
-        )
+    for helm in go_tools.HELMS:
+        subprocess.run([go_tools.tool(helm), "lint", "--strict", made], check=True, capture_output=True)
+        shown = subprocess.run([go_tools.tool(helm), "show", "chart", made], check=True, capture_output=True, text=True)
         annotations = yaml.safe_load(shown.stdout)["annotations"]
         images = yaml.safe_load(annotations["artifacthub.io/images"])
         assert {one["name"]: one["image"] for one in images} == {name: f"{name}@{DIGESTS[name]}" for name in DIGESTS}

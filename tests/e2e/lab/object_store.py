@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from deltalake import DeltaTable
-from local.chart_tools import tool
+from local.go_tools import tool
 from local.object_store import s3a_jars
 from local.ports import free_port
 from local.process import OwnedProcess

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local import chart_tools
-from local.chart_tools import MODULES, TOOLS, ToolError
+from local import go_tools
+from local.go_tools import MODULES, TOOLS, ToolError
 
 FakeCommand = Callable[[str, str], Path]
 
@@ -23,7 +23,7 @@ BUILDS = 'for last; do :; done; name=${last%@*}; echo built > "$GOBIN/${name##*/
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chart_tools, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(go_tools, "PAUSES_S", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -50,40 +50,40 @@ class Go:
 
 def test_tools_are_built_once_at_their_versions(go: Go) -> None:
     go.does(BUILDS)
-    chart_tools.install(lambda _: None)
+    go_tools.install(lambda _: None)
     assert all(tool.path.read_text() == "built\n" for tool in TOOLS)
     installed = [call for call in go.calls if call.startswith("install")]
     assert [call.rpartition(" ")[2] for call in installed] == [f"{tool.package}@{tool.version}" for tool in TOOLS]
     go.does("exit 1")
-    chart_tools.install(lambda _: None)
+    go_tools.install(lambda _: None)
     assert not [call for call in go.calls if call.startswith("install")]
 
 
 def test_a_build_that_fails_leaves_nothing_and_says_why(go: Go) -> None:
     go.does('echo half > "$GOBIN/helm"; echo no such revision; exit 1')
     with pytest.raises(ToolError, match="no such revision"):
-        chart_tools.install(lambda _: None)
+        go_tools.install(lambda _: None)
     assert not TOOLS[0].path.exists()
     assert [path.name for path in TOOLS[0].path.parent.parent.iterdir()] == []
 
 
 def test_modules_are_fetched_and_found(go: Go) -> None:
     go.does(BUILDS)
-    assert chart_tools.module_directory(MODULES[0]) == go.modules
+    assert go_tools.module_directory(MODULES[0]) == go.modules
     assert go.calls == [f"mod download -json {MODULES[0]}"]
 
 
 def test_a_module_that_cannot_be_had_says_why(fake_command: FakeCommand) -> None:
     fake_command("go", f"echo '{json.dumps({'Error': 'unknown revision'})}'; exit 1")
     with pytest.raises(ToolError, match="unknown revision"):
-        chart_tools.module_directory(MODULES[0])
+        go_tools.module_directory(MODULES[0])
 
 
 def test_without_go_nothing_is_done(cache: Path, fake_command: FakeCommand) -> None:
     fake_command("go", "echo go version go1.19.8 linux/amd64")
-    chart_tools.install(lambda _: None)
+    go_tools.install(lambda _: None)
     assert not TOOLS[0].path.exists()
-    assert not chart_tools.available()
+    assert not go_tools.available()
 
 
 FAILS_TWICE = 'echo x >> "{tries}"; [ $(wc -l < "{tries}") -ge 3 ] || {{ echo no route; exit 1; }}; '
@@ -91,7 +91,7 @@ FAILS_TWICE = 'echo x >> "{tries}"; [ $(wc -l < "{tries}") -ge 3 ] || {{ echo no
 
 def test_a_build_is_tried_again(go: Go, tmp_path: Path) -> None:
     go.does(FAILS_TWICE.format(tries=tmp_path / "tries") + BUILDS)
-    chart_tools.install(lambda _: None)
+    go_tools.install(lambda _: None)
     assert all(tool.path.read_text() == "built\n" for tool in TOOLS)
     assert len([call for call in go.calls if call.startswith("install")]) == len(TOOLS) + 2
 
@@ -99,8 +99,8 @@ def test_a_build_is_tried_again(go: Go, tmp_path: Path) -> None:
 def test_a_module_is_tried_again_but_not_for_ever(fake_command: FakeCommand, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
     fake_command("go", FAILS_TWICE.format(tries=tries) + f"echo '{json.dumps({'Dir': '/modules'})}'")
-    assert chart_tools.module_directory(MODULES[0]) == Path("/modules")
+    assert go_tools.module_directory(MODULES[0]) == Path("/modules")
     fake_command("go", f'echo x >> "{tries}"; exit 1')
     with pytest.raises(ToolError):
-        chart_tools.module_directory(MODULES[0])
+        go_tools.module_directory(MODULES[0])
     assert len(tries.read_text().split()) == 6
