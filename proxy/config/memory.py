@@ -19,7 +19,7 @@ SUPERVISION_BYTES = 88 * MIB
 """Supervisor and admin worker, a scrape under way included."""
 
 WORKER_BYTES = 40 * MIB
-"""Each forwarder, lookup and auth worker, and the standby forwarder (relay.crash_safe)."""
+"""Each forwarder, lookup and auth worker, and the fork server."""
 
 CONNECTION_BYTES = 24 * 1024
 """A client's connection and, of a relay, the broker's, the kernel's part included."""
@@ -176,8 +176,8 @@ def _with_forwarders(config: Config, limits: ContainerLimits, running: int) -> C
 
 def _processes_bytes(config: Config, forwarders: int) -> int:
     cluster = config.cluster
-    workers = forwarders + cluster.lookup_workers + cluster.auth_workers + config.relay.crash_safe
-    return SUPERVISION_BYTES + workers * WORKER_BYTES
+    processes = 1 + forwarders + cluster.lookup_workers + cluster.auth_workers
+    return SUPERVISION_BYTES + processes * WORKER_BYTES
 
 
 def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:

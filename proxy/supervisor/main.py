@@ -37,6 +37,7 @@ from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.processes.fork_server import ForkServer
 from proxy.supervisor.processes.worker_process import WorkerProcess
 from proxy.supervisor.startup.open_files import raise_open_file_limit
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
@@ -59,7 +60,7 @@ class Supervisor:
         self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, handover.runtime_lock_fd)
         self._admin_listener = _bind_admin(config, handover)
         self._control_socket = handover.control_socket
-        self._cluster = Cluster(config, self._runtime_dir, handover, self._serve_admin)
+        self._cluster = Cluster(config, self._runtime_dir, handover, ForkServer(), self._serve_admin)
         self._report = ClusterReport(self._cluster)
         self._admin_channel = AdminChannel(self._report, self._admin_listener.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
@@ -89,13 +90,14 @@ class Supervisor:
                 if self._control_socket is None:
                     self._control_socket = self._runtime_dir.bind_socket(CONTROL_SOCKET)
                 nursery.start_soon(child_reaper.reap_adopted)
+                nursery.start_soon(self._cluster.fork_server.run)
                 nursery.start_soon(control.serve, self._control_socket)
                 self._admin_listener.listen(ADMIN_BACKLOG)
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
-                for watch in (self._config_watcher.run, self._broker_changes.watch_files):
-                    nursery.start_soon(_run_when_ready, ready, watch)
+                nursery.start_soon(_run_when_ready, ready, self._config_watcher.run)
+                nursery.start_soon(_run_when_ready, ready, self._broker_changes.watch_files)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
                 async with self._exec_lock:  # during an exec, the next program drains

@@ -1,6 +1,5 @@
 """The auth worker's service, through its handlers: rounds, verdicts, the proxy's credentials, reloads."""
 
-import runpy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1075,17 +1074,6 @@ async def test_a_reload_while_credentials_are_fetched(
         await worker.service.configure(Config())
         exchange.gate.set()
     assert answers == [("rounds", b"broker-1 1 first")]
-
-
-def test_the_process_is_an_auth_worker_with_this_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    for name in ("harden_process", "confine_process"):  # not of the process that tests
-        monkeypatch.setattr(f"proxy.runtime.process.hardening.{name}", lambda name=name: started.append(name))
-    monkeypatch.setattr("proxy.runtime.process.worker.worker_main", lambda *what: started.append(what))
-    runpy.run_module("auth", run_name="auth.__main__")
-    assert started == []
-    runpy.run_module("auth", run_name="__main__")
-    assert started == ["harden_process", "confine_process", (Role.AUTH, AuthService)]
 
 
 END = "pulsar_proxy_broker_credentials_expire_timestamp_seconds"

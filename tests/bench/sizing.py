@@ -206,7 +206,7 @@ def _at_rest(broker: EpollBroker) -> None:
             print_status.line(f"at rest, {forwarders} forwarders:     {totals[forwarders]}")
             if forwarders == 1:
                 for pid in (cluster.pid, *children(cluster.pid)):
-                    name = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")[3].decode()
+                    name = (Path("/proc") / str(pid) / "comm").read_text().strip()
                     print_status.line(f"  {name:16} {memory_kib(pid) / 1024:.1f} MiB of its own")
     one = totals[4] - totals[2]
     print_status.line(f"a further forwarder:       {Memory(one.pages // 2, one.charged // 2)}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def landlock_version() -> int:
 
 
 @pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, Mapping[str, Any]]]:
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, Captured]]:
     """A cluster without privileges whose auth worker is captured, and what that could do. It needs no broker."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         tables: dict[str, dict[str, Any]] = {
@@ -48,12 +49,14 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCl
                 what="all workers answer",
             )
             hostile.go_on()
-            yield cluster, hostile.report()
+            hostile.report()
+            yield cluster, hostile
 
 
-def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: the captured worker, its child, and its grandchild that has lost its parent ask for a drain."""
-    cluster, report = captured
+    cluster, hostile = captured
+    report = hostile.report()
     assert report["drains"] == {"itself": "", "a child": "", "an orphan": ""}
     assert cluster.get("/healthz").status == 200
     assert "draining" not in cluster.log_text()
@@ -61,10 +64,10 @@ def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[Proxy
 
 
 def test_what_a_captured_worker_writes_does_not_blind_prometheus(
-    captured: tuple[ProxyCluster, Mapping[str, Any]],
+    captured: tuple[ProxyCluster, Captured],
 ) -> None:
     """Security: of the lines that no Prometheus would read, none is served; all others are."""
-    cluster, _report = captured
+    cluster, _ = captured
     scrape = cluster.metrics()
     assert scrape.total("captured", role="auth") == 7
     assert scrape.total("pulsar_proxy_build_info", role="supervisor") == 1
@@ -73,35 +76,36 @@ def test_what_a_captured_worker_writes_does_not_blind_prometheus(
     cluster.wait_for_log("a process's metrics are not served in full", "auth-0")
 
 
-def test_adopted_orphans_are_reaped(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+def test_adopted_orphans_are_reaped(captured: tuple[ProxyCluster, Captured]) -> None:
     """The supervisor adopts what a worker leaves behind; their numbers must not run out."""
-    cluster, _report = captured
+    cluster, _ = captured
     eventually(lambda: not zombies(cluster.pid), what="no child of the supervisor waits to be reaped")
 
 
 DENIED = dict.fromkeys(["mem", "environ", "fd", "pidfd_getfd", "ptrace"], "PermissionError")
 
 
-def test_a_captured_worker_may_not_look_into_another(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+def test_a_captured_worker_may_not_look_into_another(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: not even into one that is just starting."""
-    _cluster, report = captured
+    report = captured[1].report()
     assert len(report["memory"]) >= 4, "the supervisor, an admin and a lookup worker, a forwarder"
     assert {str(outcome) for outcome in report["memory"].values()} == {str(DENIED)}
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="Linux before 6.12")
 def test_a_captured_worker_may_not_end_the_cluster_by_a_signal(
-    captured: tuple[ProxyCluster, Mapping[str, Any]],
+    captured: tuple[ProxyCluster, Captured],
 ) -> None:
     """Security: SIGTERM is a drain."""
-    cluster, report = captured
+    cluster, hostile = captured
+    report = hostile.report()
     assert report["signal"] == "PermissionError"
     assert "draining" not in cluster.log_text()
 
 
-def test_no_other_process_of_the_user_may_look_into_one(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+def test_no_other_process_of_the_user_may_look_into_one(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: PR_SET_DUMPABLE is off everywhere, or whatever runs as the same user could read keys."""
-    cluster, _report = captured
+    cluster, _ = captured
     script = "import json, sys; from e2e.lab.captured_plugin import looks; print(json.dumps(looks(int(sys.argv[1]))))"
     for pid in (cluster.pid, *cluster.worker_pids().values()):
         command = [*cluster.prefix, sys.executable, "-c", script, str(pid)]
@@ -110,12 +114,23 @@ def test_no_other_process_of_the_user_may_look_into_one(captured: tuple[ProxyClu
         assert json.loads(done.stdout) == DENIED
 
 
-def test_no_process_writes_a_core_file_or_gains_privileges(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+def test_no_process_writes_a_core_file_or_gains_privileges(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security."""
-    cluster, _report = captured
+    cluster, _ = captured
     processes = [cluster.pid, *cluster.worker_pids().values()]
     assert len(processes) >= 4
     for pid in (*processes, *children(cluster.pid)):
         assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
         [limit] = [line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in line]
         assert limit.split()[4:6] == ["0", "0"]
+
+
+def test_a_captured_worker_gets_no_call_at_a_socket_that_it_has_replaced(
+    captured: tuple[ProxyCluster, Captured],
+) -> None:
+    """Security: it has put one of its own in the place of the lookup worker's, and a forwarder connects."""
+    cluster, hostile = captured
+    os.kill(cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
+    cluster.wait_for_log("another process listens at a worker's socket; it gets no call", "lookup-0.sock")
+    received = eventually(hostile.bytes_received, what="the forwarder's successor has connected")
+    assert set(received) == {0}

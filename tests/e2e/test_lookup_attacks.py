@@ -115,7 +115,7 @@ def failed_lookups(port: int, namespace: str, count: int = LOOKUPS, **credential
 def pooled_connections(cluster: ProxyCluster, broker_port: int) -> set[int]:
     """The lookup workers' ports of connections to the broker."""
     ours = set()
-    for pid in children(cluster.pid, "-m lookup"):
+    for pid in children(cluster.pid, "lookup"):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 ours |= set(re.findall(r"socket:\[(\d+)\]", str(path.readlink())))

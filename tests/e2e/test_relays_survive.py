@@ -43,8 +43,6 @@ STORED = "pulsar_proxy_stored_relays"
 TOOK_OVER = "took over the relays of a predecessor"
 TOPIC = "persistent://public/default/relays-survive"
 MIB = 1 << 20
-STANDBY_DESCRIPTORS = 5
-"""What the supervisor has open for one more worker that is starting."""
 
 
 @dataclass
@@ -102,16 +100,16 @@ def wait_for_connections(cluster: ProxyCluster, count: int) -> None:
     eventually(lambda: connections(cluster) == [count], what=f"one forwarder with {count} connections")
 
 
-def wait_for_standby(cluster: ProxyCluster) -> None:
-    """Until a process stands by besides the one forwarder, and neither starts any more: their memory is at rest."""
+def wait_until_at_rest(cluster: ProxyCluster) -> None:
+    """Until its only forwarder starts no more: its memory is at rest."""
     seen: list[tuple[list[int], int]] = []
 
     def at_rest() -> bool:
-        pids = children(cluster.pid, "proxy.forwarder")
+        pids = children(cluster.pid, "forwarder")
         seen.append((pids, sum(map(memory_kib, pids))))
-        return len(pids) == 2 and len(seen) > 1 and seen[-1][0] == seen[-2][0] and seen[-1][1] - seen[-2][1] < 100
+        return len(pids) == 1 and len(seen) > 1 and seen[-1][0] == seen[-2][0] and seen[-1][1] - seen[-2][1] < 100
 
-    eventually(at_rest, what="a process is on standby", every_s=0.7)
+    eventually(at_rest, what="the forwarder is at rest", every_s=0.7)
 
 
 def kill(pid: int) -> bool:
@@ -162,9 +160,8 @@ def sockets_and_files(pid: int) -> int:
 
 
 def assert_no_more_open(cluster: ProxyCluster, earlier: int) -> None:
-    """The supervisor has no more open than before, beside pipes. A standby may come in the meantime, or be gone."""
-    most = earlier + STANDBY_DESCRIPTORS
-    eventually(lambda: sockets_and_files(cluster.pid) <= most, what=f"no more than {earlier} descriptors are open")
+    """The supervisor has no more open than before, beside pipes."""
+    eventually(lambda: sockets_and_files(cluster.pid) <= earlier, what=f"no more than {earlier} descriptors are open")
 
 
 def use_of_all(cluster: ProxyCluster) -> dict[int, Use]:
@@ -203,9 +200,9 @@ class Killer:
         self._killed_at: dict[str, float] = {}
 
     def kill_one(self) -> None:
-        """Mostly one that runs; now and then any that is there, also in the middle of its start or standing by."""
+        """Mostly one that runs; now and then any that is there, also in the middle of its start."""
         if self.kills % WHATEVER_IS_THERE_EACH == WHATEVER_IS_THERE_EACH - 1:
-            pids = children(self._cluster.pid, "proxy.forwarder")
+            pids = children(self._cluster.pid, "forwarder")
             if pids:
                 self.kills += kill(self._random.choice(pids))
             return
@@ -274,7 +271,7 @@ def test_a_thousand_relays_stand_still_for_a_moment_only() -> None:
         crowd.exchange()
         pauses, until_all_moved = [], []
         for _ in range(3):
-            wait_for_standby(on.cluster)
+            wait_until_at_rest(on.cluster)
             began_at = time.monotonic()
             pauses.append(pause_after_kill(on.cluster))
             crowd.exchange()
@@ -421,7 +418,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
     with scene(forwarders=1) as on, on.crowd() as crowd:
         crowd.open(UNREAD_RELAYS)
         crowd.exchange()
-        wait_for_standby(on.cluster)
+        wait_until_at_rest(on.cluster)
         memory = [cluster_memory_kib(on.cluster)]
         ways = [way for ends in crowd.relays for way in both_ways(ends)]
         fill_up(ways, socket_buffers_max())
@@ -429,7 +426,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
         stuck = [way.way.sent_bytes for way in ways]
         kill_forwarder(on.cluster)
         fill_up(ways, socket_buffers_max())
-        wait_for_standby(on.cluster)
+        wait_until_at_rest(on.cluster)
         memory.append(cluster_memory_kib(on.cluster))
         print(f"sent before it stopped: {min(stuck)} to {max(stuck)} bytes; memory of the cluster, KiB: {memory}")
         assert sum(stuck) > 2 * FLAT_KIB * 1024  # otherwise the memory would prove nothing
@@ -475,7 +472,7 @@ def test_five_thousand_relays_come_and_go_and_leave_nothing_behind() -> None:
     with scene(forwarders=1) as on, on.crowd() as crowd:
         come_and_go(crowd, WARM_UP)
         wait_until_empty(on.cluster)
-        wait_for_standby(on.cluster)
+        wait_until_at_rest(on.cluster)
         early = use_of_all(on.cluster)
         come_and_go(crowd, COME_AND_GO)
         wait_until_empty(on.cluster)

@@ -214,7 +214,7 @@ def broker(network: Network) -> FakeBroker:
 
 @pytest.fixture
 def serve(network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    def never(_path: str) -> Any:
+    def never(_path: str, **_: Any) -> Any:
         return trio.sleep_forever
 
     monkeypatch.setattr("proxy.runtime.process.worker.unix_connector", never)

@@ -1,16 +1,17 @@
-"""The file descriptors that a worker inherits from the supervisor, passed in one command-line argument.
+"""The file descriptors that a worker gets from the supervisor when it is forked.
 
 The supervisor binds all sockets once and passes them on, so a worker that exits takes no listener with it: callers and
 clients queue in the kernel until its successor runs.
 """
 
 import socket
+from dataclasses import dataclass
 
-import msgspec
 import trio
 
 
-class Descriptors(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Descriptors:
     """Descriptor numbers in the worker's process.
 
     channel: the supervisor's RPC connection, a Unix stream socket
@@ -28,20 +29,6 @@ class Descriptors(msgspec.Struct, frozen=True):
     connections: int = -1
     store: int = -1
     questions: int = -1
-
-    def encode(self) -> str:
-        """Encode as JSON, for the worker's command line."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> "Descriptors":
-        """Decode what ``encode`` returned."""
-        return msgspec.json.decode(text, type=cls)
-
-    def inheritable(self) -> tuple[int, ...]:
-        """Return all descriptors that the process must inherit."""
-        single = (self.channel, self.liveness, self.service, self.connections, self.store, self.questions)
-        return tuple(fd for fd in single if fd >= 0)
 
 
 def adopt_stream(descriptor: int) -> trio.SocketStream:

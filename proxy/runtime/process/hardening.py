@@ -53,6 +53,20 @@ def restrict_process(oom_score: int) -> None:
     confine_process()
 
 
+def restrict_fork(oom_score: int) -> None:
+    """Confine a process that was forked from a hardened one, and raise its OOM score.
+
+    The file of the score belongs to root until the process may be dumped. It may be for as long as that file is
+    written: still before it has read anything. Raises OSError.
+    """
+    _prctl(_PR_SET_DUMPABLE, 1)
+    try:
+        raise_oom_score(oom_score)
+    finally:
+        harden_process()
+    confine_process()
+
+
 def raise_oom_score(more: int) -> None:
     """Raise this process's OOM score, so that the kernel kills it before the supervisor where memory runs out: a worker
     has a successor at once, and the relays of all other workers go on.

@@ -8,12 +8,10 @@ DRAIN (finish what is in flight).
 
 import gc
 import os
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import click
 import msgspec
 import trio
 from prometheus_client import CollectorRegistry
@@ -92,7 +90,10 @@ class WorkerContext:
         count = cluster.auth_workers if role is Role.AUTH else cluster.lookup_workers
         size = self.rpc_frame_bytes_max()
         paths = [self.socket_path(role, index) for index in range(count)]
-        return RpcPool([RpcClient(unix_connector(path), max_frame_bytes=size) for path in paths])
+        # The supervisor listens for all workers: a socket that a captured worker has put in a place gets no call.
+        listener_pid = os.getppid()
+        connectors = [unix_connector(path, listener_pid=listener_pid) for path in paths]
+        return RpcPool([RpcClient(connect, max_frame_bytes=size) for connect in connectors])
 
 
 class Service(Protocol):
@@ -266,12 +267,6 @@ async def _wait_for_end_of_pipe(descriptor: int) -> None:
     await trio.lowlevel.wait_readable(descriptor)
 
 
-def worker_main(role: Role, factory: ServiceFactory) -> None:
-    """Run a worker process, the command that only the supervisor starts."""
-
-    @click.command(help=f"A {role.value} worker. Started by the supervisor, not by hand.")
-    @click.option("--descriptors", required=True)
-    def command(descriptors: str) -> None:
-        trio.run(_Worker(role, Descriptors.decode(descriptors), factory).run, strict_exception_groups=True)
-
-    command.main(args=sys.argv[1:], prog_name=f"pulsar-trio-proxy-{role.value}")
+def run_worker(role: Role, factory: ServiceFactory, descriptors: Descriptors) -> None:
+    """Run a worker until the supervisor ends it."""
+    trio.run(_Worker(role, descriptors, factory).run, strict_exception_groups=True)

@@ -16,9 +16,11 @@ from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
+from proxy.runtime.rpc.peers import peer_credentials
 from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
@@ -268,10 +270,26 @@ class RpcClient:
             self._pending.pop(correlation_id, None)
 
 
-def unix_connector(path: str) -> Connect:
-    """Return a function that connects to the Unix socket at ``path``."""
+class WrongListener(OSError):
+    """Another process than expected listens at a Unix socket's path: it has put a socket of its own in its place."""
+
+
+def unix_connector(path: str, *, listener_pid: int | None = None) -> Connect:
+    """Return a function that connects to the Unix socket at ``path``.
+
+    ``listener_pid``: the process that has called listen(2) there. The function raises WrongListener where another one
+    has, before anything is sent.
+    """
 
     async def connect() -> trio.abc.HalfCloseableStream:
-        return await trio.open_unix_socket(path)
+        stream = await trio.open_unix_socket(path)
+        found_pid, _ = peer_credentials(stream.socket)
+        if listener_pid not in {None, found_pid}:
+            await trio.aclose_forcefully(stream)
+            get_logger().error(
+                "another process listens at a worker's socket; it gets no call", path=path, pid=found_pid
+            )
+            raise WrongListener(f"{path}: process {found_pid} listens, not {listener_pid}")
+        return stream
 
     return connect

@@ -24,8 +24,7 @@ from proxy.runtime.shared.connection_count import ConnectionCounters, create_sha
 from proxy.supervisor.cluster.listeners import ClientListeners
 from proxy.supervisor.cluster.metrics import ClusterMetrics
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
-from proxy.supervisor.cluster.standby import StandbyForwarder
-from proxy.supervisor.cluster.worker_run import WorkerRun, wait_until_imported
+from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.exec_handover import HandoverState, serialize_slot, slot_key
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -37,6 +36,7 @@ from proxy.supervisor.processes.configure import (
     encode_config_for,
     take_over_files,
 )
+from proxy.supervisor.processes.fork_server import ForkServer
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import RuntimeDirectory
 
@@ -59,6 +59,7 @@ class Cluster:
         config: Config,
         directory: RuntimeDirectory,
         handover: HandoverState,
+        fork_server: ForkServer,
         serve_admin: ServeChannel | None = None,
     ) -> None:
         self.config = config
@@ -89,7 +90,7 @@ class Cluster:
             os.close(handover.connections_fd)
         self._counters = ConnectionCounters(self._connections_fd)
         self._address_tables = AddressTableExchange()
-        self._standby = StandbyForwarder(self._spawn_forwarder)
+        self.fork_server = fork_server
         self._serve_admin = serve_admin
         slot_keys = [(Role.ADMIN, 0)] * (serve_admin is not None)
         slot_keys += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
@@ -118,7 +119,7 @@ class Cluster:
     def _new_slot(self, role: Role, index: int) -> WorkerSlot:
         if role is Role.FORWARDER:
             hooks = SlotHooks(
-                spawn=self._next_forwarder,
+                spawn=partial(self._spawn, role, connections=self._connections_fd),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 serve_channel=partial(self._serve_fd_store, index),
@@ -127,18 +128,15 @@ class Cluster:
         else:
             service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
             hooks = SlotHooks(
-                spawn=lambda: WorkerProcess.spawn(role, service=service),
+                spawn=partial(self._spawn, role, service=service),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 serve_channel=self._serve_admin if role is Role.ADMIN else None,
             )
         return WorkerSlot(role, index, hooks)
 
-    async def _next_forwarder(self) -> WorkerProcess:
-        return self._standby.take_worker() or await self._spawn_forwarder()
-
-    async def _spawn_forwarder(self) -> WorkerProcess:
-        return await WorkerProcess.spawn(Role.FORWARDER, connections=self._connections_fd)
+    async def _spawn(self, role: Role, **descriptors: int) -> WorkerProcess:
+        return await WorkerProcess.spawn(self.fork_server, role, **descriptors)
 
     async def _serve_fd_store(self, index: int, worker: WorkerProcess) -> None:
         if worker.store_channel is None:
@@ -177,8 +175,6 @@ class Cluster:
                 await self._wait_until_ready(START_ORDER)
             if self.draining:
                 return
-            if self.config.relay.crash_safe:
-                nursery.start_soon(self._standby.run)
             self.all_started.set()
             if self.generation > 1:
                 await self.replace_all(
@@ -193,8 +189,6 @@ class Cluster:
 
     async def _start_worker(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         """Announce a new worker to its peers, then send it START with all that it needs. Raises RpcError."""
-        if slot.role is Role.ADMIN:  # the others need not wait for its imports
-            await wait_until_imported(worker)
         async with self._workers_lock:
             peers = self._peers()
             async with trio.open_nursery() as nursery:
@@ -302,7 +296,7 @@ class Cluster:
             hand_over = slot.role is Role.FORWARDER
             done = await slot.replace_worker(hand_over=hand_over, drain_timeout_ms=self.config.limits.drain_timeout_ms)
         except OSError as error:
-            get_logger().error("a worker was not replaced", who=slot.name, reason=error.strerror)
+            get_logger().error("a worker was not replaced", who=slot.name, reason=str(error))
         else:
             get_logger().info("replaced a worker" if done else "a worker's successor did not start", who=slot.name)
 
@@ -323,8 +317,6 @@ class Cluster:
         async with contextlib.AsyncExitStack() as locks:
             for slot in self.slots:
                 await locks.enter_async_context(slot.lock_changes())
-            if self.config.relay.crash_safe:
-                await self._standby.stop_and_wait()
             async with trio.open_nursery() as nursery:
                 for slot in self.slots:
                     if slot.role is not Role.ADMIN:
@@ -358,7 +350,6 @@ class Cluster:
         """Drain role by role: first forwarders, then the workers that they call, all within limits.drain_timeout_ms."""
         self.draining = True
         until = trio.current_time() + seconds(self.config.limits.drain_timeout_ms)
-        self._standby.stop()
         self.listeners.close()
         for role in reversed(START_ORDER):
             async with trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ from proto.rpc_pb2 import DrainRequest
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import Backoff, seconds
 from proxy.runtime.rpc.errors import RpcError
-from proxy.supervisor.cluster.worker_run import DRAIN_GRACE_S, WorkerRun, request_drain, wait_until_imported
+from proxy.supervisor.cluster.worker_run import DRAIN_GRACE_S, WorkerRun, request_drain
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import StartFailed
 
@@ -81,7 +81,6 @@ class WorkerSlot:
         self.must_start = True
         self._hooks = hooks
         self._stopping = False
-        self._stop_begun = trio.Event()
         self._needs_successor: Callable[[], bool] = lambda: False
         self._came_up = trio.Event()
         self._backoff = Backoff(initial_s=0.1, max_s=PAUSE_MAX_S[role])
@@ -237,10 +236,6 @@ class WorkerSlot:
                 run.worker.kill()
                 return False
             if hand_over:
-                await self._wait_until_imported_or_stopping(run.worker)
-                if self._stopping:  # the old one has to drain its relays
-                    run.worker.kill()
-                    return False
                 await self._await_relay_release(old, drain_timeout_ms)
             up = await self._start_worker(run)
             if up:
@@ -270,17 +265,6 @@ class WorkerSlot:
                 await run.drain_and_stop(NEXT_PROGRAM_DRAIN_MS)
             run.worker.kill()
             await run.slot_vacated.wait()
-
-    async def _wait_until_imported_or_stopping(self, worker: WorkerProcess) -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def end_early() -> None:
-                await self._stop_begun.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(end_early)
-            await wait_until_imported(worker)
-            nursery.cancel_scope.cancel()
 
     async def _await_relay_release(self, old: WorkerRun, drain_timeout_ms: int) -> None:
         """Retire a forwarder and wait until it has left its relays to the fd store; kill one that does not."""
@@ -318,7 +302,6 @@ class WorkerSlot:
         Where one dies meanwhile and ``needs_successor()``, another one follows it and drains the rest.
         """
         self._stopping = True
-        self._stop_begun.set()
         self._needs_successor = needs_successor
         # During a hand-over, the successor has to drain the relays.
         with trio.move_on_at(max(until, trio.current_time() + DRAIN_GRACE_S)):
@@ -368,7 +351,6 @@ class WorkerSlot:
     def stop_filling(self) -> None:
         """Spawn no further worker."""
         self._stopping = True
-        self._stop_begun.set()
         self._needs_successor = lambda: False
 
     async def stop_workers(self) -> None:

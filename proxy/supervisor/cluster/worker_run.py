@@ -1,7 +1,5 @@
 """One process in a worker slot, from its spawning to its end: health checks, draining, import."""
 
-import contextlib
-
 import trio
 
 from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
@@ -16,8 +14,6 @@ HEALTH_FAILURES_MAX = 3
 
 DRAIN_GRACE_S = 5.0
 """How much longer than its timeout a DRAIN call may take."""
-
-IMPORT_TIMEOUT_S = 30.0
 
 
 class WorkerRun:
@@ -71,9 +67,3 @@ async def request_drain(worker: WorkerProcess, request: DrainRequest, slot_name:
         get_logger().warning(failure_event, who=slot_name, reason=str(error))
         return isinstance(error, RpcConnectionLost)
     return False
-
-
-async def wait_until_imported(worker: WorkerProcess) -> None:
-    """Wait until a new process has done its imports, or failed to: relays need not pause for that."""
-    with contextlib.suppress(RpcError):  # the reply says "not started", which is all that is needed
-        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=IMPORT_TIMEOUT_S)

@@ -192,8 +192,8 @@ def _keep_open(numbers: set[int]) -> None:
 def exec_next_program(state: SerializedHandover, config_file: Path) -> NoReturn:
     """Replace this program by the installed one, with the state in a memfd. Does not return.
 
-    Raises OSError where the installed program cannot be executed; then all is as before, except that there is no
-    standby forwarder any more. The option ``--legacy`` is a format between versions: it keeps its name.
+    Raises OSError where the installed program cannot be executed; then all is as before. The option ``--legacy`` is a
+    format between versions: it keeps its name.
     """
     memory = os.memfd_create("handover", 0)  # without CLOEXEC
     remaining = memoryview(msgspec.msgpack.encode(state))

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -16,14 +14,12 @@ from google.protobuf.message import Message
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty
-from proxy.config.load import worker_environment
-from proxy.runtime.process.descriptors import Descriptors, adopt_socket
+from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.supervisor.processes.children import child_reaper
-
-MODULES = {Role.ADMIN: "proxy.admin", Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
+from proxy.supervisor.processes.fork_server import ForkServer
 
 EXIT_TIMEOUT_S = 5.0
 
@@ -52,8 +48,11 @@ class ProcessHandle(Protocol):
         ...
 
 
-class InheritedProcess:
-    """A child that the program before the exec of an upgrade has spawned; implements ProcessHandle by a pidfd."""
+class ForkedProcess:
+    """A child that another program has started: the fork server, or the program before the exec of an upgrade.
+
+    Implements ProcessHandle by a pidfd. Raises OSError where there is no such child.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -109,13 +108,21 @@ class WorkerChannels:
 class WorkerProcess:
     """A worker process and the supervisor's ends of its channels."""
 
-    def __init__(self, role: Role, process: ProcessHandle, channels: WorkerChannels, uptime_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        role: Role,
+        process: ProcessHandle,
+        channels: WorkerChannels,
+        uptime_s: float = 0.0,
+        *,
+        is_inherited: bool = False,
+    ) -> None:
         self.role = role
         self.pid = process.pid
         self.started_at_s = time.monotonic() - uptime_s
         self.store_channel = channels.store
         self.admin_socket = channels.admin
-        self.is_inherited = isinstance(process, InheritedProcess)
+        self.is_inherited = is_inherited
         self._process = process
         self._liveness: int | None = channels.liveness
         self._channel = channels.rpc
@@ -123,11 +130,10 @@ class WorkerProcess:
         self._rpc = RpcClient(self._connect_once, max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
 
     @classmethod
-    async def spawn(cls, role: Role, *, service: int = -1, connections: int = -1) -> "WorkerProcess":
-        """Spawn a process, which waits for its START.
-
-        By exec, never by fork alone: a worker's memory must hold nothing of the supervisor's.
-        """
+    async def spawn(
+        cls, fork_server: ForkServer, role: Role, *, service: int = -1, connections: int = -1
+    ) -> "WorkerProcess":
+        """Have the fork server fork a process, which waits for its START. Raises OSError."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs_to_close:
 
             def both(ours: socket.socket, theirs: socket.socket) -> tuple[socket.socket, socket.socket]:
@@ -142,23 +148,17 @@ class WorkerProcess:
             ours.setblocking(False)
             store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
             admin, admin_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
-            descriptors = Descriptors(
-                channel=theirs.fileno(),
-                liveness=liveness_theirs,
-                service=service,
-                connections=connections,
-                store=store_theirs.fileno() if store_theirs is not None else -1,
-                questions=admin_theirs.fileno() if admin_theirs is not None else -1,
-            )
+            descriptors = {
+                "channel": theirs.fileno(),
+                "liveness": liveness_theirs,
+                "service": service,
+                "connections": connections,
+                "store": store_theirs.fileno() if store_theirs is not None else -1,
+                "questions": admin_theirs.fileno() if admin_theirs is not None else -1,
+            }
             with child_reaper.pause_while_spawning():
-                process = await trio.lowlevel.open_process(
-                    # -P: a folder called "auth" in the operator's working directory must not be imported.
-                    [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors.inheritable(),
-                    env=worker_environment(os.environ),
-                    process_group=0,  # Ctrl-C must reach the supervisor alone
-                )
+                pid = await fork_server.fork(role, {name: fd for name, fd in descriptors.items() if fd >= 0})
+                process = ForkedProcess(pid)
                 child_reaper.register_own(process)
             undo.pop_all()
         if admin is not None:
@@ -172,9 +172,10 @@ class WorkerProcess:
         channel = adopt_socket(serialized.channel)
         os.set_inheritable(serialized.liveness, False)
         store = StoreChannel(adopt_socket(serialized.store)) if serialized.store >= 0 else None
-        role, child = Role(serialized.role), InheritedProcess(serialized.pid)
+        role, child = Role(serialized.role), ForkedProcess(serialized.pid)
         child_reaper.register_own(child)
-        return cls(role, child, WorkerChannels(channel, serialized.liveness, store), serialized.uptime_s)
+        channels = WorkerChannels(channel, serialized.liveness, store)
+        return cls(role, child, channels, serialized.uptime_s, is_inherited=True)
 
     async def quiesce_and_serialize(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
         """Wait until no call is in flight, then describe the worker for the next program.

@@ -25,6 +25,7 @@ class Captured:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._report = directory / "report.json"
+        self._calls = directory / "calls"
         self._everybody_is_there = directory / "everybody-is-there"
         about = directory / "captured-1.0.dist-info"
         about.mkdir()
@@ -39,6 +40,8 @@ class Captured:
         """What the plugin has to know, as its table of the configuration."""
         return {
             "control": str(runtime_dir / "control.sock"),
+            "socket": str(runtime_dir / "lookup-0.sock"),
+            "calls": str(self._calls),
             "report": str(self._report),
             "everybody_is_there": str(self._everybody_is_there),
         }
@@ -46,6 +49,10 @@ class Captured:
     def go_on(self) -> None:
         """Let it look at the others, once all of them have begun."""
         self._everybody_is_there.touch()
+
+    def bytes_received(self) -> list[int]:
+        """Of each process that has connected to the socket that it put in the place of a lookup worker's."""
+        return [int(line) for line in self._calls.read_text().split()] if self._calls.exists() else []
 
     def report(self, within_s: float = 60.0) -> Mapping[str, Any]:
         """What it could do: by attempt, the error's name or what came of it."""

@@ -48,9 +48,11 @@ def _attack(options: dict[str, Any]) -> None:
     report["signal"] = _outcome(_end, supervisor)
     for pid in (supervisor, *siblings):
         report["memory"][str(pid)] = looks(pid)
+    trap = _replace_socket(options["socket"])
     unfinished = Path(options["report"] + ".part")
     unfinished.write_text(json.dumps(report))
     unfinished.rename(options["report"])
+    _accept_calls(trap, Path(options["calls"]))
 
 
 def _outcome(attempt: Callable[[Any], str], what: Any) -> str:
@@ -144,6 +146,26 @@ def orphaned(control: str) -> None:
 
 
 _WAYS: dict[str, Callable[[Any], str]] = {"itself": drain, "a child": _child, "an orphan": _orphan}
+
+
+# ---- another worker's socket
+
+
+def _replace_socket(path: str) -> socket.socket:
+    """Put a socket of this worker's in the place of another worker's."""
+    trap = socket.socket(socket.AF_UNIX)
+    trap.bind(f"{path}.trap")
+    trap.listen()
+    Path(f"{path}.trap").rename(path)
+    return trap
+
+
+def _accept_calls(trap: socket.socket, calls: Path) -> None:
+    """Write down how many bytes each process sends that connects."""
+    while True:
+        connection, _ = trap.accept()
+        with connection, calls.open("a") as file:
+            file.write(f"{len(connection.recv(1000))}\n")
 
 
 # ---- other processes

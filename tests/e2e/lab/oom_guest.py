@@ -29,7 +29,7 @@ from .wire import Ended, WireClient
 MEMORY_MIB = 320
 BALLAST_MIB = 32
 RELAYS = 6
-WORKERS = 5  # the standby forwarder, too
+WORKERS = 5  # the fork server, too
 PATIENCE_S = 120.0
 ROOT_CGROUP = Path("/sys/fs/cgroup")
 CONTAINER = ROOT_CGROUP / "pod" / "container"

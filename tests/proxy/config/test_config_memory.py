@@ -113,10 +113,6 @@ def test_a_limit_that_is_too_small_for_anything() -> None:
         plan_of(64).require()
 
 
-def test_crash_safety_costs_a_process() -> None:
-    assert plan_of(None).processes_bytes - plan_of(None, crash_safe=False).processes_bytes == 40 * MIB
-
-
 def test_tls_costs_memory_for_each_connection() -> None:
     tables = {"listener": [{}, {"tls": {"certificate": "c", "key": "k"}}], "brokers": {"service_url": "pulsar+ssl://b"}}
     found = []

@@ -119,7 +119,7 @@ Serve = Callable[..., Awaitable[Served]]
 @pytest.fixture
 async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """A service with clients in memory; ``real=True``: over sockets, as the first forwarder of two."""
-    monkeypatch.setattr("proxy.runtime.process.worker.unix_connector", lambda _path: trio.sleep_forever)
+    monkeypatch.setattr("proxy.runtime.process.worker.unix_connector", lambda _path, **_: trio.sleep_forever)
 
     async def no_profile(_self: object) -> None:
         await trio.lowlevel.checkpoint()

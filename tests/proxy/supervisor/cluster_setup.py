@@ -57,9 +57,9 @@ class Setup:
         monkeypatch.setattr(listeners_module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
 
     def make(self, handover: HandoverState | None = None, **tables: Any) -> Cluster:
-        """A cluster without a standby forwarder, unless a test wants one."""
         handover = handover or HandoverState(seal_key=KEY)
-        cluster = Cluster(config_with(**tables), self.directory, handover, self.serve_admin)  # type: ignore[arg-type]
+        fork_server: Any = None  # of no use to a Workshop
+        cluster = Cluster(config_with(**tables), self.directory, handover, fork_server, self.serve_admin)  # type: ignore[arg-type]
         self._clusters.append(cluster)
         return cluster
 

@@ -215,7 +215,7 @@ class Workshop:
         self.given: list[dict[str, Any]] = []
         self.prepare: Callable[[FakeWorker], None] = lambda _worker: None
 
-    async def spawn(self, role: Role, **given: Any) -> FakeWorker:
+    async def spawn(self, _fork_server: object, role: Role, **given: Any) -> FakeWorker:
         await trio.lowlevel.checkpoint()
         worker = FakeWorker(role, log=self.log)
         if role is Role.FORWARDER:

@@ -49,11 +49,25 @@ from proxy.supervisor.startup.open_files import (
 from proxy.supervisor.startup.sockets import StartFailed
 
 
+class FakeForkServer:
+    """A fork server that runs until it is cancelled."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self._log = log
+
+    async def run(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._log.append("fork server ended")
+
+
 class FakeCluster:
     def __init__(self, config: Config, log: list[Any]) -> None:
         self.config = config
         self.slots = [1, 2, 3]
         self.log = log
+        self.fork_server = FakeForkServer(log)
         self.drain_gate = trio.Event()
         self.drain_gate.set()
         self.failure: Exception | None = None
@@ -163,7 +177,9 @@ class Setup:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _runtime_dir: Any, handover: HandoverState, _serve_admin: Any) -> FakeCluster:
+    def _cluster(
+        self, config: Config, _runtime_dir: Any, handover: HandoverState, _fork_server: Any, _serve_admin: Any
+    ) -> FakeCluster:
         self.keys.append(handover.seal_key)
         self.cluster.config = config
         return self.cluster
@@ -208,7 +224,7 @@ async def test_a_signal_drains(setup: Setup, nursery: trio.Nursery, number: int)
         setup.signal(number)
         await ended.wait()
     assert [entry["event"] for entry in logs] == ["ready for clients", "draining", "ended"]
-    assert setup.log[-4:] == ["drain", "stop at once", "close", ("admin.bind", "close")]
+    assert setup.log[-5:] == ["drain", "fork server ended", "stop at once", "close", ("admin.bind", "close")]
     assert setup.directory.cleared
     assert "control.sock" in setup.directory.sockets
 

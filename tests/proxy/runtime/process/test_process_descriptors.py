@@ -6,29 +6,7 @@ import os
 import socket
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
-
-
-@given(
-    st.builds(
-        Descriptors,
-        channel=st.integers(0, 99),
-        liveness=st.integers(0, 99),
-        service=st.integers(-1, 99),
-        connections=st.integers(-1, 99),
-        store=st.integers(-1, 99),
-    )
-)
-def test_descriptors_round_trip(descriptors: Descriptors) -> None:
-    assert Descriptors.decode(descriptors.encode()) == descriptors
-
-
-def test_all_descriptors() -> None:
-    assert set(Descriptors(channel=3, liveness=4).inheritable()) == {3, 4}
-    assert set(Descriptors(channel=3, liveness=4, service=5, connections=8, store=9).inheritable()) == {3, 4, 5, 8, 9}
+from proxy.runtime.process.descriptors import adopt_listener, adopt_stream
 
 
 async def test_adopted_sockets_are_ours_alone() -> None:

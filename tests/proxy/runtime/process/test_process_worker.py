@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -33,7 +31,7 @@ from proxy.config.types import Config, Limits
 from proxy.config.worker_config import encode_config
 from proxy.runtime.process import worker
 from proxy.runtime.process.descriptors import Descriptors
-from proxy.runtime.process.worker import WorkerContext, service_socket_path, worker_main
+from proxy.runtime.process.worker import WorkerContext, run_worker, service_socket_path
 from proxy.runtime.rpc import peers
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused
@@ -411,26 +409,11 @@ def test_the_rpc_has_room_for_the_largest_command_and_answer(limits: Limits) -> 
     assert context_of(Config(limits=limits)).rpc_frame_bytes_max() > largest
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_runs_with_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run))
     descriptors = Descriptors(channel=3, liveness=4, service=5)
-    monkeypatch.setattr(sys, "argv", ["x", "--descriptors", descriptors.encode()])
-    with pytest.raises(SystemExit) as caught:
-        worker_main(Role.AUTH, FakeService)
-    assert caught.value.code == 0
+    run_worker(Role.AUTH, FakeService, descriptors)
     [run] = runs
     it = run.__self__
     assert (it._role, it._descriptors) == (Role.AUTH, descriptors)
-
-
-@pytest.mark.parametrize("module", ["lookup", "auth", "proxy.forwarder"])
-def test_each_role_has_its_module(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    runs: list[Any] = []
-    for name in ("harden_process", "confine_process"):  # not of the process that tests
-        monkeypatch.setattr(f"proxy.runtime.process.hardening.{name}", lambda name=name: runs.append(name))
-    monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run.__self__._role.value))
-    monkeypatch.setattr(sys, "argv", ["x", "--descriptors", Descriptors(channel=3, liveness=4).encode()])
-    with pytest.raises(SystemExit):
-        runpy.run_module(module, run_name="__main__", alter_sys=False)
-    assert runs == ["harden_process", "confine_process", module.rpartition(".")[2]]

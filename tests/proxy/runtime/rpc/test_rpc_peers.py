@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
+import pytest
 import structlog.testing
 import trio
 
@@ -14,9 +16,11 @@ from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method, Peer
 from proxy.runtime.process.descriptors import adopt_listener
 from proxy.runtime.rpc import peers
-from proxy.runtime.rpc.client import unix_connector
+from proxy.runtime.rpc.client import WrongListener, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable, peer_credentials
 from proxy.runtime.rpc.server import RpcServer
+
+_ACCEPT = "import os, socket; c = socket.socket(fileno=9).accept()[0]; c.send(str(os.getpid()).encode()); c.recv(1)"
 
 
 class FakeSocket:
@@ -103,3 +107,38 @@ async def test_a_process_outside_the_cluster_is_closed_without_a_reply_and_a_wor
     assert calls == [Caller(Role.FORWARDER, os.getpid())]
     await worker.aclose()
     nursery.cancel_scope.cancel()
+
+
+async def test_a_socket_at_which_another_process_listens_gets_no_call(tmp_path: Path) -> None:
+    """Security: a captured worker may put a socket of its own in the place of another worker's."""
+    path = str(tmp_path / "auth-0.sock")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path)
+        bound.listen()
+        bound.setblocking(False)
+        stream = await unix_connector(path, listener_pid=os.getpid())()
+        await stream.aclose()
+        bound.accept()[0].close()
+        with structlog.testing.capture_logs() as logs, pytest.raises(WrongListener, match="listens, not 1"):
+            await unix_connector(path, listener_pid=1)()
+        with bound.accept()[0] as accepted:
+            assert accepted.recv(100) == b""
+    assert [(entry["path"], entry["pid"]) for entry in logs] == [(path, os.getpid())]
+
+
+async def test_the_process_that_listens_counts_not_the_one_that_accepts(tmp_path: Path) -> None:
+    """As the supervisor listens, and a worker accepts."""
+    path = str(tmp_path / "auth-0.sock")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path)
+        bound.listen()
+        accepting = os.posix_spawn(  # noqa: ASYNC221 -- at once
+            sys.executable,
+            [sys.executable, "-c", _ACCEPT],
+            {},
+            file_actions=[(os.POSIX_SPAWN_DUP2, bound.fileno(), 9)],
+        )
+        stream = await unix_connector(path, listener_pid=os.getpid())()
+        assert int(await stream.receive_some(20)) == accepting
+        await stream.aclose()
+    os.waitpid(accepting, 0)  # noqa: ASYNC222 -- it ends with the connection

@@ -23,7 +23,6 @@ from proxy.runtime.shared.connection_count import ConnectionCounters, create_sha
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
-from proxy.supervisor.cluster.standby import PAUSE_S
 from proxy.supervisor.handover.exec_handover import HandoverState, SerializedHandover
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -457,7 +456,6 @@ async def test_nothing_is_kept_where_that_is_not_wanted(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.started(nursery)
-    assert len(setup.workshop.of(Role.FORWARDER)) == 2, "and there is no standby"
     relay(in_place(cluster, Role.FORWARDER), 1)
     await trio.testing.wait_all_tasks_blocked()
     assert stored(cluster) == 0
@@ -484,43 +482,6 @@ async def test_a_forwarder_without_a_line(setup: Setup) -> None:
     cluster = setup.make()
     with pytest.raises(RuntimeError, match="without a channel"):
         await cluster._serve_fd_store(cluster.fd_store_slots[0], FakeWorker(Role.FORWARDER))  # type: ignore[arg-type]
-
-
-async def test_the_successor_is_ready_before_it_is_needed(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    cluster = await setup.crash_safe(nursery)
-    await trio.sleep(10)
-    *_, standby = setup.workshop.of(Role.FORWARDER)
-    assert standby.calls == []
-    assert standby.pid not in {peer.pid for peer in start_request(in_place(cluster, Role.LOOKUP)).peers}
-    in_place(cluster, Role.FORWARDER, 1).end(-9)
-    await trio.testing.wait_all_tasks_blocked()
-    assert in_place(cluster, Role.FORWARDER, 1) is standby
-    assert start_request(standby).index == 1
-    assert len(setup.workshop.of(Role.FORWARDER)) == 3
-    await trio.sleep(PAUSE_S + 0.1)
-    assert len(setup.workshop.of(Role.FORWARDER)) == 4
-    nursery.cancel_scope.cancel()
-
-
-async def test_no_standby_outlives_the_listeners(
-    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    cluster = await setup.crash_safe(nursery, limits={"drain_timeout_ms": 60_000})
-    await trio.sleep(10)
-    *forwarders, standby = setup.workshop.of(Role.FORWARDER)
-    for forwarder in forwarders:
-        forwarder.answers[Method.DRAIN] = after(50)
-    nursery.start_soon(cluster.drain)
-    await trio.sleep(1)
-    assert standby.code == -9
-    await trio.sleep(45)
-    assert len(setup.workshop.of(Role.FORWARDER)) == 3, "and no other is made"
-    assert [forwarder.code for forwarder in forwarders] == [None, None]
-    await trio.sleep(10)
-    assert [forwarder.code for forwarder in forwarders] == [0, 0]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_nobody_will_take_over_is_not_kept(
@@ -634,10 +595,10 @@ async def test_no_process_to_replace_one_with(
     cluster = await setup.started(nursery)
     spawn = setup.workshop.spawn
 
-    async def no_lookup(role: Role, **given: Any) -> FakeWorker:
+    async def no_lookup(fork_server: object, role: Role, **given: Any) -> FakeWorker:
         if role is Role.LOOKUP:
             raise OSError(12, "Cannot allocate memory")
-        return await spawn(role, **given)
+        return await spawn(fork_server, role, **given)
 
     monkeypatch.setattr(setup.workshop, "spawn", no_lookup)
     lookup = in_place(cluster, Role.LOOKUP)
@@ -858,14 +819,12 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
     cluster = await setup.crash_safe(nursery)
     await trio.sleep(10)
     relay(in_place(cluster, Role.FORWARDER, 1), 7)
-    *_, standby = setup.workshop.of(Role.FORWARDER)
     async with cluster.quiesced() as inherited:
         assert [(one.role, one.index, one.pid) for one in inherited] == [
             (slot.role.value, slot.index, slot.worker.pid)  # type: ignore[union-attr]
             for slot in cluster.slots
         ]
         assert all(one.store >= 0 for one in inherited if one.role == "forwarder")
-        assert standby.code == -9
         workers = len(setup.workshop.workers)
         in_place(cluster, Role.LOOKUP).end(1)
         await trio.sleep(30)

@@ -30,7 +30,8 @@ class Place:
         self.store_slot = FdStoreSlot()
         self.spawn_error: OSError | None = None
         self.start_error: RpcError | None = None
-        self.awake: trio.Event | None = None
+        self.forked = trio.Event()
+        self.forked.set()
         self._finish_s = finish_s
         self.slot = WorkerSlot(
             Role.FORWARDER,
@@ -48,17 +49,12 @@ class Place:
         await trio.lowlevel.checkpoint()
         if self.spawn_error is not None:
             raise self.spawn_error
+        await self.forked.wait()
         worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
         worker.open_line()
         worker.answers[Method.START] = lambda _request: self._adopt(worker)
         worker.answers[Method.DRAIN] = self._leave_relays(worker)
-        if self.awake is not None:
-            worker.answers[Method.GET_STATUS] = self._wake_up
         return worker
-
-    async def _wake_up(self, _request: Any) -> None:
-        assert self.awake is not None
-        await self.awake.wait()
 
     @staticmethod
     async def _adopt(worker: FakeWorker) -> None:
@@ -219,18 +215,17 @@ async def test_none_is_ended_for_a_successor_that_does_not_come_up(
     place.close()
 
 
-async def test_none_is_ended_before_the_successor_is_awake(
+async def test_none_is_ended_before_the_successor_is_forked(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     place = Place()
     await place.started(nursery)
     old = [await place.replace() for _ in range(LEAVING_MAX)]
-    place.awake = trio.Event()
+    place.forked = trio.Event()
     nursery.start_soon(place.replace)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(place.workers) == LEAVING_MAX + 2, "the next one is there, and imports"
     assert [worker.code for worker in old] == [None] * LEAVING_MAX
-    place.awake.set()
+    place.forked.set()
     await trio.testing.wait_all_tasks_blocked()
     assert [worker.code for worker in old] == [0, *[None] * (LEAVING_MAX - 1)]
     nursery.cancel_scope.cancel()

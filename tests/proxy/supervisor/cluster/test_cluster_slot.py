@@ -24,7 +24,6 @@ from proxy.supervisor.cluster.worker_run import (
     HEALTH_FAILURES_MAX,
     HEALTH_INTERVAL_S,
     HEALTH_TIMEOUT_S,
-    IMPORT_TIMEOUT_S,
 )
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -903,7 +902,7 @@ async def test_hand_over(
     new = forwarders.worker
     assert forwarders.slot.worker is new
     assert forwarders.adopted[new.pid] == [1, 2, 3, 5]
-    assert [method for method, _request in new.calls] == [Method.GET_STATUS, Method.START]
+    assert [method for method, _request in new.calls] == [Method.START]
     assert (old.code, retiring(forwarders)) == (None, True), "it may have what cannot be handed over"
     finished.set()
     await trio.sleep(1)
@@ -916,7 +915,7 @@ async def test_hand_over(
     nursery.cancel_scope.cancel()
 
 
-async def test_relays_do_not_stand_still_before_the_successor_is_awake(
+async def test_relays_do_not_stand_still_before_the_successor_is_forked(
     forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     old = await started(forwarders, nursery)
@@ -929,32 +928,6 @@ async def test_relays_do_not_stand_still_before_the_successor_is_awake(
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
     await replacement.done.wait()
-    nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("sleepy", ["silent", "refuses"])
-async def test_a_successor_that_does_not_wake_up_in_time(
-    forwarders: ForwarderPlace, nursery: trio.Nursery, sleepy: str, autojump_clock: trio.testing.MockClock
-) -> None:
-    """A worker that has not been started refuses to say how it is; one that is slow is waited for, but not for ever."""
-    old = await started(forwarders, nursery)
-    equip = forwarders.equip
-
-    def tired(worker: FakeWorker) -> None:
-        refuse = RpcError("not started")
-        worker.answers[Method.GET_STATUS] = hang if sleepy == "silent" else lambda _request: refuse
-        equip(worker)
-
-    forwarders.equip = tired  # type: ignore[method-assign]
-    replacement = Replacement(forwarders, nursery, hand_over=True)
-    await trio.testing.wait_all_tasks_blocked()
-    if sleepy == "silent":
-        await trio.sleep(IMPORT_TIMEOUT_S - 0.1)
-        assert not called(old, Method.DRAIN)
-        await trio.sleep(0.2)
-    assert called(old, Method.DRAIN)
-    await replacement.done.wait()
-    assert replacement.result is True
     nursery.cancel_scope.cancel()
 
 
@@ -1038,7 +1011,7 @@ async def test_a_place_whose_relays_were_handed_over_is_filled_again(
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("when", ["spawn", "awake", "hand over", "start"])
+@pytest.mark.parametrize("when", ["spawn", "hand over", "start"])
 async def test_an_old_forwarder_dies_during_its_replacement(
     forwarders: ForwarderPlace, nursery: trio.Nursery, when: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -1053,9 +1026,7 @@ async def test_an_old_forwarder_dies_during_its_replacement(
         await forwarders.adopt(worker)
 
     def waiting(worker: FakeWorker) -> None:
-        if when == "awake":
-            worker.answers[Method.GET_STATUS] = lambda _request: gate.wait()
-        elif when == "start":
+        if when == "start":
             worker.answers[Method.START] = lambda _request: adopt_later(worker)
         equip(worker)
 
@@ -1097,25 +1068,21 @@ async def test_stop_during_a_hand_over(forwarders: ForwarderPlace, autojump_cloc
     assert trio.current_time() < 2
 
 
-async def test_a_drain_does_not_wait_for_a_successor_that_is_not_awake(
+async def test_a_drain_takes_no_successor_that_is_being_forked(
     forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The relays are still the old one's, which has all of the time for them."""
     old = await started(forwarders, nursery)
-    equip = forwarders.equip
-
-    def asleep(worker: FakeWorker) -> None:
-        worker.answers[Method.GET_STATUS] = hang
-        equip(worker)
-
-    forwarders.equip = asleep  # type: ignore[method-assign]
+    forwarders.spawn_gate = trio.Event()
     replacement = Replacement(forwarders, nursery, hand_over=True)
     await trio.sleep(1)
-    await forwarders.slot.drain_workers(trio.current_time() + 60)
+    nursery.start_soon(forwarders.slot.drain_workers, trio.current_time() + 60)
+    await trio.sleep(1)
+    forwarders.spawn_gate.set()
     await replacement.done.wait()
+    await trio.testing.wait_all_tasks_blocked()
     assert replacement.result is False
     assert [request.hand_over for request in called(old, Method.DRAIN)] == [False]
-    assert trio.current_time() < DRAIN_GRACE_S
     nursery.cancel_scope.cancel()
 
 

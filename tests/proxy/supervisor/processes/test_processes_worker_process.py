@@ -7,9 +7,9 @@ import contextlib
 import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import trio
@@ -23,25 +23,25 @@ from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.runtime.shared.fd_store_channel import StoreChannel
 from proxy.supervisor.processes import worker_process
+from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.worker_process import (
     EXIT_TIMEOUT_S,
-    MODULES,
-    InheritedProcess,
+    ForkedProcess,
     SerializedWorker,
     WorkerProcess,
 )
 
 
 class FakeProcess:
-    """A trio.Process: its command, and copies of the descriptors that it inherited."""
+    """A ForkedProcess: its role, what it was given, and copies of its own descriptors."""
 
-    def __init__(self, command: list[str], options: dict[str, Any]) -> None:
-        self.command = command
-        self.options = options
+    def __init__(self, role: Role, given: Mapping[str, int]) -> None:
+        self.role = role
+        self.given = given
         self.pid = 4711
         self.returncode: int | None = None
         self.killed = 0
-        self.descriptors = Descriptors.decode(command[command.index("--descriptors") + 1])
+        self.descriptors = Descriptors(**given)
         self.channel = os.dup(self.descriptors.channel)
         self.liveness = os.dup(self.descriptors.liveness)
         self.store = os.dup(self.descriptors.store) if self.descriptors.store >= 0 else None
@@ -90,30 +90,45 @@ class StoreChannelOf:
         self._sock.close()
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeProcess]]:
-    made: list[FakeProcess] = []
+class FakeForkServer:
+    """A fork server without processes; ``error``: what a fork fails with."""
 
-    async def open_process(command: list[str], **options: Any) -> FakeProcess:
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self.forked: list[FakeProcess] = []
+
+    async def fork(self, role: Role, descriptors: Mapping[str, int]) -> int:
         await trio.lowlevel.checkpoint()
-        made.append(FakeProcess(command, options))
-        return made[-1]
+        assert child_reaper._spawning, "only its spawner may reap it"
+        if self.error is not None:
+            raise self.error
+        self.forked.append(FakeProcess(role, descriptors))
+        return self.forked[-1].pid
 
-    monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
-    yield made
-    for process in made:
+
+@pytest.fixture
+def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeForkServer]:
+    server = FakeForkServer()
+    monkeypatch.setattr(worker_process, "ForkedProcess", lambda pid: next(p for p in server.forked if p.pid == pid))
+    yield server
+    for process in server.forked:
         process.close()
+
+
+@pytest.fixture
+def processes(fork_server: FakeForkServer) -> list[FakeProcess]:
+    return fork_server.forked
 
 
 Spawn = Callable[..., Awaitable[WorkerProcess]]
 
 
 @pytest.fixture
-def spawned(processes: list[FakeProcess]) -> Iterator[Spawn]:
+def spawned(fork_server: Any) -> Iterator[Spawn]:
     workers: list[WorkerProcess] = []
 
     async def spawn(**given: Any) -> WorkerProcess:
-        workers.append(await WorkerProcess.spawn(given.pop("role", Role.LOOKUP), **given))
+        workers.append(await WorkerProcess.spawn(fork_server, given.pop("role", Role.LOOKUP), **given))
         return workers[-1]
 
     yield spawn
@@ -126,13 +141,12 @@ def spawned(processes: list[FakeProcess]) -> Iterator[Spawn]:
             worker.admin_socket.close()
 
 
-async def test_the_command(processes: list[FakeProcess], spawned: Spawn) -> None:
+async def test_a_worker_is_forked_with_its_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
     worker = await spawned(service=77)
     [process] = processes
-    assert process.command[:5] == [sys.executable, "-P", "-m", "lookup", "--descriptors"]
-    assert process.descriptors.service == 77
-    assert set(process.options["pass_fds"]) == {process.descriptors.channel, process.descriptors.liveness, 77}
-    assert process.options["process_group"] == 0, "Ctrl-C is for the supervisor alone"
+    assert process.role is Role.LOOKUP
+    assert process.given == {"channel": ANY, "liveness": ANY, "service": 77}
+    assert child_reaper._own[4711] is process  # type: ignore[comparison-overlap]
     assert worker.pid == 4711
     assert (worker.store_channel, worker.is_inherited) == (None, False)
 
@@ -142,7 +156,7 @@ async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: S
     [process] = processes
     told = process.descriptors
     assert (told.service, told.connections) == (-1, 83)
-    assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.store, 83}
+    assert set(process.given) == {"channel", "liveness", "store", "connections"}
     with StoreChannelOf(process) as theirs:
         await theirs.send(StoreMessage(dropped_relays=[5]))
         assert worker.store_channel is not None
@@ -154,9 +168,9 @@ async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawne
     worker = await spawned(role=Role.ADMIN)
     [process] = processes
     told = process.descriptors
-    assert process.command[3] == "proxy.admin"
+    assert process.role is Role.ADMIN
     assert (told.service, told.connections, told.store) == (-1, -1, -1)
-    assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.questions}
+    assert set(process.given) == {"channel", "liveness", "questions"}
     assert worker.admin_socket is not None
     assert process.questions is not None
     os.write(process.questions, b"L")
@@ -175,10 +189,6 @@ async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess]
     assert worker._channel.recv(1) == b""
 
 
-def test_every_kind_of_worker_has_its_module() -> None:
-    assert set(MODULES) == {Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER}
-
-
 async def test_only_the_supervisor_holds_the_pipes_other_end(processes: list[FakeProcess], spawned: Spawn) -> None:
     worker = await spawned()
     [process] = processes
@@ -188,23 +198,17 @@ async def test_only_the_supervisor_holds_the_pipes_other_end(processes: list[Fak
 
 
 @pytest.mark.parametrize("role", [Role.LOOKUP, Role.FORWARDER])
-async def test_a_process_that_cannot_be_started_leaves_nothing_open(
-    role: Role, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def open_process(*_: Any, **__: Any) -> None:
-        await trio.lowlevel.checkpoint()
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
+async def test_a_process_that_cannot_be_forked_leaves_nothing_open(role: Role, fork_server: Any) -> None:
+    fork_server.error = OSError(12, "Cannot allocate memory")
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Cannot allocate"):
-        await WorkerProcess.spawn(role)
+        await WorkerProcess.spawn(fork_server, role)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(("role", "had"), [(Role.LOOKUP, 0), (Role.FORWARDER, 0), (Role.FORWARDER, 1)])
 async def test_descriptors_that_cannot_be_had_leave_nothing_open(
-    role: Role, had: int, monkeypatch: pytest.MonkeyPatch
+    role: Role, had: int, fork_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     socketpair = socket.socketpair
     left = iter(range(had))
@@ -217,7 +221,7 @@ async def test_descriptors_that_cannot_be_had_leave_nothing_open(
     monkeypatch.setattr(socket, "socketpair", none_left)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Too many open files"):
-        await WorkerProcess.spawn(role)
+        await WorkerProcess.spawn(fork_server, role)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -286,7 +290,7 @@ async def test_kill_twice(processes: list[FakeProcess], spawned: Spawn) -> None:
 # ---- a child of the program before this one
 
 
-Children = Callable[[str], InheritedProcess]
+Children = Callable[[str], ForkedProcess]
 
 
 @pytest.fixture
@@ -295,9 +299,9 @@ async def children() -> AsyncIterator[Children]:
     await trio.lowlevel.checkpoint()
     pids: list[int] = []
 
-    def start(script: str) -> InheritedProcess:
+    def start(script: str) -> ForkedProcess:
         pids.append(os.posix_spawn("/bin/sh", ["sh", "-c", script], {}))
-        return InheritedProcess(pids[-1])
+        return ForkedProcess(pids[-1])
 
     yield start
     for pid in pids:
@@ -355,7 +359,7 @@ async def test_two_wait_for_a_child(children: Children, nursery: trio.Nursery) -
 
 async def test_a_child_that_is_none() -> None:
     with pytest.raises(ProcessLookupError):
-        InheritedProcess(2**22 - 3)
+        ForkedProcess(2**22 - 3)
 
 
 class Before:

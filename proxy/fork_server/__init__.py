@@ -1,0 +1,1 @@
+"""The fork server: the process from which the supervisor's workers are forked."""

@@ -1,0 +1,48 @@
+"""The supervisor's request to the fork server, and its reply: a message each on a SOCK_SEQPACKET socket pair.
+
+The request carries the worker's descriptors (SCM_RIGHTS) in the order of ``names``.
+"""
+
+import msgspec
+
+from proto.roles import Role
+
+REQUEST_BYTES_MAX = 4096
+DESCRIPTORS_MAX = 16
+
+READY = b"ready"
+"""First message of the fork server: all kinds of workers are imported."""
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    """Request for a worker. ``names``: the fields of ``proxy.runtime.process.descriptors.Descriptors`` that come with
+    it.
+    """
+
+    role: Role
+    names: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """Encode as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ForkRequest":
+        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
+        return msgspec.json.decode(data, type=cls)
+
+
+class ForkReply(msgspec.Struct, frozen=True):
+    """Reply of the fork server: the worker's process id, or the errno of a fork that failed."""
+
+    pid: int = 0
+    error: int = 0
+
+    def encode(self) -> bytes:
+        """Encode as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ForkReply":
+        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
+        return msgspec.json.decode(data, type=cls)
