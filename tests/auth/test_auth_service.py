@@ -61,7 +61,7 @@ OTHER_FORWARDER = Caller(Role.FORWARDER, 101)
 ADDRESS = "10.0.0.1:1234"
 
 
-class Rounds:
+class ScriptedAuthState:
     """A state that challenges as often as it is told, then knows alice. Every round's data is noted."""
 
     def __init__(self, challenges: list[bytes | None], identity: Identity = Identity("alice")) -> None:  # noqa: B008
@@ -94,7 +94,7 @@ class RoundsProvider:
     method = "rounds"
 
     def __init__(self) -> None:
-        self.next_state: Callable[[], Any] = lambda: Rounds([b"challenge"])
+        self.next_state: Callable[[], Any] = lambda: ScriptedAuthState([b"challenge"])
         self.states: list[Any] = []
         self.clients: list[ClientContext] = []
 
@@ -352,20 +352,20 @@ async def test_two_rounds(many_rounds: Worker, provider: RoundsProvider) -> None
 
 @pytest.mark.conforms("pip-30.38")
 async def test_an_empty_challenge_is_a_challenge(many_rounds: Worker, provider: RoundsProvider) -> None:
-    provider.next_state = lambda: Rounds([b""])
+    provider.next_state = lambda: ScriptedAuthState([b""])
     assert await many_rounds.challenge(b"first") == b""
     await many_rounds.principal("rounds", b"last", first=False)
 
 
 @pytest.mark.conforms("pip-30.45")
 async def test_ten_rounds_and_not_one_more(many_rounds: Worker, provider: RoundsProvider) -> None:
-    provider.next_state = lambda: Rounds([b"c"] * 9)
+    provider.next_state = lambda: ScriptedAuthState([b"c"] * 9)
     assert await many_rounds.challenge(b"first") == b"c"
     for _ in range(8):
         assert await many_rounds.challenge(b"more", first=False) == b"c"
     await many_rounds.principal("rounds", b"last", first=False)
 
-    provider.next_state = lambda: Rounds([b"c"] * 10)
+    provider.next_state = lambda: ScriptedAuthState([b"c"] * 10)
     assert await many_rounds.challenge(b"first") == b"c"
     for _ in range(8):
         assert await many_rounds.challenge(b"more", first=False) == b"c"
@@ -407,7 +407,7 @@ async def test_the_mechanisms_own_words_do_not_leave_the_worker(many_rounds: Wor
 
 @pytest.mark.conforms("pip-30.24")
 async def test_a_provider_that_neither_finishes_nor_asks(many_rounds: Worker, provider: RoundsProvider) -> None:
-    provider.next_state = lambda: Rounds([None, b"never"])
+    provider.next_state = lambda: ScriptedAuthState([None, b"never"])
     assert await many_rounds.denial("rounds", b"first") == "no_challenge"
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
@@ -485,10 +485,10 @@ async def test_an_identity_that_has_ended_is_denied(
 ) -> None:
     now_s = 1_800_000_000.0
     monkeypatch.setattr("auth.service.time.time", lambda: now_s)
-    provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) - ago_ms))
+    provider.next_state = lambda: ScriptedAuthState([], Identity("alice", int(now_s * 1000) - ago_ms))
     assert await many_rounds.denial("rounds", b"last") == "expired"
     assert many_rounds.failures("expired", "rounds", "RoundsProvider") == 1
-    provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) + 1))
+    provider.next_state = lambda: ScriptedAuthState([], Identity("alice", int(now_s * 1000) + 1))
     assert (await many_rounds.ask("rounds", b"last")).authenticated.principal.name == "alice"
 
 
@@ -516,7 +516,7 @@ async def test_a_role_that_no_log_and_no_broker_should_see(
     many_rounds: Worker, provider: RoundsProvider, logs: list[Any], role: str
 ) -> None:
     """Whatever the mechanism is: tokens' claims, users in files, names in certificates."""
-    provider.next_state = lambda: Rounds([], Identity(role))
+    provider.next_state = lambda: ScriptedAuthState([], Identity(role))
     assert await many_rounds.denial("rounds", b"last") == "bad_role"
     assert not role.strip() or role not in str(logs)
 
@@ -524,7 +524,7 @@ async def test_a_role_that_no_log_and_no_broker_should_see(
 # ---- the server's last word
 
 
-class LastWord(Rounds):
+class LastWord(ScriptedAuthState):
     """Complete with the round after its challenges, in which it has still something to say (SCRAM's server-final)."""
 
     def __init__(self, challenges: list[bytes | None], word: bytes = b"signature") -> None:
@@ -628,7 +628,7 @@ async def test_a_credential_that_ends_before_the_last_word_is_answered(
 
 @pytest.mark.conforms("pip-30.17")
 async def test_the_certificate_is_for_the_provider_to_judge(many_rounds: Worker, provider: RoundsProvider) -> None:
-    provider.next_state = lambda: Rounds([])
+    provider.next_state = lambda: ScriptedAuthState([])
     await many_rounds.principal("rounds", b"last", client_certificate=b"DER")
     assert provider.clients == [ClientContext(ADDRESS, b"DER")]
 
@@ -637,7 +637,7 @@ async def test_the_certificate_is_for_the_provider_to_judge(many_rounds: Worker,
 async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvider) -> None:
     """Empty data, and rubbish, are the mechanism's to judge: in any round."""
     for first in (b"", b"\xff" * 1024, b"wrong"):
-        provider.next_state = lambda: Rounds([b"challenge"])
+        provider.next_state = lambda: ScriptedAuthState([b"challenge"])
         response = await many_rounds.ask("rounds", first)
         assert response.WhichOneof("outcome") == ("denied" if first == b"wrong" else "challenge")
         assert await many_rounds.denial("rounds", b"wrong", first=False) in {"bad_password", "unknown_round"}
@@ -1034,7 +1034,7 @@ async def test_a_reload_ends_the_rounds_under_way(many_rounds: Worker) -> None:
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 
-class SlowRounds(Rounds):
+class SlowAuthState(ScriptedAuthState):
     """Judges its data only when it is let."""
 
     gate: trio.Event
@@ -1046,13 +1046,13 @@ class SlowRounds(Rounds):
 
 async def test_a_reload_ends_a_round_that_is_being_judged_too(many_rounds: Worker, provider: RoundsProvider) -> None:
     """Its state was made from the old keys: it must not go on among the new ones."""
-    SlowRounds.gate = trio.Event()
-    provider.next_state = lambda: SlowRounds([b"challenge"])
+    SlowAuthState.gate = trio.Event()
+    provider.next_state = lambda: SlowAuthState([b"challenge"])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(many_rounds.ask, "rounds", b"first")
         await trio.testing.wait_all_tasks_blocked()
         await many_rounds.service.configure(Config())
-        SlowRounds.gate.set()
+        SlowAuthState.gate.set()
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 

@@ -41,6 +41,11 @@ OLD_NAMES = (
     "hear_nothing",
     "shelf",
     "desk",
+    "Doors",
+    "doors",
+    "Question",
+    "Life",
+    "StandbyForwarder",
 )
 OLD_PHRASES = (r"\banew\b", r"\bwhoever\b", r"\bsomebody\b")
 OLD_PHRASES_OUTSIDE_OF_TESTS = ("See the module",)

@@ -28,7 +28,7 @@ from .lab.fakes import FakeBroker
 from .lab.lookup_load import (
     RETRIABLE,
     Load,
-    Question,
+    SentRequest,
     lookup,
     partitions,
     questioner,
@@ -114,24 +114,24 @@ def secured(secured_broker: Standalone) -> Iterator[ProxyCluster]:
         yield cluster
 
 
-def questions_of(principal: Principal, neighbour: Principal) -> list[Question]:
+def requests_of(principal: Principal, neighbour: Principal) -> list[SentRequest]:
     """What is its own, its neighbour's, and what half of all may use; each twice, in any order."""
     topics = (principal.topic, neighbour.topic, EVENS_TOPIC)
-    questions = [ask(topic) for topic in topics for ask in (lookup, partitions) for _ in range(2)]
-    random.shuffle(questions)
-    return questions
+    requests = [ask(topic) for topic in topics for ask in (lookup, partitions) for _ in range(2)]
+    random.shuffle(requests)
+    return requests
 
 
-async def ask_all(port: int, principals: Sequence[Principal]) -> list[tuple[Principal, list[Question]]]:
+async def ask_all(port: int, principals: Sequence[Principal]) -> list[tuple[Principal, list[SentRequest]]]:
     """Everybody asks at the same moment, over a connection of its own."""
     async with AsyncExitStack() as stack:
         askers = [await stack.enter_async_context(questioner(port, token=one.token)) for one in principals]
         asked = []
         async with trio.open_nursery() as nursery:
             for index, asker in enumerate(askers):
-                questions = questions_of(principals[index], principals[(index + 1) % len(principals)])
-                asked.append((principals[index], questions))
-                nursery.start_soon(asker.ask, questions)
+                requests = requests_of(principals[index], principals[(index + 1) % len(principals)])
+                asked.append((principals[index], requests))
+                nursery.start_soon(asker.ask, requests)
         for asker in askers:
             await wait_for_answers(asker.asked, BUSY_S)
             assert (asker.in_flight, asker.strays, asker.ended) == (0, [], "")
@@ -145,15 +145,15 @@ def test_a_hundred_principals_see_what_the_broker_lets_each_of_them(
     """All at once: coalescing and shared connections must mix nobody up. Codes and texts are the broker's own."""
     asked = trio.run(ask_all, secured.port, principals)
     direct = trio.run(ask_all, secured_broker.broker_port, principals)
-    for (principal, questions), (_, directly) in zip(asked, direct, strict=True):
-        the_brokers = {(question.topic, question.answer.type): comparable(question.answer) for question in directly}
-        for question in questions:
-            said = question.error
-            if principal.may_use(question.topic):
-                assert said is None, (principal, question)
+    for (principal, requests), (_, directly) in zip(asked, direct, strict=True):
+        the_brokers = {(request.topic, request.answer.type): comparable(request.answer) for request in directly}
+        for request in requests:
+            said = request.error
+            if principal.may_use(request.topic):
+                assert said is None, (principal, request)
             else:
-                assert (said or (None, ""))[0] == ServerError.AuthorizationError, (principal, question)
-            assert comparable(question.answer) == the_brokers[question.topic, question.answer.type]
+                assert (said or (None, ""))[0] == ServerError.AuthorizationError, (principal, request)
+            assert comparable(request.answer) == the_brokers[request.topic, request.answer.type]
 
 
 def lookup_status(cluster: ProxyCluster) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ def test_clients_of_one_principal_share_a_connection_to_the_broker(
             for asker in askers:
                 await wait_for_answers(asker.asked, BUSY_S)
                 assert asker.in_flight == 0
-                assert {question.error[0] for question in asker.asked if question.error is not None} == {
+                assert {request.error[0] for request in asker.asked if request.error is not None} == {
                     ServerError.AuthorizationError
                 }
             now = await trio.to_thread.run_sync(connections_at, secured_broker)
@@ -213,7 +213,7 @@ def test_clients_with_tokens_of_their_own_share_a_bounded_number_of_connections(
                     nursery.start_soon(asker.ask, [lookup(topic) for topic in topics])
             for asker in askers:
                 await wait_for_answers(asker.asked, BUSY_S)
-                assert [question.error for question in asker.asked] == [None] * len(topics)
+                assert [request.error for request in asker.asked] == [None] * len(topics)
 
     with running(ProxyCluster(merged(authentication(secured_broker), {"brokers": brokers}))) as cluster:
         trio.run(forty_clients, cluster)
@@ -294,14 +294,14 @@ def test_thousands_of_lookups_on_one_connection_are_answered_once_and_in_order(
         async with questioner(cluster.port) as asker:
             await asker.ask([lookup("persistent://public/default/warm")])
             await wait_for_answers(asker.asked, BUSY_S)
-            questions = [lookup(topic) for topic in topics]
-            await asker.ask(questions)
-            await wait_for_answers(questions, 2 * BUSY_S)
+            requests = [lookup(topic) for topic in topics]
+            await asker.ask(requests)
+            await wait_for_answers(requests, 2 * BUSY_S)
             assert (asker.in_flight, asker.strays, asker.ended) == (0, [], "")
-            for question in questions:
-                assert question.answer.lookup_topic_response.broker_service_url == broker_of(question.topic)
-            assert asker.order[1:] == [question.request_id for question in questions]
-            return max(question.took_s for question in questions)
+            for request in requests:
+                assert request.answer.lookup_topic_response.broker_service_url == broker_of(request.topic)
+            assert asker.order[1:] == [request.request_id for request in requests]
+            return max(request.took_s for request in requests)
 
     assert trio.run(ask) < 2 * BUSY_S
     assert {counts.asked[topic] for topic in topics} == {1}
@@ -364,7 +364,7 @@ def test_lookup_workers_killed_fifty_times_under_load(secured_broker: Standalone
 
         eventually(all_there, what="all lookup workers run", within_s=120)
         cluster.wait_for_total(KILLED, KILLS, of="lookup")
-    took_s = sorted(question.took_s for question in load.questions)
+    took_s = sorted(request.took_s for request in load.requests)
     late = sum(one > 0.5 for one in took_s)
     print(f"{asked} lookups, {failed} failed; {late} took more than 0.5 s, the longest {took_s[-1]:.2f} s")
 
@@ -438,15 +438,15 @@ async def lists_for_a_crowd(cluster: ProxyCluster) -> Lists:
             most = max(most, memory_bytes())
         asked = [reader.asked[0] for reader in readers]
         await wait_for_answers([*bystander.asked, *asked], BUSY_S)
-        answered = [question for question in asked if question.answer is not None]
-        errors = [question.error for question in answered if question.error is not None]
+        answered = [request for request in asked if request.answer is not None]
+        errors = [request.error for request in answered if request.error is not None]
         return Lists(
             lists=len(answered) - len(errors),
             codes={code for code, _ in errors},
             readers_unanswered=len(asked) - len(answered),
-            longest_list_s=max(question.took_s for question in answered),
-            longest_lookup_s=max(question.took_s for question in bystander.asked),
-            median_lookup_s=median(question.took_s for question in bystander.asked),
+            longest_list_s=max(request.took_s for request in answered),
+            longest_lookup_s=max(request.took_s for request in bystander.asked),
+            median_lookup_s=median(request.took_s for request in bystander.asked),
             memory_growth_bytes=most - before,
         )
 

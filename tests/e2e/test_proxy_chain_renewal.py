@@ -29,7 +29,7 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import authentication, running
 from .lab.certificates import Authority, replace
 from .lab.cluster import ProxyCluster, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.programs import Program
 from .lab.renewing import start
 from .lab.security import NAMESPACE
@@ -84,7 +84,9 @@ class Chain:
 
 
 @pytest.fixture(scope="module")
-def b(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Doors, Authority]]:
+def b(
+    secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ManyListenersCluster, Authority]]:
     """Takes `proxy-a` for a proxy, whose sessions it asks to renew every 8 s; at its second listener with TLS."""
     authority = Authority(tmp_path_factory.mktemp("b"), "authority")
     server = authority.server("b")
@@ -93,13 +95,16 @@ def b(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> I
         "session": {"connections_max_reauth_ms": SESSION_LIFETIME_S * 1000, "enforcement": "observe"},
     }
     tls = {"tls": {"certificate": server.certificate, "key": server.key}}
-    with running(cluster := Doors(merged(authentication(secured_broker), chain, ONE_FORWARDER), tls)):
+    with running(cluster := ManyListenersCluster(merged(authentication(secured_broker), chain, ONE_FORWARDER), tls)):
         yield cluster, authority
 
 
 @pytest.fixture(params=["plain", "tls"])
 def chain(
-    request: pytest.FixtureRequest, secured_broker: Standalone, b: tuple[Doors, Authority], tmp_path: Path
+    request: pytest.FixtureRequest,
+    secured_broker: Standalone,
+    b: tuple[ManyListenersCluster, Authority],
+    tmp_path: Path,
 ) -> Iterator[Chain]:
     """Between the two clusters without TLS, and with it."""
     cluster_b, authority = b

@@ -27,7 +27,7 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import NO_PINGS, authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import ProxyCluster, Tables, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.programs import Outcome, Program, Run
 from .lab.renewing import start
 from .lab.schema import Command
@@ -73,7 +73,7 @@ LIFETIME_S = 5.0
 class Relays:
     """A cluster with one policy, whose sessions end soon; with TLS, too."""
 
-    cluster: Doors
+    cluster: ManyListenersCluster
     broker: Standalone
     context: ssl.SSLContext
     topic: str = field(default_factory=fresh_topic)
@@ -98,7 +98,7 @@ def with_policy(broker: Standalone, policy: str, directory: Path) -> Iterator[Re
     authority = Authority(directory, "authority")
     server = authority.server("proxy")
     secure = {"tls": {"certificate": server.certificate, "key": server.key}}
-    with running(cluster := Doors(merged(authentication(broker), tables), secure)):
+    with running(cluster := ManyListenersCluster(merged(authentication(broker), tables), secure)):
         yield Relays(cluster, broker, ssl.create_default_context(cafile=authority.file))
 
 

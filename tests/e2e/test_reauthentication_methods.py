@@ -22,7 +22,7 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import Tables, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.scram import MECHANISMS
 from .lab.scram_session import ScramSession
 from .lab.security import NAMESPACE
@@ -57,31 +57,31 @@ class House:
     own, one without any; and its broker. alice and bob have a password, and tokens without an end.
     """
 
-    doors: Doors
+    cluster: ManyListenersCluster
     context: ssl.SSLContext
     broker: Standalone
 
     def token(self, **options: Any) -> Session:
         """By token."""
-        return Session(self.doors, self.broker.token("alice"), TOPIC, **options)
+        return Session(self.cluster, self.broker.token("alice"), TOPIC, **options)
 
     def basic(self, **options: Any) -> Session:
         """By password."""
-        return BasicSession(self.doors, "", TOPIC, **options)
+        return BasicSession(self.cluster, "", TOPIC, **options)
 
     def scram(self, mechanism: str, **options: Any) -> ScramSession:
         """By several rounds."""
-        return ScramSession(self.doors, "alice", PASSWORD, TOPIC, mechanism=mechanism, **options)
+        return ScramSession(self.cluster, "alice", PASSWORD, TOPIC, mechanism=mechanism, **options)
 
     @property
     def strict(self) -> dict[str, Any]:
         """The options of a connection to the listener with a maximum."""
-        return {"port": self.doors.ports[1]}
+        return {"port": self.cluster.ports[1]}
 
     @property
     def lax(self) -> dict[str, Any]:
         """The options of a connection to the listener with none."""
-        return {"port": self.doors.ports[2]}
+        return {"port": self.cluster.ports[2]}
 
     @property
     def relay(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class House:
     @property
     def secure_relay(self) -> dict[str, Any]:
         """The options of one with TLS."""
-        return {"broker": self.broker, "tls": self.context, "port": self.doors.ports[0]}
+        return {"broker": self.broker, "tls": self.context, "port": self.cluster.ports[0]}
 
 
 class BasicSession(Session):
@@ -131,7 +131,7 @@ def house(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
     }
     configured = merged(authentication(secured_broker), users(directory), tables)
     context = ssl.create_default_context(cafile=authority.file)
-    cluster = Doors(
+    cluster = ManyListenersCluster(
         configured,
         {"tls": {"certificate": server.certificate, "key": server.key}},
         {"connections_max_reauth_ms": int(LISTENERS_LIFETIME_S * 1000)},
@@ -163,7 +163,7 @@ def test_each_is_asked_by_what_is_nearest_to_it(house: House) -> None:
     ]
     """How long sessions live, how long those would that the next farther one counted for, and the sessions."""
     never = [house.token(), house.token(**house.relay), house.basic(**lax), house.scram(SHA_256, **lax, **house.relay)]
-    with ExitStack() as stack, counting(house.doors), ThreadPoolExecutor(len(groups)) as pool:
+    with ExitStack() as stack, counting(house.cluster), ThreadPoolExecutor(len(groups)) as pool:
         for client in never + [client for *_, clients in groups for client in clients]:
             stack.enter_context(client).begin()
         waiting = [(one, other, pool.submit(challenged_after_s, clients)) for one, other, clients in groups]
@@ -182,7 +182,7 @@ def test_each_is_asked_by_what_is_nearest_to_it(house: House) -> None:
 @pytest.mark.conforms("kip-368.46")
 def test_renewals_of_several_rounds(house: House) -> None:
     """Each client runs its mechanism's rounds twice more, on the same connection, amid its requests and messages."""
-    with ExitStack() as stack, counting(house.doors, success=8):
+    with ExitStack() as stack, counting(house.cluster, success=8):
         clients = [
             stack.enter_context(house.scram(mechanism, **options))
             for mechanism, options in (
@@ -194,7 +194,7 @@ def test_renewals_of_several_rounds(house: House) -> None:
         ]
         at_the_same_time(*(partial(renew_twice, client) for client in clients))
         for mechanism, renewals in ((SHA_256, 6), (SHA_512, 2)):
-            assert house.doors.metrics().total(SUCCESS, method=mechanism) >= renewals
+            assert house.cluster.metrics().total(SUCCESS, method=mechanism) >= renewals
 
 
 def renew_twice(client: ScramSession) -> None:
@@ -259,7 +259,7 @@ WRONG: dict[Callable[[ScramSession], None], str] = {
 
 def test_wrong_rounds_end_the_session(house: House) -> None:
     """At once and for good, with the same words whatever is wrong; the log says why."""
-    with ExitStack() as stack, counting(house.doors, failure=2 * len(WRONG)):
+    with ExitStack() as stack, counting(house.cluster, failure=2 * len(WRONG)):
         works = [
             partial(ends_by, stack.enter_context(house.scram(SHA_256, **house.strict, **options)), wrong, reason)
             for wrong, reason in WRONG.items()
@@ -279,7 +279,7 @@ def ends_by(client: ScramSession, wrong: Callable[[ScramSession], None], reason:
 
 def test_who_stops_between_two_rounds_ends_when_used_past_the_end(house: House) -> None:
     """A proof that is owed is none."""
-    with ExitStack() as stack, counting(house.doors, killed=2):
+    with ExitStack() as stack, counting(house.cluster, killed=2):
         clients = [
             stack.enter_context(house.scram(SHA_256, **house.strict, **options)) for options in ({}, house.relay)
         ]

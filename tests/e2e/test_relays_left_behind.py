@@ -21,7 +21,7 @@ from tests.analytics.counter_model import Sample, windows
 from .conftest import authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import Tables, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.metrics import Scrape
 from .lab.security import NAMESPACE
 from .lab.sessions import Session
@@ -78,7 +78,7 @@ class Producer(Session):
 class Stage:
     """One cluster whose clients come in by TLS, and all that was ever scraped from it."""
 
-    cluster: Doors
+    cluster: ManyListenersCluster
     broker: Standalone
     context: ssl.SSLContext
     scrapes: list[Scrape] = field(default_factory=list)
@@ -149,7 +149,7 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
     authority = Authority(tmp_path_factory.mktemp("authority"), "authority")
     server = authority.server("proxy")
     secure = {"tls": {"certificate": server.certificate, "key": server.key}}
-    with running(cluster := Doors(merged(authentication(secured_broker), TABLES), secure)):
+    with running(cluster := ManyListenersCluster(merged(authentication(secured_broker), TABLES), secure)):
         stage = Stage(cluster, secured_broker, ssl.create_default_context(cafile=authority.file))
         with Session(cluster, secured_broker.token("alice"), stage.topic) as client:
             client.begin().assert_serves()  # the broker has the topic from now on

@@ -22,7 +22,7 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import ProxyCluster, Tables, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.schema import Command
 from .lab.security import NAMESPACE
 from .lab.sessions import EXPIRED, Session, counting, lookup_frame
@@ -44,7 +44,7 @@ SPLICED_AND_TLS = pytest.mark.parametrize("tls", [False, True], ids=["in the ker
 class Stage:
     """A cluster whose sessions end soon; nobody is asked in a relay. Messages are counted."""
 
-    cluster: Doors
+    cluster: ManyListenersCluster
     broker: Standalone
     context: ssl.SSLContext
     topic: str = field(default_factory=lambda: f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}")
@@ -88,7 +88,7 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
     server = authority.server("proxy")
     secure = {"tls": {"certificate": server.certificate, "key": server.key}}
     endless = {"connections_max_reauth_ms": 0}
-    with running(cluster := Doors(merged(authentication(secured_broker), tables), secure, endless)):
+    with running(cluster := ManyListenersCluster(merged(authentication(secured_broker), tables), secure, endless)):
         yield Stage(cluster, secured_broker, ssl.create_default_context(cafile=authority.file))
 
 

@@ -25,7 +25,7 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import ProxyCluster, Tables, merged
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.programs import Program
 from .lab.renewing import start
 from .lab.security import NAMESPACE
@@ -59,7 +59,7 @@ def reload(cluster: ProxyCluster, enforcement: str, **session: object) -> None:
 class Stage:
     """A cluster that observes at its first listener and at one with TLS, and enforces at a third."""
 
-    cluster: Doors
+    cluster: ManyListenersCluster
     broker: Standalone
     context: ssl.SSLContext
     topic: str
@@ -109,7 +109,7 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
     enforced = {"session_enforcement": "enforce"}
     tables = merged(authentication(secured_broker), OBSERVE)
     context = ssl.create_default_context(cafile=authority.file)
-    with running(cluster := Doors(tables, secure, enforced)):
+    with running(cluster := ManyListenersCluster(tables, secure, enforced)):
         yield Stage(cluster, secured_broker, context, f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}")
 
 

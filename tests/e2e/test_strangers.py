@@ -14,7 +14,7 @@ from .conftest import before, running
 from .lab.certificates import Authority
 from .lab.cluster import Tables
 from .lab.crowd import many_open_files
-from .lab.doors import Doors
+from .lab.listeners import ManyListenersCluster
 from .lab.strangers import Strangers, client_hello
 from .lab.waiting import eventually
 from .lab.wire import Ended, WireClient
@@ -34,7 +34,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def cluster(broker: Standalone, authority: Authority) -> Iterator[Doors]:
+def cluster(broker: Standalone, authority: Authority) -> Iterator[ManyListenersCluster]:
     """Fewer connections than there are strangers, who have a long time for their handshake."""
     server = authority.server("server")
     tables: Tables = {
@@ -43,8 +43,8 @@ def cluster(broker: Standalone, authority: Authority) -> Iterator[Doors]:
     }
     with many_open_files(20_000):
         tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
-        with running(Doors(tables, {"tls": tls})) as doors:
-            yield doors
+        with running(ManyListenersCluster(tables, {"tls": tls})) as cluster:
+            yield cluster
 
 
 class TlsClient(WireClient):
@@ -56,7 +56,7 @@ class TlsClient(WireClient):
 
 
 @pytest.mark.parametrize("what", ["silent", "silent at a TLS listener", "half-open TLS handshakes"])
-def test_strangers_keep_nobody_out(cluster: Doors, authority: Authority, what: str) -> None:
+def test_strangers_keep_nobody_out(cluster: ManyListenersCluster, authority: Authority, what: str) -> None:
     """Security: 5,000 connections from one address, where the cluster takes 4,000. Every user comes in and is served,
     from another address and, as behind a load balancer, from the very same; strangers have a bounded part.
     """
@@ -86,7 +86,7 @@ def test_strangers_keep_nobody_out(cluster: Doors, authority: Authority, what: s
     )
 
 
-def test_a_fleet_from_one_address_comes_in_at_once(cluster: Doors) -> None:
+def test_a_fleet_from_one_address_comes_in_at_once(cluster: ManyListenersCluster) -> None:
     """Behind a load balancer everybody has the same address: more come at one time than strangers may be of one."""
     with Strangers(cluster.port, FROM) as silent:
         silent.open(CONNECTIONS_MAX // 8)
@@ -121,7 +121,7 @@ def test_the_limit_by_address_is_the_clusters(broker: Standalone) -> None:
             client.close()
 
 
-class ProxyClusterOfTwo(Doors):
+class ProxyClusterOfTwo(ManyListenersCluster):
     """The lab's own listener alone."""
 
 

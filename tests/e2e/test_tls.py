@@ -21,8 +21,8 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from .conftest import running
 from .lab.certificates import OTHER_HOST, Authority, Pair
 from .lab.cluster import ProxyCluster, Tables
-from .lab.doors import Doors
 from .lab.fakes import FakeBroker
+from .lab.listeners import ManyListenersCluster
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
 from .lab.waiting import eventually
@@ -35,7 +35,7 @@ ENDED = "pulsar_proxy_ended_connections_total"
 BROKER_FAILURES = "pulsar_proxy_broker_connection_failures_total"
 
 
-class TlsCluster(Doors):
+class TlsCluster(ManyListenersCluster):
     """A cluster with a listener for everybody: plain, with TLS, and with TLS for those with a certificate."""
 
     def __init__(self, tables: Tables, server: Pair, client_ca: str) -> None:

@@ -164,16 +164,16 @@ def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, c
     assert pid is not None
     plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": ANSWERED_WITHIN_S}
     with Load(cluster.port, TOPICS, **plan) as load:
-        eventually(lambda: len(load.questions) > 200, what="both brokers are asked")
+        eventually(lambda: len(load.requests) > 200, what="both brokers are asked")
         os.kill(pid, signal.SIGSTOP)
-        early = load.questions
+        early = load.requests
         try:
             eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside")
-            before = load.questions  # of the frozen one, some of them; who asks the same meanwhile shares their answers
-            eventually(lambda: all(question.is_answered for question in before), what="these have their answers")
+            before = load.requests  # of the frozen one, some of them; who asks the same meanwhile shares their answers
+            eventually(lambda: all(request.is_answered for request in before), what="these have their answers")
             with Load(cluster.port, TOPICS, **plan) as load_without_it:
-                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers")
-            eventually(lambda: all(question.is_answered for question in early), what="nobody waits for the frozen one")
+                eventually(lambda: len(load_without_it.requests) > 200, what="the other one answers")
+            eventually(lambda: all(request.is_answered for request in early), what="nobody waits for the frozen one")
         finally:
             os.kill(pid, signal.SIGCONT)
         eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again")

@@ -206,7 +206,7 @@ flipped = st.builds(
 )
 
 
-def judge(data: bytes) -> bool:
+def passes(data: bytes) -> bool:
     """Whether it passes; then it is what protobuf reads, and a broker reads it so as well."""
     refusal: RequestRefused | None = None
     out = b""
@@ -237,7 +237,7 @@ def judge(data: bytes) -> bool:
 @example(data=command(METADATA, fields((1, "t"), (2, 7))) + b"\x8a\x80\x80\x80\x10\x00")
 @settings(max_examples=400)
 def test_whatever_passes_is_read_by_a_broker_as_by_us(data: bytes) -> None:
-    judge(data)
+    passes(data)
 
 
 well_formed = st.builds(
@@ -261,7 +261,7 @@ well_formed = st.builds(
 
 @given(data=well_formed)
 def test_no_client_that_is_newer_than_this_proxy_is_refused(data: bytes) -> None:
-    assert judge(data)
+    assert passes(data)
 
 
 class OneWorker(RuleBasedStateMachine):
@@ -276,13 +276,13 @@ class OneWorker(RuleBasedStateMachine):
     @rule(data=requests | flipped)
     def anything(self, data: bytes) -> None:
         """A request, twice."""
-        assert judge(data) is judge(data)
+        assert passes(data) is passes(data)
 
     @rule(kind=st.sampled_from([LOOKUP, METADATA]), topic=texts, number=st.integers(0, 2**64 - 1), rest=bodies)
     def as_clients_write(self, kind: int, topic: str | bytes, number: int, rest: bytes) -> None:
         """Topic, id and a rest, which is what is cut by hand."""
         self.rests.append(rest)
-        judge(command(kind, fields((1, topic), (2, number)) + rest))
+        passes(command(kind, fields((1, topic), (2, number)) + rest))
 
     @rule(
         kind=st.sampled_from([LOOKUP, METADATA]),
@@ -295,7 +295,7 @@ class OneWorker(RuleBasedStateMachine):
         """Under another kind perhaps, and perhaps not all of it."""
         if self.rests:
             rest = self.rests[index % len(self.rests)]
-            judge(command(kind, fields((1, topic), (2, number)) + rest[: len(rest) + cut]))
+            passes(command(kind, fields((1, topic), (2, number)) + rest[: len(rest) + cut]))
 
 
 TestOneWorker = OneWorker.TestCase

@@ -185,11 +185,11 @@ def test_whatever_comes_is_judged(tmp_path_factory: pytest.TempPathFactory, data
     file.write_text(ALICE)
     provider = BasicProvider(BasicAuthentication(file=str(file)))
 
-    async def judge() -> None:
+    async def verify() -> None:
         with pytest.raises(AuthenticationDenied):
             await provider.identify(data, CLIENT)
 
-    trio.run(judge)
+    trio.run(verify)
 
 
 # ---- bcrypt's 72 bytes

@@ -344,7 +344,7 @@ async def test_a_user_of_one_mechanism_is_none_of_the_other(make: Make) -> None:
 def test_whatever_comes_lets_nobody_in(make: Make, messages: list[bytes]) -> None:
     provider = make()
 
-    async def judge() -> None:
+    async def verify() -> None:
         state = provider.new_auth_state(CLIENT)
         try:
             for message in messages:
@@ -353,7 +353,7 @@ def test_whatever_comes_lets_nobody_in(make: Make, messages: list[bytes]) -> Non
             pass
         assert not state.is_complete()
 
-    trio.run(judge)
+    trio.run(verify)
 
 
 # ---- nobody learns who exists

@@ -14,8 +14,8 @@ from local.standalone import ROLES, Standalone
 
 from .certificates import Authority
 from .cluster import NO_PINGS_S
-from .doors import Doors
 from .issuer import Issuer
+from .listeners import ManyListenersCluster
 from .security import NAMESPACE, grant
 
 AUDIENCE = "urn:pulsar:clients"
@@ -38,7 +38,7 @@ class Deployment:
     checked: bool
     broker: Standalone
     broker_tls_port: int
-    cluster: Doors
+    cluster: ManyListenersCluster
     issuer: Issuer
     authority: Authority
 
@@ -103,7 +103,7 @@ def _grant(broker: Standalone) -> None:
         admin.grant_namespace(TRANSACTIONS, role)
 
 
-def _cluster(broker: Standalone, broker_tls_port: int, authority: Authority, issuer: Issuer) -> Doors:
+def _cluster(broker: Standalone, broker_tls_port: int, authority: Authority, issuer: Issuer) -> ManyListenersCluster:
     server = authority.server("proxy")
     tables = {
         "cluster": {"forwarders": 1},
@@ -124,7 +124,7 @@ def _cluster(broker: Standalone, broker_tls_port: int, authority: Authority, iss
         "authentication.tls": {},
     }
     tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
-    return Doors(tables, {"tls": tls})
+    return ManyListenersCluster(tables, {"tls": tls})
 
 
 @contextmanager

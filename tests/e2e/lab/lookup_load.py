@@ -34,7 +34,7 @@ _ANSWERS = {
 
 
 @dataclass(eq=False)
-class Question:
+class SentRequest:
     """One request and what became of it; times are Trio's."""
 
     request_id: int
@@ -73,41 +73,41 @@ class Question:
 _ids = itertools.count(1)
 
 
-def lookup(topic: str) -> Question:
+def lookup(topic: str) -> SentRequest:
     """Which broker has the topic?"""
     request_id = next(_ids)
     body = {"topic": topic, "request_id": request_id}
-    return Question(request_id, frame(BaseCommand.LOOKUP, lookup_topic=body), topic)
+    return SentRequest(request_id, frame(BaseCommand.LOOKUP, lookup_topic=body), topic)
 
 
-def partitions(topic: str) -> Question:
+def partitions(topic: str) -> SentRequest:
     """How many partitions has the topic? It is not created by that."""
     request_id = next(_ids)
     body = {"topic": topic, "request_id": request_id, "metadata_auto_creation_enabled": False}
-    return Question(request_id, frame(BaseCommand.PARTITIONED_METADATA, partition_metadata=body), topic)
+    return SentRequest(request_id, frame(BaseCommand.PARTITIONED_METADATA, partition_metadata=body), topic)
 
 
-def topics_of_namespace(namespace: str) -> Question:
+def topics_of_namespace(namespace: str) -> SentRequest:
     """Which topics are there?"""
     request_id = next(_ids)
     command = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE)
     command.get_topics_of_namespace.request_id = request_id
     command.get_topics_of_namespace.namespace = namespace
-    return Question(request_id, encode_frame(command.SerializeToString()), namespace)
+    return SentRequest(request_id, encode_frame(command.SerializeToString()), namespace)
 
 
 class Questioner:
     """A connection that has said CONNECT. ``run`` reads; nothing here waits unless it says so."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[SentRequest] = []
         self.order: list[int] = []
         """The request ids of the answers, as they came."""
         self.strays: list[Any] = []
         """Answers to nothing that we asked, or to something that was answered before; other commands."""
         self.ended = ""
         self._stream = stream
-        self._open: dict[int, Question] = {}
+        self._open: dict[int, SentRequest] = {}
         self._decoder = FrameDecoder(max_frame_bytes=_FRAME_BYTES_MAX)
 
     @property
@@ -129,15 +129,15 @@ class Questioner:
         command = Command.FromString(received.command)
         assert command.type == BaseCommand.CONNECTED, command
 
-    async def ask(self, questions: Sequence[Question]) -> None:
+    async def ask(self, requests: Sequence[SentRequest]) -> None:
         """Send them all in one go."""
         now = trio.current_time()
-        for question in questions:
-            question.sent_at = now
-            self._open[question.request_id] = question
-        self.asked += questions
+        for request in requests:
+            request.sent_at = now
+            self._open[request.request_id] = request
+        self.asked += requests
         try:
-            await self._stream.send_all(b"".join(question.data for question in questions))
+            await self._stream.send_all(b"".join(request.data for request in requests))
         except trio.BrokenResourceError:
             self.ended = self.ended or "reset while sending"
 
@@ -160,13 +160,13 @@ class Questioner:
         if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE:
             command = BaseCommand.FromString(data)
         name = _ANSWERS.get(command.type)
-        question = None if name is None else self._open.pop(getattr(command, name).request_id, None)
-        if question is None:
+        request = None if name is None else self._open.pop(getattr(command, name).request_id, None)
+        if request is None:
             self.strays.append(command)
             return
-        self.order.append(question.request_id)
-        question.answer, question.answered_at, question.size_bytes = command, trio.current_time(), len(data)
-        question.done.set()
+        self.order.append(request.request_id)
+        request.answer, request.answered_at, request.size_bytes = command, trio.current_time(), len(data)
+        request.done.set()
 
 
 @asynccontextmanager
@@ -181,11 +181,11 @@ async def questioner(port: int, *, reads: bool = True, **fields: Any) -> AsyncIt
         nursery.cancel_scope.cancel()
 
 
-async def wait_for_answers(questions: Sequence[Question], within_s: float) -> None:
+async def wait_for_answers(requests: Sequence[SentRequest], within_s: float) -> None:
     """Return when all are answered or the time is over."""
     with trio.move_on_after(within_s):
-        for question in questions:
-            await question.done.wait()
+        for request in requests:
+            await request.done.wait()
 
 
 class Load:
@@ -229,9 +229,9 @@ class Load:
             raise self._error
 
     @property
-    def questions(self) -> list[Question]:
+    def requests(self) -> list[SentRequest]:
         """All that was asked."""
-        return [question for asker in self.askers for question in list(asker.asked)]
+        return [request for asker in self.askers for request in list(asker.asked)]
 
     def _in_thread(self) -> None:
         try:
@@ -259,14 +259,14 @@ class Load:
             await wait_for_answers(asker.asked, patience_s)
 
     def assert_well(self, longest_s: float) -> tuple[int, int]:
-        """No client saw its connection end; each question has one answer, in time, which is the topic's broker or an
-        error upon which clients ask again. Returns the number of questions, and of those that failed.
+        """No client saw its connection end; each request has one answer, in time, which is the topic's broker or an
+        error upon which clients ask again. Returns the number of requests, and of those that failed.
         """
         assert [asker.ended for asker in self.askers if asker.ended] == []
         assert [asker.strays for asker in self.askers if asker.strays] == []
-        questions = self.questions
-        late = [question for question in questions if question.took_s > longest_s]
-        assert not late, f"{len(late)} of {len(questions)} late, {late[0].topic}: {late[0].took_s} s, {late[0].answer}"
-        errors = [question.error for question in questions if question.error is not None]
+        requests = self.requests
+        late = [request for request in requests if request.took_s > longest_s]
+        assert not late, f"{len(late)} of {len(requests)} late, {late[0].topic}: {late[0].took_s} s, {late[0].answer}"
+        errors = [request.error for request in requests if request.error is not None]
         assert {error[0] for error in errors} <= RETRIABLE, set(errors)
-        return len(questions), len(errors)
+        return len(requests), len(errors)

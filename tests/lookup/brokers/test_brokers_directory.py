@@ -24,7 +24,7 @@ from proxy.runtime.network.dialing import Dialer
 THREE = "pulsar://10.0.0.1,10.0.0.2,10.0.0.3"
 
 
-class Cause:
+class FakeConnection:
     """A connection."""
 
 
@@ -60,7 +60,7 @@ class Ring:
 
     def fail(self, number: int, times: int = 3, reason: str = "unreachable") -> None:
         for _ in range(times):
-            self.brokers.record_failure(self.all[number], reason, Cause())
+            self.brokers.record_failure(self.all[number], reason, FakeConnection())
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
@@ -217,7 +217,7 @@ async def test_where_all_are_set_aside_none_is(nursery: trio.Nursery, autojump_c
 
 async def test_one_connection_counts_once_however_many_lookups_were_on_it(nursery: trio.Nursery) -> None:
     ring = Ring(nursery)
-    connections = [Cause(), Cause(), Cause()]
+    connections = [FakeConnection(), FakeConnection(), FakeConnection()]
     for _ in range(100):
         for connection in connections[:2]:
             ring.brokers.record_failure(ring.all[0], "lost", connection)
@@ -229,7 +229,7 @@ async def test_one_connection_counts_once_however_many_lookups_were_on_it(nurser
 async def test_brokers_that_others_named_are_none_of_ours(nursery: trio.Nursery) -> None:
     ring = Ring(nursery)
     for _ in range(5):
-        ring.brokers.record_failure(HostPort("10.0.0.1", 6650), "lost", Cause())
+        ring.brokers.record_failure(HostPort("10.0.0.1", 6650), "lost", FakeConnection())
     ring.brokers.record_answer(HostPort("10.0.0.1", 6650))
     assert len(set(ring.firsts())) == 3
 

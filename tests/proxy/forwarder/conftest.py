@@ -6,7 +6,7 @@ import pytest
 import trio
 from adoption_fakes import fuse  # noqa: F401 -- a fixture
 from forwarder_fakes import Play
-from framed_fakes import FakeCredentials, Judges, Now
+from framed_fakes import FakeCredentials, FakeReauthenticator, Now
 from lifetime_fakes import life  # noqa: F401 -- a fixture
 from relay_fakes import Lane, Place, open_lane, open_place
 
@@ -60,11 +60,11 @@ def now(place: Place) -> Now:
 
 
 @pytest.fixture
-def judges(place: Place) -> Judges:
-    """What judges the answers of clients of a predecessor's relays."""
-    judges = Judges()
-    place.recall = judges.recall
-    return judges
+def reauthenticator(place: Place) -> FakeReauthenticator:
+    """What reauthenticator the answers of clients of a predecessor's relays."""
+    reauthenticator = FakeReauthenticator()
+    place.recall = reauthenticator.recall
+    return reauthenticator
 
 
 @pytest.fixture

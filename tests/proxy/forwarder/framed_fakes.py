@@ -1,4 +1,4 @@
-"""Sessions that expire: a clock in the test's hand, frames, and a judge of answers."""
+"""Sessions that expire: a clock in the test's hand, frames, and a coordinator of answers."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def answer(data: bytes = b"fresh", method: str = "token") -> bytes:
 
 
 @dataclass
-class Judges:
-    """Judges answers as it is told to; knows what it was given."""
+class FakeReauthenticator:
+    """FakeReauthenticator answers as it is told to; knows what it was given."""
 
     verdict: Callable[[bytes], Verdict] = lambda data: identity(data)  # noqa: PLW0108
     given: list[bytes] = field(default_factory=list)
@@ -154,13 +154,15 @@ def denied(_data: bytes = b"") -> Denial:
     return Denial(refusal_for_denial("bad_token"), "bad_token")
 
 
-def session(now: Now, judges: Judges, *, lifetime_ms: int = 100_000, **fields: Any) -> RelaySession:
+def session(
+    now: Now, reauthenticator: FakeReauthenticator, *, lifetime_ms: int = 100_000, **fields: Any
+) -> RelaySession:
     """A session that lives so long, and is challenged after 85 % of it."""
     clock = SessionClock(alice(), lifetime_ms_max=lifetime_ms, now_s=now(), now_unix_ms=UNIX_MS, fraction=0.0)
     known: dict[str, Any] = {
         "principal": alice(),
         "clock": clock,
-        "reauthenticate": judges,
+        "reauthenticate": reauthenticator,
         "frame_bytes_max": FRAME_BYTES_MAX,
         "answer_bytes_max": ANSWER_BYTES_MAX,
         "lifetime_ms_max": lifetime_ms,

@@ -64,7 +64,7 @@ def answer_again(data: bytes = NEW_SECRET, method: str = "token") -> BaseCommand
     return auth_response(data, method)
 
 
-class Life(Play):
+class RunningSession(Play):
     """A session whose first token lives so long; ``verdicts``: on the client's answers."""
 
     def __init__(
@@ -80,14 +80,14 @@ class Life(Play):
         tables["authentication"] = {"enabled": True, "failure_delay_ms": 200, **tables.get("authentication", {})}
         super().__init__(nursery, **tables)
         self.began = trio.current_time()
-        judge = self.relays.reauthentication
-        self.relays.now = judge.now = trio.current_time
-        judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
-        judge._metrics = self.metrics.reauthentication
+        coordinator = self.relays.reauthentication
+        self.relays.now = coordinator.now = trio.current_time
+        coordinator.unix_ms, coordinator.fraction = unix_ms, lambda: fraction
+        coordinator._metrics = self.metrics.reauthentication
         self.workers.authentication.answers = [token(lives_s, principal), *verdicts]
-        nursery.start_soon(judge.run)
+        nursery.start_soon(coordinator.run)
 
-    async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:
+    async def enter(self, *, refresh: bool = True, **fields: Any) -> RunningSession:
         """Go through CONNECT."""
         await self.client.send(connect(feature_flags={"supports_auth_refresh": refresh}, **fields))
         await self.client.expect_command(BaseCommand.CONNECTED)
@@ -133,7 +133,7 @@ class Life(Play):
         return second
 
 
-Begin = Callable[..., Life]
+Begin = Callable[..., RunningSession]
 
 
 class Held:
@@ -144,7 +144,7 @@ class Held:
         first, *others = verdicts
         self.it = begin(100, gated(self.verdict, first), *others, **tables)
 
-    async def hold(self) -> Life:
+    async def hold(self) -> RunningSession:
         it = await self.it.enter()
         await it.must_be_asked()
         await it.at(99)
@@ -160,4 +160,4 @@ class Held:
 
 @pytest.fixture
 def life(nursery: trio.Nursery) -> Begin:
-    return lambda *args, **kwargs: Life(nursery, *args, **kwargs)
+    return lambda *args, **kwargs: RunningSession(nursery, *args, **kwargs)

@@ -12,7 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 from adoption_fakes import successor
-from framed_fakes import Judges, Now, error_in, message_frame, send_frame, session
+from framed_fakes import FakeReauthenticator, Now, error_in, message_frame, send_frame, session
 from relay_fakes import (
     Forwarder,
     Lane,
@@ -257,7 +257,9 @@ def age_of(lane_about: StoredRelay) -> StoredRelay:
 async def with_age(place: Place, lane: Lane, now: Now) -> Forwarder:
     """A relay that never expires but has a maximum age."""
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, about=age_of(about_relay()), session=session(now, Judges(), clock=None, challenge=b""))
+    await forwarder.begin(
+        lane, about=age_of(about_relay()), session=session(now, FakeReauthenticator(), clock=None, challenge=b"")
+    )
     await trio.testing.wait_all_tasks_blocked()
     return forwarder
 
@@ -417,7 +419,9 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
-                lane, about=age_of(about_relay()), session=session(now, Judges(), clock=None, challenge=b"")
+                lane,
+                about=age_of(about_relay()),
+                session=session(now, FakeReauthenticator(), clock=None, challenge=b""),
             )
             end()
             await lane.client.send_eof()
@@ -429,7 +433,7 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
 
 async def test_a_relay_without_an_age_stays_blind(place: Place, lane: Lane, now: Now) -> None:
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, Judges(), clock=None, challenge=b""))
+    await forwarder.begin(lane, session=session(now, FakeReauthenticator(), clock=None, challenge=b""))
     assert forwarder.relays.expiring_sessions() == []
 
 
@@ -469,7 +473,7 @@ async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
                 age_of(about_relay()) if with_age else about_relay(),
                 first_to_broker=first,
                 config=RelayConfig(),
-                session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+                session=session(now, FakeReauthenticator(), clock=None, challenge=b"") if with_age else None,
             )
         )
         at_once()

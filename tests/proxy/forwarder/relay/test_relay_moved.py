@@ -17,7 +17,7 @@ from framed_fakes import (
     BROKER_HOST,
     CHALLENGE,
     FakeCredentials,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     denied,
@@ -101,19 +101,19 @@ def nonsense(_data: bytes) -> Verdict:
     ids=["denied", "accepted", "another", "a further round", "too large a round", "nobody", "corrupt"],
 )
 async def test_a_late_verdict_is_none(
-    place: Place, lane: Lane, now: Now, judges: Judges, verdict: Callable[[bytes], Verdict]
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, verdict: Callable[[bytes], Verdict]
 ) -> None:
     """The successor has asked the client again, and has a verdict of its own."""
     first = await place.forwarder()
-    about = await first.begin(lane, session=session(now, judges))
+    about = await first.begin(lane, session=session(now, reauthenticator))
     now.s += 86
     first.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
-    judges.gate = late = trio.Event()
+    reauthenticator.gate = late = trio.Event()
     await lane.client.send_all(answer())
-    await until(lambda: judges.given)
+    await until(lambda: reauthenticator.given)
     second = await replaced(place)
-    judges.gate = None
+    reauthenticator.gate = None
     now.s += 1.5
     second.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
@@ -121,13 +121,13 @@ async def test_a_late_verdict_is_none(
     await until(lambda: successes(second) == 1)
     await place.settle()
     before = cells_of(second, about.id)
-    judges.verdict = verdict
+    reauthenticator.verdict = verdict
     with structlog.testing.capture_logs() as logs:
         late.set()
         await trio.testing.wait_all_tasks_blocked(0.01)
     assert cells_of(second, about.id) == before
     assert (failures(first), logs) == (0, [])
-    judges.verdict = identity
+    reauthenticator.verdict = identity
     third = await replaced(place)
     await lane.client.send_all(send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
@@ -135,36 +135,36 @@ async def test_a_late_verdict_is_none(
 
 
 async def test_a_late_verdict_does_not_lengthen_another_relays_session(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     """The relay has ended meanwhile, and its number is another's."""
     first = await place.forwarder()
-    about = await first.begin(lane, session=session(now, judges))
+    about = await first.begin(lane, session=session(now, reauthenticator))
     now.s += 86
-    judges.gate = trio.Event()
+    reauthenticator.gate = trio.Event()
     await lane.client.send_all(answer())
-    await until(lambda: judges.given)
+    await until(lambda: reauthenticator.given)
     second = await replaced(place)
     for stream in (lane.client, lane.broker):
         await stream.aclose()
     await until(lambda: second.ended)
     await place.settle()
     async with open_lane() as other:
-        short = await second.begin(other, session=session(now, judges, lifetime_ms=2000))
+        short = await second.begin(other, session=session(now, reauthenticator, lifetime_ms=2000))
         assert short.id == about.id
         before = cells_of(second, short.id)
-        judges.gate.set()
+        reauthenticator.gate.set()
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert cells_of(second, short.id) == before
 
 
 @pytest.mark.parametrize("word", ["failed", "still served", "go on", "ask"])
 async def test_whatever_is_decided_late_is_not_said(
-    place: Place, lane: Lane, now: Now, judges: Judges, word: str
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, word: str
 ) -> None:
     """Each of the line's words, from either side."""
     first = await place.forwarder()
-    about = await first.begin(lane, session=session(now, judges))
+    about = await first.begin(lane, session=session(now, reauthenticator))
     (followed,) = first.relays.expiring_sessions()
     second = await replaced(place)
     before = cells_of(second, about.id)
@@ -186,11 +186,11 @@ async def test_whatever_is_decided_late_is_not_said(
 
 
 async def test_who_was_being_seen_off_is_the_successors_to_see_off(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     first = await place.forwarder()
-    await first.begin(lane, session=session(now, judges, failure_delay_ms=20))
-    judges.verdict = denied
+    await first.begin(lane, session=session(now, reauthenticator, failure_delay_ms=20))
+    reauthenticator.verdict = denied
     now.s += 86
     await lane.client.send_all(answer())
     row = framed_row(1, TO_CLIENT)
@@ -207,11 +207,11 @@ async def test_who_was_being_seen_off_is_the_successors_to_see_off(
 
 
 async def test_only_the_successor_goes_on_trying(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.failing = 1 << 30
     first = await place.forwarder()
-    await first.begin(lane, session=session(now, judges, lifetime_ms=0, broker_host=BROKER_HOST))
+    await first.begin(lane, session=session(now, reauthenticator, lifetime_ms=0, broker_host=BROKER_HOST))
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: broker_failures(first, NO_CREDENTIALS))
     await first.relays.hand_over_relays()
@@ -230,11 +230,17 @@ async def test_only_the_successor_goes_on_trying(
 @pytest.mark.parametrize("how", ["answered", "failed", "too large"])
 @pytest.mark.parametrize("further", [False, True])
 async def test_late_credentials_are_not_used(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, how: str, further: bool
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    credentials: FakeCredentials,
+    how: str,
+    further: bool,
 ) -> None:
     credentials.rounds = 2
     first = await place.forwarder()
-    about = await first.begin(lane, session=session(now, judges, lifetime_ms=0, broker_host=BROKER_HOST))
+    about = await first.begin(lane, session=session(now, reauthenticator, lifetime_ms=0, broker_host=BROKER_HOST))
     if further:
         await lane.broker.send_all(BROKER_ASKS)
         await read(lane.broker, len(proxys_answer(b"1")))
@@ -257,10 +263,10 @@ async def test_late_credentials_are_not_used(  # noqa: PLR0917 -- fixtures
 
 
 async def test_sessions_that_have_moved_are_not_this_forwarders(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     first = await place.forwarder()
-    await first.begin(lane, session=session(now, judges))
+    await first.begin(lane, session=session(now, reauthenticator))
     assert len(first.relays.expiring_sessions()) == 1
     second = await replaced(place)
     assert first.relays.expiring_sessions() == []
@@ -268,14 +274,14 @@ async def test_sessions_that_have_moved_are_not_this_forwarders(
 
 
 async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     """Its number may be another's when the collector comes to close it."""
     first = await place.forwarder()
     async with trio.open_nursery() as nursery, busy_channel(first.fd_store) as release:
 
         async def begin() -> None:
-            await first.begin(lane, session=session(now, judges))
+            await first.begin(lane, session=session(now, reauthenticator))
 
         nursery.start_soon(begin)
         await trio.testing.wait_all_tasks_blocked(0.01)

@@ -39,7 +39,7 @@ from proxy.runtime.rpc.errors import RpcConnectionLost
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 
 
-class Rounds:
+class ScriptedExchange:
     """One client's rounds with a worker that answers from a list."""
 
     def __init__(self, answers: list[Any], command: BaseCommand | None = None, *, forwards: bool = False) -> None:
@@ -64,9 +64,11 @@ class Rounds:
 
 @pytest.mark.conforms("pip-30.2", "pip-30.17")
 async def test_the_first_round_tells_all_that_is_known_of_the_client() -> None:
-    rounds = Rounds([], connect(auth_method_name="tls", auth_data=b"", original_principal="bob", proxy_version="1"))
-    await rounds.first()
-    [request] = rounds.worker.requests
+    exchange = ScriptedExchange(
+        [], connect(auth_method_name="tls", auth_data=b"", original_principal="bob", proxy_version="1")
+    )
+    await exchange.first()
+    [request] = exchange.worker.requests
     assert request.first_round
     assert (request.method, request.data, request.client_address) == ("tls", b"", CLIENT)
     assert request.client_certificate == CERTIFICATE
@@ -77,20 +79,20 @@ async def test_the_first_round_tells_all_that_is_known_of_the_client() -> None:
 async def test_whether_a_client_says_that_it_is_a_proxy(version: str | None, through_proxy: bool) -> None:
     """An empty version is a version: the field's presence counts, as in the broker."""
     fields = {} if version is None else {"proxy_version": version}
-    rounds = Rounds([], connect(**fields))
-    await rounds.first()
-    assert rounds.worker.requests[0].through_proxy is through_proxy
+    exchange = ScriptedExchange([], connect(**fields))
+    await exchange.first()
+    assert exchange.worker.requests[0].through_proxy is through_proxy
 
 
 async def test_a_later_round_tells_nothing_but_its_answer() -> None:
     """Security: what CONNECT said stays as it was said; the worker goes by its own state."""
-    rounds = Rounds([challenge(b"q"), authenticated()])
-    await rounds.first()
-    await rounds.next(b"answer", "other-method")
-    request = rounds.worker.requests[1]
+    exchange = ScriptedExchange([challenge(b"q"), authenticated()])
+    await exchange.first()
+    await exchange.next(b"answer", "other-method")
+    request = exchange.worker.requests[1]
     assert not request.first_round
     assert (request.method, request.data) == ("other-method", b"answer")
-    assert request.authentication_id == rounds.worker.requests[0].authentication_id
+    assert request.authentication_id == exchange.worker.requests[0].authentication_id
     assert not request.client_certificate
     assert not request.original_principal
     assert not request.through_proxy
@@ -102,27 +104,27 @@ async def test_a_client_without_a_method(method: str | None) -> None:
     command.connect.ClearField("auth_method_name")
     if method is not None:
         command.connect.auth_method_name = method
-    rounds = Rounds([], command)
-    await rounds.first()
-    assert rounds.worker.requests[0].method == "none"
+    exchange = ScriptedExchange([], command)
+    await exchange.first()
+    assert exchange.worker.requests[0].method == "none"
 
 
 async def test_an_answer_without_a_body(autojump_clock: trio.testing.MockClock) -> None:
     """Empty data, no method: it is the worker's to deny."""
-    rounds = Rounds([challenge(b"q"), denied("method_changed")])
-    await rounds.first()
+    exchange = ScriptedExchange([challenge(b"q"), denied("method_changed")])
+    await exchange.first()
     assert isinstance(
-        await rounds.authentication.authenticate_round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial
+        await exchange.authentication.authenticate_round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial
     )
-    assert rounds.worker.rounds[1] == ("", b"")
+    assert exchange.worker.exchange[1] == ("", b"")
 
 
 # ---- what its answers become
 
 
 async def test_a_yes() -> None:
-    rounds = Rounds([authenticated()])
-    identity = await rounds.first()
+    exchange = ScriptedExchange([authenticated()])
+    identity = await exchange.first()
     assert identity == ClientIdentity(ALICE, b"sealed")
     assert identity.role == "alice"
     assert identity.original is None
@@ -130,8 +132,8 @@ async def test_a_yes() -> None:
 
 @pytest.mark.conforms("pip-30.12")
 async def test_a_question() -> None:
-    rounds = Rounds([challenge(b"q")], connect(auth_method_name="sasl", protocol_version=15))
-    question = await rounds.first()
+    exchange = ScriptedExchange([challenge(b"q")], connect(auth_method_name="sasl", protocol_version=15))
+    question = await exchange.first()
     assert isinstance(question, Challenge)
     decoder = FrameDecoder(max_frame_bytes=1024)
     decoder.receive_data(question.frame)
@@ -155,30 +157,30 @@ async def test_a_question() -> None:
 )
 async def test_a_no(answer: AuthenticateResponse, code: int, message: str, reason: str) -> None:
     """Security: an answer that says nothing is a no as well."""
-    assert await Rounds([answer]).first() == Denial(Refusal(code, message), reason)
+    assert await ScriptedExchange([answer]).first() == Denial(Refusal(code, message), reason)
 
 
 async def test_an_exchange_that_is_lost_says_nothing_about_the_client() -> None:
     """Java clients give up for good on AuthenticationError; this one should come again."""
-    rounds = Rounds([challenge(b"q"), denied("unknown_round")])
-    await rounds.first()
-    denial = await rounds.next()
+    exchange = ScriptedExchange([challenge(b"q"), denied("unknown_round")])
+    await exchange.first()
+    denial = await exchange.next()
     assert isinstance(denial, Denial)
     assert denial.refusal.code == ServerError.ServiceNotReady
 
 
 async def test_no_answer_is_no_verdict() -> None:
-    rounds = Rounds([RpcConnectionLost("gone")])
+    exchange = ScriptedExchange([RpcConnectionLost("gone")])
     with pytest.raises(RpcConnectionLost):
-        await rounds.first()
-    assert len(rounds.worker.requests) == 1
+        await exchange.first()
+    assert len(exchange.worker.requests) == 1
 
 
 # ---- what goes on to brokers
 
 
 async def test_credentials_are_forwarded_where_they_are_wanted() -> None:
-    identity = await Rounds([authenticated()], forwards=True).first()
+    identity = await ScriptedExchange([authenticated()], forwards=True).first()
     assert identity.original == OriginalCredentials("token", SECRET.decode())
     assert identity.broker_identity("token", b"the proxy's") == BrokerIdentity(
         "token", b"the proxy's", "alice", identity.original
@@ -186,22 +188,22 @@ async def test_credentials_are_forwarded_where_they_are_wanted() -> None:
 
 
 async def test_credentials_stay_here_otherwise() -> None:
-    identity = await Rounds([authenticated()]).first()
+    identity = await ScriptedExchange([authenticated()]).first()
     assert identity.original is None
     assert identity.broker_identity("basic", b"p:w") == BrokerIdentity("basic", b"p:w", "alice", None)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
 async def test_what_is_no_text_is_not_forwarded(data: bytes) -> None:
-    identity = await Rounds([authenticated()], connect(auth_data=data), forwards=True).first()
+    identity = await ScriptedExchange([authenticated()], connect(auth_data=data), forwards=True).first()
     assert identity.original is None
 
 
 async def test_what_a_client_says_in_several_rounds_is_not_forwarded() -> None:
     """It proves nothing to anybody else (apache/pulsar#19291); a mechanism's last word makes a second round, too."""
-    rounds = Rounds([challenge(b"q"), authenticated()], forwards=True)
-    await rounds.first()
-    identity = await rounds.next()
+    exchange = ScriptedExchange([challenge(b"q"), authenticated()], forwards=True)
+    await exchange.first()
+    identity = await exchange.next()
     assert identity.role == "alice"
     assert identity.original is None
 
@@ -217,24 +219,24 @@ FROM_PROXY = {
 @pytest.mark.parametrize("rounds_before", [0, 2])
 async def test_what_a_proxy_forwards_goes_on_however_it_came_in(rounds_before: int) -> None:
     command = connect(**FROM_PROXY, original_auth_method="token", original_auth_data="the client's")
-    rounds = Rounds([*[challenge(b"q")] * rounds_before, authenticated(BEHIND)], command, forwards=True)
-    verdict = await rounds.first()
+    exchange = ScriptedExchange([*[challenge(b"q")] * rounds_before, authenticated(BEHIND)], command, forwards=True)
+    verdict = await exchange.first()
     for _ in range(rounds_before):
-        verdict = await rounds.next()
+        verdict = await exchange.next()
     assert verdict.role == "alice"
     assert verdict.original == OriginalCredentials("token", "the client's")
 
 
 async def test_a_proxys_own_credentials_are_never_taken_for_its_clients() -> None:
     """Security: a broker would take the client for the proxy."""
-    identity = await Rounds([authenticated(BEHIND)], connect(**FROM_PROXY), forwards=True).first()
+    identity = await ScriptedExchange([authenticated(BEHIND)], connect(**FROM_PROXY), forwards=True).first()
     assert identity.role == "alice"
     assert identity.original is None
 
 
 async def test_what_a_client_calls_original_is_not_forwarded() -> None:
     command = connect(original_auth_method="token", original_auth_data="another's", auth_data=b"")
-    assert (await Rounds([authenticated()], command, forwards=True).first()).original is None
+    assert (await ScriptedExchange([authenticated()], command, forwards=True).first()).original is None
 
 
 async def test_without_authentication_no_principal_is_named() -> None:
@@ -243,5 +245,5 @@ async def test_without_authentication_no_principal_is_named() -> None:
 
 
 async def test_credentials_are_not_shown() -> None:
-    identity = await Rounds([authenticated()], forwards=True).first()
+    identity = await ScriptedExchange([authenticated()], forwards=True).first()
     assert SECRET.decode() not in repr(identity) + repr(identity.broker_identity("", b""))

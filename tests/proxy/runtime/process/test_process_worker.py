@@ -111,7 +111,7 @@ class FakeSocket:
         return "fake"
 
 
-class Life:
+class RunningWorker:
     """A worker process's inside, and the supervisor's ends."""
 
     def __init__(self, role: Role, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,15 +161,15 @@ class Life:
         self.liveness = -1
 
 
-Begin = Callable[..., Life]
+Begin = Callable[..., RunningWorker]
 
 
 @pytest.fixture
 def life(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    lives: list[Life] = []
+    lives: list[RunningWorker] = []
 
-    def begin(role: Role = Role.LOOKUP) -> Life:
-        lives.append(Life(role, nursery, monkeypatch))
+    def begin(role: Role = Role.LOOKUP) -> RunningWorker:
+        lives.append(RunningWorker(role, nursery, monkeypatch))
         return lives[-1]
 
     yield begin
@@ -180,7 +180,7 @@ def life(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beg
     structlog.contextvars.clear_contextvars()
 
 
-async def finish(it: Life) -> None:
+async def finish(it: RunningWorker) -> None:
     it.supervisor_goes()
     await it.ended.wait()
 
@@ -237,7 +237,7 @@ async def test_configure_and_drain(life: Begin) -> None:
     await finish(it)
 
 
-def caller_of(it: Life, pid: int) -> RpcClient:
+def caller_of(it: RunningWorker, pid: int) -> RpcClient:
     stream = it.listener.come(pid)
 
     async def connect() -> trio.abc.HalfCloseableStream:

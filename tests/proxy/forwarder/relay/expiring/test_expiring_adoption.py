@@ -21,7 +21,7 @@ from framed_fakes import (
     BROKER_HOST,
     CHALLENGE,
     FakeCredentials,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     denied,
@@ -56,9 +56,9 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
 
 
-async def begun(place: Place, lane: Lane, now: Now, judges: Judges, **fields: Any) -> None:
+async def begun(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, **fields: Any) -> None:
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges, **fields))
+    await forwarder.begin(lane, session=session(now, reauthenticator, **fields))
     await trio.testing.wait_all_tasks_blocked()  # it has looked at its clock
 
 
@@ -68,10 +68,10 @@ async def begun(place: Place, lane: Lane, now: Now, judges: Judges, **fields: An
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", [0, 1, 4, 9, 10, 11, 12, 25, 40])
 async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str, cut: int
 ) -> None:
     """In the middle of a frame or of its header, both ways; a challenge and its answer prove it."""
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     there, back = send_frame(b"t" * 40), message_frame(b"b" * 40)
     await lane.client.send_all(there + there[:cut])
     await lane.broker.send_all(back + back[:cut])
@@ -89,19 +89,19 @@ async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
     assert found in {CHALLENGE + rest + back, rest + CHALLENGE + back, rest + back + CHALLENGE}
     await lane.client.send_all(there[cut:] + answer() + there)
     assert await read(lane.broker, 2 * len(there) - passed_there) == there[passed_there:] + there
-    await until(lambda: judges.given == [b"fresh"])
+    await until(lambda: reauthenticator.given == [b"fresh"])
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", [0, 1, 9, 10, 12, 13, 30, len(answer()) - 1])
 async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str, cut: int
 ) -> None:
     """What was there of an answer dies with its process: the client is asked once more. An answer that comes whole
     to the successor is judged.
     """
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges))
+    await forwarder.begin(lane, session=session(now, reauthenticator))
     now.s += 90
     forwarder.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -112,23 +112,23 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
     assert await read(lane.broker, len(send_frame(b"behind"))) == send_frame(b"behind")
     if cut >= 13:  # it had begun to be taken out
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert judges.given == []
+        assert reauthenticator.given == []
         now.s += 1.5
         second.relays.reauthentication.send_due_challenges()
         assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
         await lane.client.send_all(answer())
-    await until(lambda: judges.given == [b"fresh"])
+    await until(lambda: reauthenticator.given == [b"fresh"])
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
 
 
 @pytest.mark.conforms("kip-368.58", "kip-368.59")
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_successor_counts_no_client_that_is_never_asked(
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
 ) -> None:
     """It was counted when it connected, or opened its first producer."""
     first = await place.forwarder()
-    await first.begin(lane, session=session(now, judges, exempts_producers=True))
+    await first.begin(lane, session=session(now, reauthenticator, exempts_producers=True))
     await lane.client.send_all(producer_frame())
     await expect(lane.broker, producer_frame())
     assert _no_reauth(first) == 1
@@ -146,10 +146,10 @@ def _no_reauth(forwarder: Forwarder) -> float:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", [0, 1, 9, 12])
 async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str, cut: int
 ) -> None:
     """Its beginning is held, like any; the successor knows the end, and the grace that the relay began with."""
-    await begun(place, lane, now, judges, challenge=b"", grace_ms=30_000)
+    await begun(place, lane, now, reauthenticator, challenge=b"", grace_ms=30_000)
     ping = commands.ping()
     now.s += 110
     await lane.client.send_all(ping + ping[:cut])
@@ -172,16 +172,18 @@ async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_answer_that_was_being_judged(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
-    judges.gate = trio.Event()
-    await begun(place, lane, now, judges)
+async def test_an_answer_that_was_being_judged(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
+) -> None:
+    reauthenticator.gate = trio.Event()
+    await begun(place, lane, now, reauthenticator)
     now.s += 90
     place.forwarders[-1].relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer(b"1"))
-    await until(lambda: judges.given == [b"1"])
+    await until(lambda: reauthenticator.given == [b"1"])
     second = await successor(place, way)
-    judges.gate.set()
+    reauthenticator.gate.set()
     now.s += 1.5
     second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -190,11 +192,13 @@ async def test_an_answer_that_was_being_judged(place: Place, lane: Lane, now: No
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+async def test_rounds_begin_anew(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
+) -> None:
     """Only who began them could go on with them."""
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
-    judges.verdict = lambda data: Challenge(further) if data == b"client first" else identity()
-    await begun(place, lane, now, judges)
+    reauthenticator.verdict = lambda data: Challenge(further) if data == b"client first" else identity()
+    await begun(place, lane, now, reauthenticator)
     now.s += 90
     place.forwarders[-1].relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -206,7 +210,7 @@ async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Jud
     now.s += 1.5
     second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
-    assert judges.given == [b"client first"]
+    assert reauthenticator.given == [b"client first"]
     await lane.client.send_all(answer(b"client first"))
     assert await read(lane.client, len(further)) == further
     await lane.client.send_all(answer(b"client final"))
@@ -214,11 +218,13 @@ async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Jud
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+async def test_phases_of_a_later_version(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
+) -> None:
     """An upgrade that is taken back: what the phases mean is not known, and the relay goes on."""
     credentials = FakeCredentials()
     place.broker_credentials = credentials.begin
-    await begun(place, lane, now, judges, broker_host=BROKER_HOST)
+    await begun(place, lane, now, reauthenticator, broker_host=BROKER_HOST)
     (one,) = place.forwarders[-1].relays.expiring_sessions()
     cells = place.forwarders[-1].relays._ledger.table.cells
     cells[framed_row(one.relay_record.id, TO_BROKER) + EXCHANGE] = 99
@@ -228,7 +234,7 @@ async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, jud
     assert await read(lane.broker, len(proxys_answer(b"1"))) == proxys_answer(b"1")
     await lane.client.send_all(answer(b"of a round that is not known") + send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
-    assert judges.given == []
+    assert reauthenticator.given == []
     now.s += 90
     second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -237,8 +243,10 @@ async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, jud
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_longer_life_is_inherited(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
-    await begun(place, lane, now, judges)
+async def test_a_longer_life_is_inherited(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
+) -> None:
+    await begun(place, lane, now, reauthenticator)
     now.s += 90
     await lane.client.send_all(answer())
     await until(lambda: place.forwarders[-1].metrics.success.labels(method="token")._value.get() == 1)
@@ -255,11 +263,17 @@ async def test_a_longer_life_is_inherited(place: Place, lane: Lane, now: Now, ju
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verdict", [None, denied])
 async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str, verdict: Any, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    way: str,
+    verdict: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.3)
-    judges.verdict = verdict
-    await begun(place, lane, now, judges)
+    reauthenticator.verdict = verdict
+    await begun(place, lane, now, reauthenticator)
     now.s += 150
     await lane.client.send_all((answer() if verdict else b"") + send_frame())
     await until(lambda: place.forwarders[-1].relays._engine.pump.half_closed)
@@ -276,8 +290,10 @@ async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
         assert killed == [1, 0], "counted once, by who began it"
 
 
-async def test_a_client_with_a_producer_stays_spared(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await begun(place, lane, now, judges, exempts_producers=True)
+async def test_a_client_with_a_producer_stays_spared(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await begun(place, lane, now, reauthenticator, exempts_producers=True)
     producer = b"\0\0\0\x0a\0\0\0\x06\x08\x05\x2a\x02\x18\x07"
     await lane.client.send_all(producer)
     assert await read(lane.broker, len(producer)) == producer
@@ -477,14 +493,14 @@ async def talk_and_die(
     kind: type[Talk] = Talk,
 ) -> int:
     left = iter(steps)
-    now, judges = Now(), Judges()
+    now, reauthenticator = Now(), FakeReauthenticator()
     async with open_place() as place, open_lane(buffer_bytes=4096) as lane:
-        place.now, place.recall = now, judges.recall
+        place.now, place.recall = now, reauthenticator.recall
         # Answers of more than a page, too: they are put in another way.
         place.broker_credentials = FakeCredentials(padding=bytes(seed % 2 * 9_000)).begin
         forwarder = await place.forwarder()
         fields = {TalkWithBothAsked: {"broker_host": BROKER_HOST}, TalkWithForwardedAnswers: {"passes_answers": True}}
-        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=200_000, **fields.get(kind, {})))
+        await forwarder.begin(lane, session=session(now, reauthenticator, lifetime_ms=200_000, **fields.get(kind, {})))
         talk = kind(lane, seed)
         fuse.arm(place, next(left))
         async with trio.open_nursery() as nursery:

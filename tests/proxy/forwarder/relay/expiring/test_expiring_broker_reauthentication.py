@@ -15,7 +15,7 @@ from framed_fakes import (
     CHALLENGE,
     SERVER_FIRST,
     FakeCredentials,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     error_in,
@@ -52,11 +52,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.01)
 
 
-async def begun(place: Place, lane: Lane, now: Now, judges: Judges, **fields: Any) -> Forwarder:
+async def begun(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, **fields: Any) -> Forwarder:
     """A relay whose client's session never ends, but that of the proxy at its broker does."""
     forwarder = await place.forwarder()
     known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
-    await forwarder.begin(lane, session=session(now, judges, **known))
+    await forwarder.begin(lane, session=session(now, reauthenticator, **known))
     return forwarder
 
 
@@ -77,9 +77,9 @@ def failed(forwarder: Forwarder, reason: str) -> float:
 
 @pytest.mark.conforms("kip-368.11", "kip-368.33")
 async def test_the_proxy_answers_and_the_client_sees_nothing(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     for number in range(1, 4):
         before, behind = message_frame(b"before"), message_frame(b"behind")
         await lane.broker.send_all(before + BROKER_ASKS + behind)
@@ -89,14 +89,14 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
         assert timed(forwarder) == number
     assert credentials.hosts == [BROKER_HOST] * 3
     assert credentials.challenges == [None] * 3, "each time as if it connected"
-    assert judges.given == []
+    assert reauthenticator.given == []
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 10, 11, 25, len(BROKER_ASKS) - 1])
 async def test_a_challenge_in_every_two_pieces(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, cut: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials, cut: int
 ) -> None:
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(message_frame() + BROKER_ASKS[:cut])
     await expect(lane.client, message_frame())
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -108,10 +108,10 @@ async def test_a_challenge_in_every_two_pieces(  # noqa: PLR0917 -- fixtures
 
 @pytest.mark.conforms("kip-368.11")
 async def test_all_rounds_are_answered_within_one_exchange(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.rounds = 2
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     for number in (1, 2):
         await lane.broker.send_all(BROKER_ASKS)
         await expect(lane.broker, proxys_answer(b"%d" % number))
@@ -124,10 +124,10 @@ async def test_all_rounds_are_answered_within_one_exchange(
 
 
 async def test_an_answer_is_never_put_into_a_clients_frame(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """Neither where its beginning has passed, nor into what waits in the pipe."""
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 3000)
     await lane.client.send_all(frame[:1000])
     await expect(lane.broker, frame[:1000])
@@ -139,9 +139,9 @@ async def test_an_answer_is_never_put_into_a_clients_frame(
 
 
 async def test_an_answer_waits_for_what_the_broker_does_not_take(
-    place: Place, narrow_lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, narrow_lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    await begun(place, narrow_lane, now, judges)
+    await begun(place, narrow_lane, now, reauthenticator)
     frames = [send_frame(bytes([number]) * 40_000, number) for number in range(1, 21)]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(narrow_lane.client.send_all, b"".join(frames))
@@ -156,10 +156,10 @@ async def test_an_answer_waits_for_what_the_broker_does_not_take(
 
 
 async def test_an_answer_overtakes_the_beginning_of_a_frame_that_is_held(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """A client that stops within a header holds nobody up: nothing of that frame was sent."""
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 30)
     await lane.client.send_all(frame + frame[:7])
     await expect(lane.broker, frame)
@@ -171,9 +171,9 @@ async def test_an_answer_overtakes_the_beginning_of_a_frame_that_is_held(
 
 
 async def test_an_answer_overtakes_a_clients_own_that_is_being_taken_out(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    await begun(place, lane, now, judges, lifetime_ms=100_000)
+    await begun(place, lane, now, reauthenticator, lifetime_ms=100_000)
     now.s += 10
     await lane.client.send_all(answer(b"unasked" * 10)[:60])
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -181,14 +181,14 @@ async def test_an_answer_overtakes_a_clients_own_that_is_being_taken_out(
     await expect(lane.broker, proxys_answer(b"1"))
     await lane.client.send_all(answer(b"unasked" * 10)[60:] + send_frame())
     await expect(lane.broker, send_frame())
-    await until(lambda: judges.given == [b"unasked" * 10])
+    await until(lambda: reauthenticator.given == [b"unasked" * 10])
 
 
 async def test_both_sides_are_asked_at_the_same_time(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """The client for its own credentials, by the proxy; the proxy for its own, by the broker."""
-    forwarder = await begun(place, lane, now, judges, lifetime_ms=100_000)
+    forwarder = await begun(place, lane, now, reauthenticator, lifetime_ms=100_000)
     for number in (1, 2):
         now.s += 90
         await lane.broker.send_all(BROKER_ASKS[:30])
@@ -200,29 +200,29 @@ async def test_both_sides_are_asked_at_the_same_time(
         await expect(lane.broker, proxys_answer(b"%d" % number))
         await lane.client.send_all(answer(b"alice's") + send_frame())
         await expect(lane.broker, send_frame())
-        await until(lambda number=number: judges.given == [b"alice's"] * number)
+        await until(lambda number=number: reauthenticator.given == [b"alice's"] * number)
         await until(lambda number=number: forwarder.metrics.success.labels(method="token")._value.get() == number)
     assert succeeded(forwarder) == 2
 
 
 async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_answer_up(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    judges.gate = trio.Event()
-    await begun(place, lane, now, judges, lifetime_ms=100_000)
+    reauthenticator.gate = trio.Event()
+    await begun(place, lane, now, reauthenticator, lifetime_ms=100_000)
     now.s += 110
     await lane.client.send_all(answer() + send_frame())
-    await until(lambda: judges.given)
+    await until(lambda: reauthenticator.given)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"1"))
-    judges.gate.set()
+    reauthenticator.gate.set()
     await expect(lane.broker, send_frame())
 
 
 async def test_a_challenge_past_the_grace_of_the_client_is_no_use(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    await begun(place, lane, now, judges, lifetime_ms=100_000, challenge=b"", grace_ms=0)
+    await begun(place, lane, now, reauthenticator, lifetime_ms=100_000, challenge=b"", grace_ms=0)
     now.s += 200
     await lane.broker.send_all(BROKER_ASKS + commands.ping())
     await expect(lane.client, commands.ping())
@@ -230,10 +230,10 @@ async def test_a_challenge_past_the_grace_of_the_client_is_no_use(
 
 
 async def test_without_a_host_the_client_is_asked_as_ever(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """With forwarded credentials; where the frames are followed for another reason, too."""
-    await begun(place, lane, now, judges, broker_host="", counts_messages=True)
+    await begun(place, lane, now, reauthenticator, broker_host="", counts_messages=True)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.client, BROKER_ASKS)
     await lane.client.send_all(answer(b"alice's own"))
@@ -242,19 +242,19 @@ async def test_without_a_host_the_client_is_asked_as_ever(
 
 
 async def test_where_neither_ends_the_relay_is_blind(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    forwarder = await begun(place, lane, now, judges, broker_host="")
+    forwarder = await begun(place, lane, now, reauthenticator, broker_host="")
     await lane.broker.send_all(b"anything")
     await expect(lane.client, b"anything")
     assert forwarder.relays.expiring_sessions() == []
 
 
 async def test_a_challenge_right_behind_connected_begins_no_relay(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     forwarder = await place.forwarder()
-    known = session(now, judges, lifetime_ms=0, broker_host=BROKER_HOST)
+    known = session(now, reauthenticator, lifetime_ms=0, broker_host=BROKER_HOST)
     with pytest.raises(RelayStartFailed, match="before the relay began"):
         await forwarder.begin(lane, to_client=message_frame() + BROKER_ASKS, session=known)
 
@@ -263,9 +263,9 @@ async def test_a_challenge_right_behind_connected_begins_no_relay(
 
 
 async def test_an_answer_larger_than_a_page(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX - 100)
     expected = proxys_answer(b"1" + credentials.padding)
     assert INJECTION_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
@@ -274,10 +274,10 @@ async def test_an_answer_larger_than_a_page(
 
 
 async def test_an_answer_that_is_too_large_is_not_given(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """The relay goes on for as long as the broker lets it; when it asks again, that is answered."""
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: failed(forwarder, TOO_LARGE) == 1)
@@ -292,12 +292,12 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     place: Place,
     lane: Lane,
     now: Now,
-    judges: Judges,
+    reauthenticator: FakeReauthenticator,
     credentials: FakeCredentials,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No pipe is lost on the way."""
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     credentials.padding = bytes(10_000)
     monkeypatch.setattr(PipePool, "_may_create", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
     pool = forwarder.relays._engine._pool
@@ -324,10 +324,10 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
 
 
 async def test_no_credentials_now_is_tried_again(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.failing = 3
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"4"))
     assert failed(forwarder, NO_CREDENTIALS) == 3
@@ -335,10 +335,10 @@ async def test_no_credentials_now_is_tried_again(
 
 
 async def test_credentials_that_are_not_configured_any_more_are_not_answered_with_none(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.configured = False
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: failed(forwarder, NO_CREDENTIALS))
     credentials.configured = True
@@ -350,13 +350,13 @@ async def test_an_ended_relay_gets_no_credentials(  # noqa: PLR0917 -- fixtures
     place: Place,
     lane: Lane,
     now: Now,
-    judges: Judges,
+    reauthenticator: FakeReauthenticator,
     credentials: FakeCredentials,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(broker_reauthentication, "RETRY_S_MAX", 0.01)
     credentials.failing = 1 << 30
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: credentials.begun > 1)
     await lane.broker.send_eof()
@@ -369,10 +369,10 @@ async def test_an_ended_relay_gets_no_credentials(  # noqa: PLR0917 -- fixtures
 
 
 async def test_a_further_round_is_never_tried_twice(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.rounds = 2
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"1"))
     credentials.failing = 1
@@ -391,10 +391,10 @@ async def expect_out_of_turn(lane: Lane, forwarder: Forwarder) -> None:
 
 
 async def test_a_second_challenge_before_the_answer_ends_the_relay(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.gate = trio.Event()
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: credentials.challenges)
     await lane.broker.send_all(BROKER_ASKS)
@@ -404,9 +404,9 @@ async def test_a_second_challenge_before_the_answer_ends_the_relay(
 
 
 async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 3000)
     await lane.client.send_all(frame[:1000])
     await expect(lane.broker, frame[:1000])
@@ -421,11 +421,16 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
 
 
 async def test_a_flood_of_challenges_starves_no_other_relay(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    credentials: FakeCredentials,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In each turn of its relay one is taken out; between turns all other relays have theirs."""
     credentials.gate = trio.Event()
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     (relay,) = forwarder.relays._engine.relays
     pump, take = relay.to_client.pump, broker_reauthentication.BrokerReauthentication.on_challenge_frame
     taken: list[bytes] = []
@@ -452,13 +457,13 @@ async def test_exchanges_begin_no_faster_than_once_a_second(  # noqa: PLR0917 --
     place: Place,
     lane: Lane,
     now: Now,
-    judges: Judges,
+    reauthenticator: FakeReauthenticator,
     credentials: FakeCredentials,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker that asks as soon as it is answered waits; none of it counts as a mistake."""
     monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.3)
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     times = []
     for number in range(1, 4):
         await lane.broker.send_all(BROKER_ASKS)
@@ -470,10 +475,10 @@ async def test_exchanges_begin_no_faster_than_once_a_second(  # noqa: PLR0917 --
 
 
 async def test_endless_rounds_end_the_relay(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.rounds = 1000
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     for number in range(ROUNDS_MAX):
         await expect(lane.broker, proxys_answer(b"1" + b"." * number))
@@ -486,18 +491,18 @@ async def test_endless_rounds_end_the_relay(
     "body", [b"\x08\x24\xff\xff", b"\x08\x24", b"\x08\x24\xa2\x02\x7f"], ids=["no protobuf", "empty", "cut off"]
 )
 async def test_a_challenge_that_is_none_ends_the_relay(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, body: bytes
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials, body: bytes
 ) -> None:
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(encode_frame(body))
     await expect_out_of_turn(lane, forwarder)
     assert credentials.begun == 0
 
 
 async def test_a_challenge_that_is_too_large_ends_the_relay_unread(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     large = commands.auth_challenge("broker", 21, "token", bytes(BROKER_CHALLENGE_BYTES_MAX))
     await lane.broker.send_all(message_frame() + large[:100])
     rest = await read_all(lane.client)
@@ -508,9 +513,9 @@ async def test_a_challenge_that_is_too_large_ends_the_relay_unread(
 
 
 async def test_a_broker_that_ends_within_a_challenge(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(message_frame() + BROKER_ASKS[:20])
     await lane.broker.send_eof()
     assert await read_all(lane.client) == message_frame()
@@ -519,10 +524,10 @@ async def test_a_broker_that_ends_within_a_challenge(
 
 
 async def test_a_client_that_has_said_all_leaves_the_broker_unanswered(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     """Nothing can be said to that broker any more; what it still says is delivered."""
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.client.send_eof()
     assert await read_all(lane.broker) == b""
     await lane.broker.send_all(BROKER_ASKS + message_frame())
@@ -537,11 +542,17 @@ async def test_a_client_that_has_said_all_leaves_the_broker_unanswered(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", [0, 1, 9, 10, 30, len(BROKER_ASKS) - 1, len(BROKER_ASKS)])
 async def test_a_challenge_survives_its_forwarder(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, way: str, cut: int
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    credentials: FakeCredentials,
+    way: str,
+    cut: int,
 ) -> None:
     """However much of it was taken out, and where its answer was under way: the successor answers it, once."""
     credentials.gate = trio.Event()
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(message_frame() + BROKER_ASKS[:cut])
     await expect(lane.client, message_frame())
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -558,11 +569,17 @@ async def test_a_challenge_survives_its_forwarder(  # noqa: PLR0917 -- fixtures
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", [0, 30, len(SERVER_FIRST)])
 async def test_rounds_die_with_their_forwarder(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, way: str, cut: int
+    place: Place,
+    lane: Lane,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
+    credentials: FakeCredentials,
+    way: str,
+    cut: int,
 ) -> None:
     """Nobody else can go on with them: what belongs to them is taken out and not answered; a new exchange is."""
     credentials.rounds = 2
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"1"))
     credentials.gate = trio.Event()
@@ -579,11 +596,11 @@ async def test_rounds_die_with_their_forwarder(  # noqa: PLR0917 -- fixtures
 
 
 async def test_the_table_says_where_the_exchange_stands(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     credentials.rounds = 2
     credentials.gate = trio.Event()
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     (followed,) = forwarder.relays.expiring_sessions()
     cells, cell = forwarder.relays._ledger.table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
@@ -604,11 +621,11 @@ async def test_the_table_says_where_the_exchange_stands(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_lost_rounds_are_given_up_once(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, way: str
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials, way: str
 ) -> None:
     """Not by each successor again."""
     credentials.rounds = 2
-    await begun(place, lane, now, judges)
+    await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"1"))
     credentials.gate = trio.Event()
@@ -620,10 +637,10 @@ async def test_lost_rounds_are_given_up_once(  # noqa: PLR0917 -- fixtures
 
 @pytest.mark.parametrize("why", [NO_CREDENTIALS, TOO_LARGE])
 async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, why: str
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials, why: str
 ) -> None:
     credentials.rounds = 2
-    forwarder = await begun(place, lane, now, judges)
+    forwarder = await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)
     await expect(lane.broker, proxys_answer(b"1"))
     credentials.failing = why == NO_CREDENTIALS

@@ -16,7 +16,7 @@ from framed_fakes import (
     CHALLENGE,
     SERVER_FIRST,
     FakeCredentials,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     error_in,
@@ -43,7 +43,7 @@ class Stage:
     """A relay through user space, and its far ends; a client's session that never ends, unless ``fields`` say so."""
 
     def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
-        self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
+        self.now, self.reauthenticator, self.credentials = Now(), FakeReauthenticator(), FakeCredentials()
         self.brokers = BrokerReauthenticationFactory(nursery, begin=self.credentials.begin)
         self.relays = new_relays(nursery, now=self.now, sessions=SessionOptions(broker_factory=self.brokers))
         self.relays.reauthentication.fraction = lambda: 0.0
@@ -58,7 +58,7 @@ class Stage:
                 self.our_broker,
                 about_relay(),
                 config=RelayConfig(),
-                session=session(self.now, self.judges, **known),
+                session=session(self.now, self.reauthenticator, **known),
             )
         )
         await trio.testing.wait_all_tasks_blocked()
@@ -89,7 +89,7 @@ async def test_the_proxy_answers_and_the_client_sees_nothing(
         await expect(stage.client, message_frame() * 2)
         await expect(stage.broker, proxys_answer(b"%d" % number))
     assert stage.credentials.challenges == [None] * 3
-    assert stage.judges.given == []
+    assert stage.reauthenticator.given == []
     assert stage.succeeded() == 3
 
 
@@ -370,20 +370,20 @@ async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testin
         await expect(stage.broker, proxys_answer(b"%d" % number))
         await stage.client.send_all(answer(b"alice's") + send_frame())
         await expect(stage.broker, send_frame())
-    assert stage.judges.given == [b"alice's"] * 2
+    assert stage.reauthenticator.given == [b"alice's"] * 2
 
 
 async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_answer_up(
     autojump_clock: trio.testing.MockClock, stage: Stage
 ) -> None:
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     await stage.begin(lifetime_ms=100_000)
     stage.now.s += 110
     await stage.client.send_all(answer() + send_frame())
     await trio.testing.wait_all_tasks_blocked()
     await stage.broker.send_all(BROKER_ASKS)
     await expect(stage.broker, proxys_answer(b"1"))
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await expect(stage.broker, send_frame())
 
 

@@ -15,7 +15,7 @@ from framed_fakes import (
     ANSWER_BYTES_MAX,
     CHALLENGE,
     NEARLY_PINGS,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     denied,
@@ -47,7 +47,7 @@ class Stage:
 
     relays: RelayManager
     now: Now
-    judges: Judges
+    reauthenticator: FakeReauthenticator
     client: trio.testing.MemoryReceiveStream | Any
     broker: Any
 
@@ -63,7 +63,7 @@ class Stage:
 @pytest.fixture
 async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    now, judges = Now(), Judges()
+    now, reauthenticator = Now(), FakeReauthenticator()
     relays = new_relays(nursery, now=now)
     relays.reauthentication.fraction = lambda: 0.0
 
@@ -77,11 +77,11 @@ async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
                 about_relay(),
                 first_to_broker=first,
                 config=RelayConfig(),
-                session=session(now, judges, **fields),
+                session=session(now, reauthenticator, **fields),
             )
         )
         await trio.testing.wait_all_tasks_blocked()
-        return Stage(relays, now, judges, client, broker)
+        return Stage(relays, now, reauthenticator, client, broker)
 
     return begun
 
@@ -106,13 +106,13 @@ async def test_frames_in_any_pieces_and_three_lives(begin: Any) -> None:
             at += size
         assert await read(stage.broker, 2 * len(frame)) == frame + frame
         await trio.testing.wait_all_tasks_blocked()
-    assert stage.judges.given == [b"0", b"1", b"2"]
+    assert stage.reauthenticator.given == [b"0", b"1", b"2"]
 
 
 async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: Any) -> None:
     stage = await begin()
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
-    stage.judges.verdict = lambda _data: Challenge(further)
+    stage.reauthenticator.verdict = lambda _data: Challenge(further)
     stage.now.s += 150
     (followed,) = stage.relays.expiring_sessions()
     assert followed.clock is not None
@@ -125,7 +125,7 @@ async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: A
 async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
     stage = await begin()
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
-    stage.judges.verdict = lambda data: Challenge(further) if data == b"1" else identity()
+    stage.reauthenticator.verdict = lambda data: Challenge(further) if data == b"1" else identity()
     stage.now.s += 90
     stage.ask()
     assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
@@ -141,7 +141,7 @@ async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
 async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin: Any) -> None:
     """It would ask for a further round of what is being judged."""
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     frame = message_frame(b"x" * 1000)
     await stage.broker.send_all(frame[:500])
     assert await read(stage.client, 500) == frame[:500]
@@ -149,17 +149,17 @@ async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin:
     stage.ask()  # it waits for a boundary
     await stage.client.send_all(answer(b"unasked"))
     await trio.testing.wait_all_tasks_blocked()
-    assert stage.judges.given == [b"unasked"]
+    assert stage.reauthenticator.given == [b"unasked"]
     await stage.broker.send_all(frame[500:] + frame)
     assert await read(stage.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     stage.now.s += 90
     stage.ask()
     assert await read(stage.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
     await stage.client.send_all(answer(b"asked"))
     await trio.testing.wait_all_tasks_blocked()
-    assert stage.judges.given == [b"unasked", b"asked"]
+    assert stage.reauthenticator.given == [b"unasked", b"asked"]
 
 
 async def test_used_past_its_end(begin: Any) -> None:
@@ -176,25 +176,25 @@ async def test_used_past_its_end(begin: Any) -> None:
 )
 async def test_a_failure_closes(begin: Any, frames: bytes) -> None:
     stage = await begin()
-    stage.judges.verdict = denied
+    stage.reauthenticator.verdict = denied
     stage.now.s += 90
     stage.ask()
     assert await read(stage.client, len(CHALLENGE)) == CHALLENGE
     await stage.client.send_all(send_frame() + frames)
     await stage.expect_end(AUTHENTICATION_FAILED)
     assert await read_all(stage.broker) == send_frame()
-    assert bytes(ANSWER_BYTES_MAX) not in stage.judges.given
+    assert bytes(ANSWER_BYTES_MAX) not in stage.reauthenticator.given
 
 
 async def test_what_follows_an_answer_past_the_end_waits(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150
     await stage.client.send_all(answer() + send_frame())
     await trio.testing.wait_all_tasks_blocked()
     with trio.move_on_after(0.02):
         pytest.fail(f"passed before the verdict: {await stage.broker.receive_some()!r}")
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     assert await read(stage.broker, len(send_frame())) == send_frame()
 
 

@@ -17,7 +17,7 @@ from forwarder_fakes import denied as auth_worker_denies
 from framed_fakes import (
     ANSWER_BYTES_MAX,
     CHALLENGE,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     denied,
@@ -69,7 +69,7 @@ class Stage:
     relays: RelayManager
     metrics: ReauthenticationMetrics
     now: Now
-    judges: Judges
+    reauthenticator: FakeReauthenticator
     client: Any
     broker: Any
 
@@ -123,12 +123,12 @@ async def begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    now, judges = Now(), Judges()
+    now, reauthenticator = Now(), FakeReauthenticator()
     place.now = now
-    place.recall = judges.recall
+    place.recall = reauthenticator.recall
 
     async def begun(first: bytes = b"", config: Config | None = None, late_s: float = 0, **fields: Any) -> Stage:
-        known = session(now, judges, **{"listener": BIND, **fields})
+        known = session(now, reauthenticator, **{"listener": BIND, **fields})
         now.s += late_s
         enforcement = Enforcement(config or observing())
         if request.param == "in the kernel":
@@ -138,7 +138,7 @@ async def begin(
                 await lane.client.send_all(first)
                 await lane.our_client.receive_some(len(first))
             await forwarder.begin(lane, to_broker=first, session=known)
-            stage = Stage(forwarder.relays, forwarder.metrics, now, judges, lane.client, lane.broker)
+            stage = Stage(forwarder.relays, forwarder.metrics, now, reauthenticator, lane.client, lane.broker)
         else:
             client, our_client = trio.testing.memory_stream_pair()
             our_broker, broker = trio.testing.memory_stream_pair()
@@ -154,7 +154,7 @@ async def begin(
                     session=known,
                 )
             )
-            stage = Stage(relays, metrics, now, judges, client, broker)
+            stage = Stage(relays, metrics, now, reauthenticator, client, broker)
         stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()
         return stage
@@ -269,15 +269,15 @@ async def test_who_can_be_asked_is_asked(begin: Any) -> None:
 async def _fail(stage: Stage, how: str) -> None:
     """Give an answer that ends a session where ends are enforced."""
     if how == "denied":
-        stage.judges.verdict = denied
+        stage.reauthenticator.verdict = denied
         await stage.client.send_all(answer(b"bad"))
     elif how == "another principal":
-        stage.judges.verdict = lambda _data: identity(name="bob")
+        stage.reauthenticator.verdict = lambda _data: identity(name="bob")
         await stage.client.send_all(answer())
     elif how == "another method":
         await stage.client.send_all(answer(method="basic"))
     elif how == "too large a challenge":
-        stage.judges.verdict = lambda _data: Challenge(bytes(5000))
+        stage.reauthenticator.verdict = lambda _data: Challenge(bytes(5000))
         await stage.client.send_all(answer())
     await stage.settle()
 
@@ -301,7 +301,7 @@ async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: 
     assert stage.observed == {"failed": 1}
     assert stage.counted == (0, 1, 0)
     assert [sum(text in entry["event"] for entry in logs) for text in (OBSERVED, FAILED)] == [1, 1]
-    stage.judges.verdict = identity
+    stage.reauthenticator.verdict = identity
     await stage.client.send_all(answer())
     await stage.settle()
     assert stage.counted == (1, 1, 0), "it may still come by itself"
@@ -312,27 +312,27 @@ async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: 
 
 async def test_answers_that_follow_each_other_too_closely_cost_no_judging(begin: Any) -> None:
     stage = await begin()
-    stage.judges.verdict = denied
+    stage.reauthenticator.verdict = denied
     stage.now.s += 5
     for _ in range(10):
         await stage.client.send_all(answer(b"bad"))
         await stage.must_pass()
     await stage.settle()
-    assert stage.judges.given == [b"bad"]
+    assert stage.reauthenticator.given == [b"bad"]
     assert stage.observed == {"failed": 1}
 
 
 async def test_a_second_answer_leaves_the_first_one_its_verdict(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 90
     await stage.client.send_all(answer(b"first"))
     await stage.settle()
     await stage.client.send_all(answer(b"second"))
     await stage.must_pass()
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await stage.settle()
-    assert stage.judges.given == [b"first"]
+    assert stage.reauthenticator.given == [b"first"]
     assert stage.counted == (1, 1, 0)
     stage.now.s += 50
     await stage.must_pass()
@@ -342,11 +342,11 @@ async def test_a_second_answer_leaves_the_first_one_its_verdict(begin: Any) -> N
 async def test_nothing_waits_for_a_verdict(begin: Any) -> None:
     """Nor is it counted: it would have gone on after it."""
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150
     await stage.client.send_all(answer())
     await stage.must_pass(times=3)
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await stage.settle()
     await stage.must_pass()
     assert stage.observed == {}
@@ -391,13 +391,13 @@ async def test_to_observe_spares_those_that_are_there(begin: Any) -> None:
 
 async def test_what_waits_when_observing_begins_goes_on_after_the_verdict(begin: Any) -> None:
     stage = await begin(config=ENFORCING)
-    stage.judges.gate = trio.Event()
-    stage.judges.verdict = denied
+    stage.reauthenticator.gate = trio.Event()
+    stage.reauthenticator.verdict = denied
     stage.now.s += 150
     await stage.client.send_all(answer() + SEND)
     await stage.settle()
     stage.relays.enforcement.configure(observing())
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     assert await read(stage.broker, len(SEND)) == SEND
     assert stage.observed == {"failed": 1}
 
@@ -473,7 +473,7 @@ def _spared(stage: Stage) -> float:
 async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
     """Past the end, behind an answer that is being judged."""
     stage = await begin(exempts_producers=True)
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150
     await stage.client.send_all(answer())
     await stage.must_pass(producer_frame(), times=3)
@@ -510,19 +510,19 @@ async def test_a_successor_counts_no_life_twice(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch, way: str, was_counted: bool
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    now, judges = Now(), Judges()
-    place.now, place.recall = now, judges.recall
+    now, reauthenticator = Now(), FakeReauthenticator()
+    place.now, place.recall = now, reauthenticator.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b"", exempts_producers=True))
-    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    await first.begin(lane, session=session(now, reauthenticator, listener=BIND, challenge=b"", exempts_producers=True))
+    stage = Stage(first.relays, first.metrics, now, reauthenticator, lane.client, lane.broker)
     await stage.must_pass(producer_frame())
     now.s += 101
     if was_counted:
         await stage.must_pass()
     second = await successor(place, way)
     second.relays.enforcement.configure(observing())
-    after = Stage(second.relays, second.metrics, now, judges, lane.client, lane.broker)
+    after = Stage(second.relays, second.metrics, now, reauthenticator, lane.client, lane.broker)
     await after.must_pass(times=3)
     assert (stage.observed, after.observed) == (({"expired": 1}, {}) if was_counted else ({}, {"expired": 1}))
     await after.client.send_all(answer())
@@ -536,12 +536,12 @@ async def test_a_successor_challenges_no_client_after_an_observed_failure(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    now, judges = Now(), Judges(denied)
-    place.now, place.recall = now, judges.recall
+    now, reauthenticator = Now(), FakeReauthenticator(denied)
+    place.now, place.recall = now, reauthenticator.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=BIND))
-    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    await first.begin(lane, session=session(now, reauthenticator, listener=BIND))
+    stage = Stage(first.relays, first.metrics, now, reauthenticator, lane.client, lane.broker)
     now.s += 90
     await stage.client.send_all(answer())
     await stage.settle()
@@ -555,12 +555,12 @@ async def test_a_successor_challenges_no_client_after_an_observed_failure(
 
 async def test_a_successor_that_enforces_ends_it(place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    now, judges = Now(), Judges()
-    place.now, place.recall = now, judges.recall
+    now, reauthenticator = Now(), FakeReauthenticator()
+    place.now, place.recall = now, reauthenticator.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b""))
-    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    await first.begin(lane, session=session(now, reauthenticator, listener=BIND, challenge=b""))
+    stage = Stage(first.relays, first.metrics, now, reauthenticator, lane.client, lane.broker)
     now.s += 101
     await stage.must_pass()
     await successor(place, "killed")

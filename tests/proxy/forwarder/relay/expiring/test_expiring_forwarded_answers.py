@@ -16,7 +16,7 @@ from framed_fakes import (
     ANSWER_BYTES_MAX,
     BROKER_ASKS,
     CHALLENGE,
-    Judges,
+    FakeReauthenticator,
     Now,
     answer,
     denied,
@@ -53,7 +53,7 @@ class Stage:
     relays: RelayManager
     metrics: ReauthenticationMetrics
     now: Now
-    judges: Judges
+    reauthenticator: FakeReauthenticator
     client: Any
     broker: Any
 
@@ -72,7 +72,7 @@ class Stage:
 
     async def client_answers(self, data: bytes = b"fresh") -> None:
         await self.client.send_all(answer(data))
-        await until(lambda: self.judges.given[-1:] == [data])
+        await until(lambda: self.reauthenticator.given[-1:] == [data])
         await trio.testing.wait_all_tasks_blocked(0.01)
 
     async def broker_must_have(self, *frames: bytes) -> None:
@@ -99,16 +99,21 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["in the kernel", "in user space"])
 def begin(  # noqa: PLR0917 -- fixtures
-    request: pytest.FixtureRequest, place: Place, lane: Lane, nursery: trio.Nursery, now: Now, judges: Judges
+    request: pytest.FixtureRequest,
+    place: Place,
+    lane: Lane,
+    nursery: trio.Nursery,
+    now: Now,
+    reauthenticator: FakeReauthenticator,
 ) -> Any:
     async def begun(enforcement: str = "enforce", **fields: Any) -> Stage:
         config = make_config(session={"enforcement": enforcement}, listener=[{"bind": BIND}])
-        terms = session(now, judges, **{"passes_answers": True, "listener": BIND, **fields})
+        terms = session(now, reauthenticator, **{"passes_answers": True, "listener": BIND, **fields})
         if request.param == "in the kernel":
             forwarder = await place.forwarder()
             forwarder.relays.enforcement.configure(config)
             await forwarder.begin(lane, session=terms)
-            stage = Stage(forwarder.relays, forwarder.metrics, now, judges, lane.client, lane.broker)
+            stage = Stage(forwarder.relays, forwarder.metrics, now, reauthenticator, lane.client, lane.broker)
         else:
             client, our_client = trio.testing.memory_stream_pair()
             our_broker, broker = trio.testing.memory_stream_pair()
@@ -118,7 +123,7 @@ def begin(  # noqa: PLR0917 -- fixtures
             await relays.start_relay(
                 RelayStart(our_client, our_broker, about_relay(), config=RelayConfig(), session=terms)
             )
-            stage = Stage(relays, metrics, now, judges, client, broker)
+            stage = Stage(relays, metrics, now, reauthenticator, client, broker)
         stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()
         return stage
@@ -139,7 +144,7 @@ async def test_the_client_is_asked_by_the_proxy_and_its_answer_goes_on(begin: An
         await expect(stage.client, CHALLENGE)
         await stage.client_answers(number)
         await stage.broker_must_have(answer(number))
-    assert stage.judges.given == [b"1", b"2"]
+    assert stage.reauthenticator.given == [b"1", b"2"]
     assert stage.counted == (2, 0)
 
 
@@ -172,11 +177,11 @@ async def test_both_ask_and_the_client_hears_one_challenge(begin: Any) -> None:
 
 async def test_an_answer_that_is_being_verified_serves_the_broker_too(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 10
     await stage.client_answers()
     await stage.broker_asks()
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await trio.testing.wait_all_tasks_blocked(0.01)
     await stage.broker_must_have(answer())
     stage.proxy_asks()
@@ -205,7 +210,7 @@ REFUSED = pytest.mark.parametrize(
 async def test_only_an_accepted_answer_goes_on(begin: Any, verdict: Any) -> None:
     """Security: also where the broker would accept it."""
     stage = await begin()
-    stage.judges.verdict = verdict
+    stage.reauthenticator.verdict = verdict
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
@@ -218,13 +223,13 @@ async def test_only_an_accepted_answer_goes_on(begin: Any, verdict: Any) -> None
 @REFUSED
 async def test_where_ends_are_only_observed_it_does_not_go_on_either(begin: Any, verdict: Any) -> None:
     stage = await begin("observe")
-    stage.judges.verdict = verdict
+    stage.reauthenticator.verdict = verdict
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
     await stage.client_answers()
     await stage.broker_must_have()
-    stage.judges.verdict = identity
+    stage.reauthenticator.verdict = identity
     stage.now.s += 10
     await stage.client_answers(b"unasked")
     await stage.broker_must_have(answer(b"unasked"))
@@ -236,13 +241,13 @@ def lost(_data: bytes) -> Any:
 
 async def test_an_answer_without_a_verdict_is_asked_for_once_more(begin: Any) -> None:
     stage = await begin()
-    stage.judges.verdict = lost
+    stage.reauthenticator.verdict = lost
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
     await stage.client_answers(b"1")
     await stage.broker_must_have()
-    stage.judges.verdict = identity
+    stage.reauthenticator.verdict = identity
     stage.now.s += 90
     await stage.client_is_asked()
     await stage.client_answers(b"2")
@@ -272,7 +277,7 @@ async def test_whom_the_proxy_may_not_ask_is_not_asked_for_the_broker(begin: Any
 async def test_where_ends_are_only_observed_a_client_that_failed_is_not_asked_for_the_broker(begin: Any) -> None:
     """Not in that lifetime."""
     stage = await begin("observe")
-    stage.judges.verdict = denied
+    stage.reauthenticator.verdict = denied
     stage.now.s += 90
     await stage.client_is_asked()
     await stage.client_answers(b"wrong")
@@ -319,7 +324,7 @@ async def test_one_answer_serves_all_challenges_before_it(begin: Any) -> None:
 async def test_answers_without_a_verdict_keep_no_memory(begin: Any) -> None:
     """Each has the same challenge scheduled, hours ahead perhaps."""
     stage = await begin()
-    stage.judges.verdict = lost
+    stage.reauthenticator.verdict = lost
     for number in range(10):
         stage.now.s += 2
         await stage.client_answers(b"%d" % number)
@@ -331,11 +336,11 @@ async def test_answers_without_a_verdict_keep_no_memory(begin: Any) -> None:
 async def test_a_challenge_that_left_the_schedule_is_scheduled_once_more(begin: Any) -> None:
     """An entry counts as out of date while an answer is being verified, but the answer may be lost."""
     stage = await begin()
-    stage.judges.gate, stage.judges.verdict = trio.Event(), lost
+    stage.reauthenticator.gate, stage.reauthenticator.verdict = trio.Event(), lost
     stage.now.s += 10
     await stage.client_answers()
     stage.relays.reauthentication._remove_outdated()
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert len(stage.relays.reauthentication._due) == 1
     stage.now.s += 80
@@ -414,7 +419,7 @@ async def test_a_client_is_asked_at_most_once_a_second(begin: Any) -> None:
 
 async def test_a_flood_of_answers_is_still_a_failure(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
@@ -449,7 +454,7 @@ async def test_an_answer_that_is_too_large_ends_the_session(begin: Any) -> None:
 
 async def test_an_answer_waits_for_the_end_of_the_clients_frame(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 10
     await stage.broker_asks()
     await stage.client_is_asked()
@@ -457,7 +462,7 @@ async def test_an_answer_waits_for_the_end_of_the_clients_frame(begin: Any) -> N
     await stage.client_answers()
     await stage.client.send_all(frame[:1000])
     await expect(stage.broker, frame[:1000])
-    stage.judges.gate.set()
+    stage.reauthenticator.gate.set()
     await trio.testing.wait_all_tasks_blocked(0.01)
     await stage.client.send_all(frame[1000:] + SEND)
     await expect(stage.broker, frame[1000:] + answer() + SEND)
@@ -465,14 +470,14 @@ async def test_an_answer_waits_for_the_end_of_the_clients_frame(begin: Any) -> N
 
 async def test_an_answer_does_not_wait_for_the_command_behind_it(begin: Any) -> None:
     stage = await begin()
-    stage.judges.gate = trio.Event()
+    stage.reauthenticator.gate = trio.Event()
     stage.now.s += 90
     await stage.broker_asks()
     await stage.client_is_asked()
     stage.now.s += 20
     await stage.client.send_all(answer() + SEND)
-    await until(lambda: stage.judges.given)
-    stage.judges.gate.set()
+    await until(lambda: stage.reauthenticator.given)
+    stage.reauthenticator.gate.set()
     assert await read(stage.broker, len(answer() + SEND)) in {answer() + SEND, SEND + answer()}
 
 
@@ -482,11 +487,11 @@ async def test_an_answer_does_not_wait_for_the_command_behind_it(begin: Any) -> 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("moment", ["asked", "answering", "answered", "verified"])
 async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, way: str, moment: str
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str, moment: str
 ) -> None:
     """Whatever became of the client's answer."""
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges, passes_answers=True))
+    await forwarder.begin(lane, session=session(now, reauthenticator, passes_answers=True))
     now.s += 10
     await lane.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -496,15 +501,15 @@ async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixt
         await lane.client.send_all(answer(b"lost")[:-1])
         await trio.testing.wait_all_tasks_blocked(0.01)
     elif moment != "asked":
-        judges.gate = trio.Event()
+        reauthenticator.gate = trio.Event()
         await lane.client.send_all(answer(b"lost") + SEND[:20])
         await expect(lane.broker, SEND[:20])
-        await until(lambda: judges.given)
+        await until(lambda: reauthenticator.given)
     if moment == "verified":  # but not sent, since the client is in the middle of a frame
-        judges.gate.set()
+        reauthenticator.gate.set()
         await until(forwarder.metrics.success.labels(method="token")._value.get)
     following = await successor(place, way)
-    judges.gate = None
+    reauthenticator.gate = None
     if moment == "answering":
         await lane.client.send_all(answer(b"lost")[-1:] + SEND[:20])
         await expect(lane.broker, SEND[:20])
@@ -514,19 +519,19 @@ async def test_a_successor_knows_that_the_broker_waits(  # noqa: PLR0917 -- fixt
         await expect(lane.client, CHALLENGE)
     rest = b"" if moment == "asked" else SEND[20:]
     await lane.client.send_all(rest + answer(b"again"))
-    await until(lambda: judges.given[-1:] == [b"again"])
+    await until(lambda: reauthenticator.given[-1:] == [b"again"])
     await trio.testing.wait_all_tasks_blocked(0.01)
     await lane.client.send_all(SEND)
     await expect(lane.broker, rest + answer(b"again") + SEND)
 
 
 async def test_a_successor_passes_nothing_on_where_the_broker_has_not_asked(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges, passes_answers=True))
+    await forwarder.begin(lane, session=session(now, reauthenticator, passes_answers=True))
     now.s += 10
     await successor(place, "killed")
     await lane.client.send_all(answer() + SEND)
     await expect(lane.broker, SEND)
-    await until(lambda: judges.given == [b"fresh"])
+    await until(lambda: reauthenticator.given == [b"fresh"])

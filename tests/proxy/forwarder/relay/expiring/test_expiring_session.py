@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from framed_fakes import Judges, Now, session
+from framed_fakes import FakeReauthenticator, Now, session
 from relay_fakes import about_relay
 
 from proto.pulsar_pb2 import BaseCommand
@@ -19,7 +19,7 @@ ANSWERS = frozenset({BaseCommand.AUTH_RESPONSE})
 
 @pytest.fixture
 def expiring() -> ExpiringSession:
-    terms = session(Now(), Judges(), grace_ms=int(GRACE_S * 1000))
+    terms = session(Now(), FakeReauthenticator(), grace_ms=int(GRACE_S * 1000))
     expiring = ExpiringSession(about_relay(session=terms.to_stored_session()), terms.clock, terms.reauthenticate)
     assert expiring.clock is not None
     assert expiring.clock.expires_at_s == END_S
@@ -70,7 +70,7 @@ def test_while_the_relay_closes_the_brokers_last_frames_are_delivered(expiring: 
 
 
 def test_without_a_clock_nothing_ends() -> None:
-    terms = session(Now(), Judges(), clock=None, counts_messages=True)
+    terms = session(Now(), FakeReauthenticator(), clock=None, counts_messages=True)
     counted = ExpiringSession(about_relay(session=terms.to_stored_session()), None, terms.reauthenticate)
     for way in (TO_BROKER, TO_CLIENT):
         assert counted.current_stop_types(way, NO_TYPES, 1e12) == NO_TYPES

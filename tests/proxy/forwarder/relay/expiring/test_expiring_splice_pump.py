@@ -16,7 +16,7 @@ from framed_fakes import (
     CHALLENGE,
     FRAME_BYTES_MAX,
     NEARLY_PINGS,
-    Judges,
+    FakeReauthenticator,
     Now,
     alice,
     answer,
@@ -58,10 +58,10 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
 
 
-async def framed(place: Place, lane: Lane, now: Now, judges: Judges, **fields: Any) -> Forwarder:
+async def framed(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, **fields: Any) -> Forwarder:
     """A forwarder with one relay whose frames are followed."""
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges, **fields))
+    await forwarder.begin(lane, session=session(now, reauthenticator, **fields))
     await trio.testing.wait_all_tasks_blocked()  # it has looked at its clock
     return forwarder
 
@@ -87,8 +87,10 @@ def counted(metric: Any, **labels: str) -> float:
 # ---- frames pass untouched
 
 
-async def test_frames_of_all_sizes_pass_untouched(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_frames_of_all_sizes_pass_untouched(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     chance = random.Random(1)
     sizes = [0, 1, 2, 100, 5000, 70_000, 199_000]
     there = b"".join(send_frame(chance.randbytes(chance.choice(sizes))) for _ in range(100))
@@ -110,9 +112,11 @@ async def test_frames_of_all_sizes_pass_untouched(place: Place, lane: Lane, now:
     await until(lambda: forwarder.moved("to_broker") == len(there))
 
 
-async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_of_large_frames_only_headers_are_looked_at(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     """A look costs a copy; where frames are small again, one look serves many."""
-    forwarder = await framed(place, lane, now, judges)
+    forwarder = await framed(place, lane, now, reauthenticator)
     (relay,) = forwarder.relays._engine.relays
     framing = relay.to_broker.cursor
     assert framing is not None
@@ -122,8 +126,10 @@ async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: La
         assert framing.peek_bytes == look_bytes
 
 
-async def test_a_header_in_every_two_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges)
+async def test_a_header_in_every_two_pieces(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 30)
     for cut in range(1, len(frame)):
         await lane.client.send_all(frame[:cut])
@@ -132,7 +138,9 @@ async def test_a_header_in_every_two_pieces(place: Place, lane: Lane, now: Now, 
         assert await read(lane.broker, len(frame)) == frame
 
 
-async def test_first_bytes_are_followed_wherever_they_end(place: Place, now: Now, judges: Judges) -> None:
+async def test_first_bytes_are_followed_wherever_they_end(
+    place: Place, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     forwarder = await place.forwarder()
     frames = send_frame(b"one" * 50) + send_frame(b"two")
     first = len(send_frame(b"one" * 50))
@@ -143,7 +151,7 @@ async def test_first_bytes_are_followed_wherever_they_end(place: Place, now: Now
             await lane.broker.send_all(frames[:cut])
             assert await read(lane.our_broker, cut) == frames[:cut]
             about = await forwarder.begin(
-                lane, to_broker=frames[:cut], to_client=frames[:cut], session=session(now, judges)
+                lane, to_broker=frames[:cut], to_client=frames[:cut], session=session(now, reauthenticator)
             )
             await lane.client.send_all(frames[cut:] + answer())
             await lane.broker.send_all(frames[cut:])
@@ -156,8 +164,10 @@ async def test_first_bytes_are_followed_wherever_they_end(place: Place, now: Now
 
 
 @pytest.mark.parametrize("cut", [1, 9, 10, 25, 44])
-async def test_an_end_in_the_middle_of_a_frame(place: Place, lane: Lane, now: Now, judges: Judges, cut: int) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_an_end_in_the_middle_of_a_frame(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, cut: int
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 30)
     for stream in (lane.client, lane.broker):
         await stream.send_all(frame + frame[:cut])
@@ -168,9 +178,9 @@ async def test_an_end_in_the_middle_of_a_frame(place: Place, lane: Lane, now: No
 
 
 async def test_a_sink_that_does_not_take_is_waited_for(
-    place: Place, narrow_lane: Lane, now: Now, judges: Judges
+    place: Place, narrow_lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    await framed(place, narrow_lane, now, judges)
+    await framed(place, narrow_lane, now, reauthenticator)
     frames = b"".join(send_frame(bytes([number]) * 40_000) for number in range(20))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(narrow_lane.client.send_all, frames)
@@ -182,8 +192,8 @@ async def test_a_sink_that_does_not_take_is_waited_for(
 
 
 @pytest.mark.conforms("kip-368.18", "kip-368.25", "kip-368.26", "kip-368.50")
-async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_asked_and_answered(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     for number in range(3):
         now.s += 84
         ask(forwarder)
@@ -196,7 +206,7 @@ async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Ju
         await lane.client.send_all(send_frame(b"a") + answer(b"%d" % number) + send_frame(b"b"))
         assert await read(lane.broker, len(send_frame(b"a")) * 2) == send_frame(b"a") + send_frame(b"b")
         await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
-    assert judges.given == [b"0", b"1", b"2"]
+    assert reauthenticator.given == [b"0", b"1", b"2"]
     assert counted(forwarder.metrics.failure, method="token") == 0
     now.s += 80  # beyond the first life's end
     await lane.client.send_all(send_frame(b"c"))
@@ -204,8 +214,10 @@ async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Ju
 
 
 @pytest.mark.conforms("pip-1.15")
-async def test_a_challenge_waits_for_a_boundary(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_a_challenge_waits_for_a_boundary(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     frame = message_frame(b"x" * 1000)
     await lane.broker.send_all(frame[:500])
     assert await read(lane.client, 500) == frame[:500]
@@ -218,31 +230,33 @@ async def test_a_challenge_waits_for_a_boundary(place: Place, lane: Lane, now: N
 
 
 async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     """It would ask for a further round of what is being judged."""
-    judges.gate = trio.Event()
-    forwarder = await framed(place, lane, now, judges)
+    reauthenticator.gate = trio.Event()
+    forwarder = await framed(place, lane, now, reauthenticator)
     frame = message_frame(b"x" * 1000)
     await lane.broker.send_all(frame[:500])
     assert await read(lane.client, 500) == frame[:500]
     now.s += 90
     ask(forwarder)  # it waits for a boundary
     await lane.client.send_all(answer(b"unasked"))
-    await until(lambda: judges.given == [b"unasked"])
+    await until(lambda: reauthenticator.given == [b"unasked"])
     await lane.broker.send_all(frame[500:] + frame)
     assert await read(lane.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
-    judges.gate.set()
+    reauthenticator.gate.set()
     await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
     now.s += 90
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
     await lane.client.send_all(answer(b"asked"))
-    await until(lambda: judges.given == [b"unasked", b"asked"])
+    await until(lambda: reauthenticator.given == [b"unasked", b"asked"])
 
 
-async def test_answers_of_any_size_in_any_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_answers_of_any_size_in_any_pieces(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     for number, size in enumerate([0, 1, 100, ANSWER_BYTES_MAX - 100]):
         now.s += 90
         ask(forwarder)
@@ -256,16 +270,16 @@ async def test_answers_of_any_size_in_any_pieces(place: Place, lane: Lane, now: 
             await trio.sleep(0.001)
             at += piece
         assert await read(lane.broker, 2 * len(send_frame(b"1"))) == send_frame(b"1") + send_frame(b"2")
-        await until(lambda number=number: len(judges.given) == number + 1)
-        assert judges.given[-1] == data
+        await until(lambda number=number: len(reauthenticator.given) == number + 1)
+        assert reauthenticator.given[-1] == data
         await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
 
 
 @pytest.mark.conforms("kip-368.46")
-async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_several_rounds(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
     second = commands.auth_challenge("proxy", 21, "token", b"server first")
-    judges.verdict = lambda data: Challenge(second) if data == b"client first" else identity()
-    forwarder = await framed(place, lane, now, judges)
+    reauthenticator.verdict = lambda data: Challenge(second) if data == b"client first" else identity()
+    forwarder = await framed(place, lane, now, reauthenticator)
     for number in range(2):
         now.s += 90
         ask(forwarder)
@@ -274,13 +288,15 @@ async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges
         assert await read(lane.client, len(second)) == second
         await lane.client.send_all(answer(b"client final"))
         await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
-    assert judges.given == [b"client first", b"client final"] * 2
+    assert reauthenticator.given == [b"client first", b"client final"] * 2
 
 
 @pytest.mark.conforms("kip-368.9", "kip-368.49")
-async def test_a_client_that_comes_by_itself(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_a_client_that_comes_by_itself(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     """As KIP-368's clients do it; but no faster than once a second."""
-    forwarder = await framed(place, lane, now, judges)
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 2
     await lane.client.send_all(answer())
     await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
@@ -290,14 +306,14 @@ async def test_a_client_that_comes_by_itself(place: Place, lane: Lane, now: Now,
     assert counted(forwarder.metrics.failure, method="token") == 1
 
 
-async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
     """That is not the client's fault: it is asked again, though not at once."""
 
     def unreachable(_data: bytes) -> Any:
         raise RpcError("no auth worker")
 
-    judges.verdict = unreachable
-    forwarder = await framed(place, lane, now, judges)
+    reauthenticator.verdict = unreachable
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 90
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -305,7 +321,7 @@ async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judg
     await until(lambda: forwarder.relays.reauthentication._due)
     ask(forwarder)
     now.s += 1.1
-    judges.verdict = identity
+    reauthenticator.verdict = identity
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer())
@@ -314,33 +330,35 @@ async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judg
 
 async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nursery) -> None:
     """Nor is a client's earlier life; who lives is asked once."""
-    now, judges = Now(), Judges()
-    judge = reauthentication.ReauthenticationCoordinator(nursery, reauthentication.ReauthenticationMetrics(None), now)
-    judge.fraction = lambda: 0.0
+    now, reauthenticator = Now(), FakeReauthenticator()
+    coordinator = reauthentication.ReauthenticationCoordinator(
+        nursery, reauthentication.ReauthenticationMetrics(None), now
+    )
+    coordinator.fraction = lambda: 0.0
     asked: list[bytes] = []
 
     def watched(*, is_over: bool) -> ExpiringSession:
-        known = session(now, judges)
-        followed = ExpiringSession(about_relay(session=known.to_stored_session()), known.clock, judges)
+        known = session(now, reauthenticator)
+        followed = ExpiringSession(about_relay(session=known.to_stored_session()), known.clock, reauthenticator)
         followed.control = SimpleNamespace(  # type: ignore[assignment]
             has_ended=is_over, has_opened_producer=False, send_challenge=asked.append, resume_after_verdict=lambda: None
         )
-        judge.add_session(followed)
+        coordinator.add_session(followed)
         return followed
 
     living = [watched(is_over=False) for _ in range(10)]
     for _ in range(10_000):
         watched(is_over=True)
-    assert len(judge._due) <= reauthentication.DUE_MIN
+    assert len(coordinator._due) <= reauthentication.DUE_MIN
     for _ in range(200):
         now.s += 2
         for followed in living:
             assert followed.clock is not None
             assert followed.clock.on_answer(now.s) is None
-            judge._accept(followed, alice(), answer())
-    assert len(judge._due) <= reauthentication.DUE_MIN
+            coordinator._accept(followed, alice(), answer())
+    assert len(coordinator._due) <= reauthentication.DUE_MIN
     now.s += 90
-    judge.send_due_challenges()
+    coordinator.send_due_challenges()
     assert len(asked) == 10
     assert all(followed.scheduled_at_s == NEVER for followed in living)
 
@@ -359,9 +377,11 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
         lambda _data: Challenge(bytes(5000)),
     ],
 )
-async def test_a_failure_closes(place: Place, lane: Lane, now: Now, judges: Judges, verdict: Any) -> None:
-    judges.verdict = verdict
-    forwarder = await framed(place, lane, now, judges)
+async def test_a_failure_closes(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, verdict: Any
+) -> None:
+    reauthenticator.verdict = verdict
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 90
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
@@ -383,35 +403,39 @@ async def test_a_failure_closes(place: Place, lane: Lane, now: Now, judges: Judg
         encode_frame(b"\x08\x25"),
     ],
 )
-async def test_an_answer_that_is_none_closes(place: Place, lane: Lane, now: Now, judges: Judges, frame: bytes) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_an_answer_that_is_none_closes(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, frame: bytes
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 90
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(frame)
     await expect_end(lane, AUTHENTICATION_FAILED)
     assert await read_all(lane.broker) == b""
-    assert judges.given == []
+    assert reauthenticator.given == []
     await until(lambda: forwarder.ended)
 
 
-async def test_answered_twice(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    judges.gate = trio.Event()
-    await framed(place, lane, now, judges)
+async def test_answered_twice(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
+    reauthenticator.gate = trio.Event()
+    await framed(place, lane, now, reauthenticator)
     now.s += 90
     await lane.client.send_all(answer(b"1") + answer(b"2"))
     await expect_end(lane, AUTHENTICATION_FAILED)
-    judges.gate.set()
-    assert judges.given in ([], [b"1"]), "the first may have come to the judge before the second was there"
+    reauthenticator.gate.set()
+    assert reauthenticator.given in ([], [b"1"]), (
+        "the first may have come to the coordinator before the second was there"
+    )
 
 
 @pytest.mark.conforms("kip-368.54")
 @pytest.mark.parametrize("size", [0, 5, FRAME_BYTES_MAX + 1, 0x7FFFFFFF, 0xFFFFFFFF])
 @pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
 async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, size: int, way: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, size: int, way: int
 ) -> None:
-    await framed(place, lane, now, judges)
+    await framed(place, lane, now, reauthenticator)
     sender, receiver = (lane.client, lane.broker) if way == TO_BROKER else (lane.broker, lane.client)
     good = send_frame(b"good")
     await sender.send_all(good + size.to_bytes(4, "big") + bytes(20))
@@ -427,11 +451,11 @@ async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
 async def test_1024_random_bytes_end_their_own_relay(  # noqa: PLR0917 -- fixtures
-    place: Place, lane: Lane, now: Now, judges: Judges, seed: int, way: int
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, seed: int, way: int
 ) -> None:
-    forwarder = await framed(place, lane, now, judges)
+    forwarder = await framed(place, lane, now, reauthenticator)
     async with open_lane() as other:
-        await forwarder.begin(other, session=session(now, judges))
+        await forwarder.begin(other, session=session(now, reauthenticator))
         sender = lane.client if way == TO_BROKER else lane.broker
         await sender.send_all(random.Random(seed).randbytes(1024))
         await expect_end(lane, STREAM_CORRUPT)
@@ -443,11 +467,11 @@ async def test_1024_random_bytes_end_their_own_relay(  # noqa: PLR0917 -- fixtur
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("after_s", [0, 200])
 async def test_a_command_that_begins_as_another_one_ends_it(
-    place: Place, lane: Lane, now: Now, judges: Judges, after_s: int, *, counts: bool
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, after_s: int, *, counts: bool
 ) -> None:
     """Security: neither past the session's end nor past the count."""
     fields = {"clock": None, "counts_messages": True} if counts else {}
-    forwarder = await framed(place, lane, now, judges, **fields)
+    forwarder = await framed(place, lane, now, reauthenticator, **fields)
     good = PING if after_s and not counts else send_frame(b"good")
     now.s += after_s
     await lane.client.send_all(good + disguised(send_frame(b"bad")) + send_frame())
@@ -458,21 +482,21 @@ async def test_a_command_that_begins_as_another_one_ends_it(
 
 @pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
 async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
-    place: Place, lane: Lane, now: Now, judges: Judges, first: bytes
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, first: bytes
 ) -> None:
     """To connect to the broker took longer than the session: nothing of it is said to the broker."""
     forwarder = await place.forwarder()
-    ended = session(now, judges, exempts_producers=True)
+    ended = session(now, reauthenticator, exempts_producers=True)
     now.s += 200
     with pytest.raises(RelayStartFailed, match="past the session's end"):
         await forwarder.begin(lane, to_broker=first, session=ended)
 
 
 async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     forwarder = await place.forwarder()
-    ended = session(now, judges)
+    ended = session(now, reauthenticator)
     now.s += 110  # past its end, within its grace
     await forwarder.begin(lane, to_broker=PING, to_client=message_frame(), session=ended)
     assert await read(lane.broker, len(PING)) == PING
@@ -482,9 +506,11 @@ async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
     await until(lambda: not place.slot.relays)
 
 
-async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_a_broker_is_believed_what_it_begins_with(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     """It decides anyway what its clients get; and a newer one may write what is not known here."""
-    await framed(place, lane, now, judges)
+    await framed(place, lane, now, reauthenticator)
     await lane.broker.send_all(disguised(message_frame(b"m")))
     assert await read(lane.client, len(disguised(message_frame(b"m")))) == disguised(message_frame(b"m"))
 
@@ -493,9 +519,9 @@ async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane
 
 
 @pytest.mark.conforms("kip-368.20", "kip-368.30")
-async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_used_past_its_end(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
     """All before is delivered, what the broker answers to it, too; then the client is told."""
-    forwarder = await framed(place, lane, now, judges)
+    forwarder = await framed(place, lane, now, reauthenticator)
     await lane.client.send_all(send_frame(b"in time"))
     assert await read(lane.broker, len(send_frame(b"in time"))) == send_frame(b"in time")
     now.s += 101
@@ -514,8 +540,10 @@ V5_COMMANDS = [encode_frame(command(kind, fields((1, kind)))) for kind in range(
 """Of Pulsar 5.0.0-M1, SCALABLE_TOPIC_LOOKUP to WATCH_TC_ASSIGNMENTS_CLOSE, and one that is newer."""
 
 
-async def test_pulsar_5s_commands_pass_both_ways(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges, counts_messages=True)
+async def test_pulsar_5s_commands_pass_both_ways(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator, counts_messages=True)
     everything = b"".join(V5_COMMANDS)
     for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
         await sender.send_all(everything)
@@ -525,9 +553,9 @@ async def test_pulsar_5s_commands_pass_both_ways(place: Place, lane: Lane, now: 
 @pytest.mark.conforms("kip-368.20")
 @pytest.mark.parametrize("used", V5_COMMANDS)
 async def test_pulsar_5s_commands_are_use_past_the_end(
-    place: Place, lane: Lane, now: Now, judges: Judges, used: bytes
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, used: bytes
 ) -> None:
-    await framed(place, lane, now, judges)
+    await framed(place, lane, now, reauthenticator)
     now.s += 101
     await lane.client.send_all(PING + used)
     await expect_end(lane, SESSION_EXPIRED)
@@ -535,22 +563,24 @@ async def test_pulsar_5s_commands_are_use_past_the_end(
 
 
 @pytest.mark.conforms("kip-368.17")
-async def test_pulsar_5s_commands_wait_for_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    judges.gate = trio.Event()
-    await framed(place, lane, now, judges)
+async def test_pulsar_5s_commands_wait_for_the_verdict(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    reauthenticator.gate = trio.Event()
+    await framed(place, lane, now, reauthenticator)
     now.s += 150
     await lane.client.send_all(answer() + b"".join(V5_COMMANDS))
-    await until(lambda: judges.given)
+    await until(lambda: reauthenticator.given)
     with trio.move_on_after(0.02):
         pytest.fail(f"passed before the verdict: {await lane.broker.receive_some(100)!r}")
-    judges.gate.set()
+    reauthenticator.gate.set()
     assert await read(lane.broker, len(b"".join(V5_COMMANDS))) == b"".join(V5_COMMANDS)
 
 
 @pytest.mark.conforms("kip-368.21", "kip-368.22")
-async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
     """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
-    forwarder = await framed(place, lane, now, judges, challenge=b"")
+    forwarder = await framed(place, lane, now, reauthenticator, challenge=b"")
     now.s += 100
     for message in (message_frame(b"m"), message_frame(b"m"), b"", b""):
         await lane.broker.send_all(message + PING)
@@ -565,9 +595,9 @@ async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
 
 @pytest.mark.parametrize("nearly", NEARLY_PINGS)
 async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(
-    place: Place, lane: Lane, now: Now, judges: Judges, nearly: bytes
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, nearly: bytes
 ) -> None:
-    await framed(place, lane, now, judges)
+    await framed(place, lane, now, reauthenticator)
     await lane.client.send_all(nearly)
     assert await read(lane.broker, len(nearly)) == nearly
     now.s += 200
@@ -576,8 +606,10 @@ async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(
     await expect_end(lane, SESSION_EXPIRED)
 
 
-async def test_a_ping_in_every_two_pieces_past_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges)
+async def test_a_ping_in_every_two_pieces_past_the_end(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator)
     now.s += 200
     for cut in range(1, len(PING)):
         for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
@@ -590,12 +622,14 @@ async def test_a_ping_in_every_two_pieces_past_the_end(place: Place, lane: Lane,
 @pytest.mark.conforms("kip-368.23")
 @pytest.mark.parametrize("challenge", [CHALLENGE, b""])
 async def test_what_is_served_past_its_grace_is_closed(
-    place: Place, lane: Lane, now: Now, judges: Judges, challenge: bytes
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, challenge: bytes
 ) -> None:
     """A consumer with permits from before its end, which only says that it is there: what comes then is delivered, and
     it is told why it is closed.
     """
-    forwarder = await framed(place, lane, now, judges, challenge=challenge, grace_ms=30_000, counts_messages=True)
+    forwarder = await framed(
+        place, lane, now, reauthenticator, challenge=challenge, grace_ms=30_000, counts_messages=True
+    )
     message = message_frame(b"m")
     for s in (100, 29.9):
         now.s += s
@@ -614,33 +648,39 @@ async def test_what_is_served_past_its_grace_is_closed(
     assert forwarder.relays._ledger.table.messages_total(TO_CLIENT) == 5, "each is counted"
 
 
-async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges, grace_ms=0)
+async def test_without_a_grace_the_end_is_the_end(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator, grace_ms=0)
     now.s += 100
     await lane.broker.send_all(message_frame(b"m"))
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"m"))
 
 
 @pytest.mark.conforms("kip-368.17")
-async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges, grace_ms=0)
+async def test_who_has_answered_is_served_until_the_verdict(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator, grace_ms=0)
     message = message_frame(b"m")
-    judges.gate = trio.Event()
+    reauthenticator.gate = trio.Event()
     now.s += 150
     await lane.client.send_all(answer())
-    await until(lambda: judges.given == [b"fresh"])
+    await until(lambda: reauthenticator.given == [b"fresh"])
     await lane.broker.send_all(message)
     assert await read(lane.client, len(message)) == message
     (expiring,) = forwarder.relays.expiring_sessions()
     assert not expiring.close_reason
-    judges.gate.set()
+    reauthenticator.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     await lane.broker.send_all(message)
     assert await read(lane.client, len(message)) == message
 
 
-async def test_a_frame_that_began_in_time_goes_on(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges)
+async def test_a_frame_that_began_in_time_goes_on(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 1000)
     await lane.client.send_all(frame[:300])
     assert await read(lane.broker, 300) == frame[:300]
@@ -651,55 +691,59 @@ async def test_a_frame_that_began_in_time_goes_on(place: Place, lane: Lane, now:
 
 
 @pytest.mark.conforms("kip-368.17", "kip-368.19")
-async def test_an_answer_past_the_end_saves_it(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_an_answer_past_the_end_saves_it(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     """And what is sent behind it waits for the verdict."""
-    judges.gate = trio.Event()
-    forwarder = await framed(place, lane, now, judges)
+    reauthenticator.gate = trio.Event()
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 90
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     now.s += 50
     await lane.client.send_all(answer() + send_frame(b"waits"))
-    await until(lambda: judges.given)
+    await until(lambda: reauthenticator.given)
     with trio.move_on_after(0.02):
         pytest.fail(f"passed before the verdict: {await lane.broker.receive_some(100)!r}")
-    judges.gate.set()
+    reauthenticator.gate.set()
     assert await read(lane.broker, len(send_frame(b"waits"))) == send_frame(b"waits")
     assert counted(forwarder.metrics.success, method="token") == 1
 
 
 async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     """It stands before the client's next answer, so nobody could wait for that."""
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
-    judges.gate = trio.Event()
-    judges.verdict = lambda _data: Challenge(further)
-    await framed(place, lane, now, judges)
+    reauthenticator.gate = trio.Event()
+    reauthenticator.verdict = lambda _data: Challenge(further)
+    await framed(place, lane, now, reauthenticator)
     now.s += 150
     await lane.client.send_all(answer() + send_frame(b"waits"))
-    await until(lambda: judges.given)
-    judges.gate.set()
+    await until(lambda: reauthenticator.given)
+    reauthenticator.gate.set()
     await expect_end(lane, SESSION_EXPIRED, before=further)
     assert await read_all(lane.broker) == b""
 
 
 async def test_what_waits_for_a_verdict_never_passes_if_it_is_no(
-    place: Place, lane: Lane, now: Now, judges: Judges
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    judges.gate = trio.Event()
-    judges.verdict = denied
-    await framed(place, lane, now, judges)
+    reauthenticator.gate = trio.Event()
+    reauthenticator.verdict = denied
+    await framed(place, lane, now, reauthenticator)
     now.s += 150
     await lane.client.send_all(answer() + send_frame(b"waits"))
-    await until(lambda: judges.given)
-    judges.gate.set()
+    await until(lambda: reauthenticator.given)
+    reauthenticator.gate.set()
     await expect_end(lane, AUTHENTICATION_FAILED)
     assert await read_all(lane.broker) == b""
 
 
-async def test_the_farewell_waits_for_a_boundary(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await framed(place, lane, now, judges)
+async def test_the_farewell_waits_for_a_boundary(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    await framed(place, lane, now, reauthenticator)
     frame = message_frame(b"x" * 1000)
     await lane.broker.send_all(frame[:500])
     assert await read(lane.client, 500) == frame[:500]
@@ -711,10 +755,10 @@ async def test_the_farewell_waits_for_a_boundary(place: Place, lane: Lane, now: 
 
 
 async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
-    place: Place, lane: Lane, now: Now, judges: Judges, monkeypatch: pytest.MonkeyPatch
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 5)
-    forwarder = await framed(place, lane, now, judges)
+    forwarder = await framed(place, lane, now, reauthenticator)
     now.s += 150
     await lane.client.send_all(send_frame())
     await until(lambda: forwarder.relays._engine.pump.half_closed)
@@ -727,12 +771,14 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
 
 
 @pytest.mark.conforms("kip-368.13", "kip-368.31")
-async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges: Judges) -> None:
+async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, reauthenticator: FakeReauthenticator) -> None:
     forwarder = await place.forwarder()
     async with open_lane() as with_producer, open_lane() as without, open_lane() as early:
         for lane in (with_producer, without):
-            await forwarder.begin(lane, session=session(now, judges, exempts_producers=True))
-        await forwarder.begin(early, to_broker=producer_frame(), session=session(now, judges, exempts_producers=True))
+            await forwarder.begin(lane, session=session(now, reauthenticator, exempts_producers=True))
+        await forwarder.begin(
+            early, to_broker=producer_frame(), session=session(now, reauthenticator, exempts_producers=True)
+        )
         await with_producer.client.send_all(send_frame() + producer_frame() + send_frame())
         expected = send_frame() + producer_frame() + send_frame()
         assert await read(with_producer.broker, len(expected)) == expected
@@ -791,18 +837,22 @@ def test_a_proxy_that_answers_by_itself_is_asked_whatever_client_is_behind_it(
 
 
 @pytest.mark.conforms("pip-1.14", "pip-1.15", "kip-368.7", "kip-368.9")
-async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges, lifetime_ms=0)
+async def test_a_session_that_never_ends_is_blind(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator, lifetime_ms=0)
     await lane.client.send_all(b"anything" + answer())
     assert await read(lane.broker, 8 + len(answer())) == b"anything" + answer()
     assert forwarder.relays.expiring_sessions() == []
 
 
-async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_no_relay_begins_with_what_is_no_frame(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     forwarder = await place.forwarder()
     for first in (bytes(20), answer()):
         with pytest.raises(RelayStartFailed):
-            await forwarder.begin(lane, to_broker=first, session=session(now, judges))
+            await forwarder.begin(lane, to_broker=first, session=session(now, reauthenticator))
     await forwarder.begin(lane)
     await lane.client.send_all(b"blind")
     assert await read(lane.broker, 5) == b"blind"
@@ -811,11 +861,13 @@ async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, n
 # ---- counting
 
 
-async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    forwarder = await framed(place, lane, now, judges)
+async def test_those_who_look_see_all_that_are_followed(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
     async with open_lane() as blind, open_lane() as counted_only:
         await forwarder.begin(blind)
-        await forwarder.begin(counted_only, session=session(now, judges, clock=None, counts_messages=True))
+        await forwarder.begin(counted_only, session=session(now, reauthenticator, clock=None, counts_messages=True))
         ends = [one.clock and one.clock.expires_at_s for one in forwarder.relays.expiring_sessions()]
         assert ends == [now.s + 100, None]
         await lane.client.send_eof()
@@ -824,9 +876,9 @@ async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane
 
 
 @pytest.mark.conforms("pip-1.15")
-async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+async def test_messages_are_counted(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
     forwarder = await place.forwarder()
-    await forwarder.begin(lane, session=session(now, judges, clock=None, counts_messages=True))
+    await forwarder.begin(lane, session=session(now, reauthenticator, clock=None, counts_messages=True))
     there = send_frame(b"1") + send_frame(b"x" * 100_000, messages=300) + PING + send_frame(b"2", messages=2)
     back = message_frame(b"a") * 5 + PING + message_frame(bytes(50_000))
     for cut in (1, 9, 30, 41, 60, len(there) - 1):
@@ -844,11 +896,11 @@ async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: 
 
 
 async def test_messages_that_waited_for_a_pipe_are_counted_once(
-    place: Place, lane: Lane, now: Now, judges: Judges, monkeypatch: pytest.MonkeyPatch
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are billed. Whether the beginning of their frame is held or not, the scan sees it at each attempt."""
     monkeypatch.setattr(engine, "RECHECK_INTERVAL_S", 0.002)
-    forwarder = await framed(place, lane, now, judges, clock=None, counts_messages=True)
+    forwarder = await framed(place, lane, now, reauthenticator, clock=None, counts_messages=True)
     (relay,) = forwarder.relays._engine.relays
     cursor = relay.to_broker.cursor
     assert cursor is not None
@@ -878,11 +930,11 @@ async def test_messages_that_waited_for_a_pipe_are_counted_once(
 
 
 async def test_a_stuck_client_ends_with_the_half_close_timeout(
-    place: Place, narrow_lane: Lane, now: Now, judges: Judges
+    place: Place, narrow_lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     """It does not take what stands before the farewell."""
     place._config = type(place._config)(half_close_timeout_ms=1500)
-    forwarder = await framed(place, narrow_lane, now, judges)
+    forwarder = await framed(place, narrow_lane, now, reauthenticator)
     await fill_frames(narrow_lane.broker)
     now.s += 150
     await narrow_lane.client.send_all(send_frame())

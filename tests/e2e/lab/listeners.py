@@ -10,7 +10,7 @@ from local.ports import free_port
 from .cluster import HOST, ProxyCluster, Tables, to_toml
 
 
-class Doors(ProxyCluster):
+class ManyListenersCluster(ProxyCluster):
     """One listener is the lab's own, which `port` is; behind it stand ``more``, all with ports of their own."""
 
     def __init__(self, tables: Tables, *more: Mapping[str, Any]) -> None:
