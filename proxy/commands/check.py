@@ -19,6 +19,7 @@ from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.process import seccomp
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
 
@@ -43,6 +44,7 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
     """
     return [
         *_runtime_dir(config.cluster.runtime_dir),
+        *_seccomp(),
         *await _credentials(config, credentials),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
@@ -56,6 +58,11 @@ def _runtime_dir(path: str) -> Iterator[str]:
         raise ConfigError(str(error)) from None
     if obstacle:
         yield f"{obstacle}; `serve` would not start as this user"
+
+
+def _seccomp() -> Iterator[str]:
+    if not seccomp.is_available():
+        yield "the kernel has no seccomp filters here: a worker that was taken over could execute programs"
 
 
 async def _credentials(config: Config, credentials: BrokerAuthentication | None) -> list[str]:

@@ -20,10 +20,10 @@ import setproctitle
 
 from proto.roles import Role
 from proxy.common.errors import ConfigError
-from proxy.runtime.process import hardening
+from proxy.runtime.process import hardening, seccomp
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.fork_request import DESCRIPTORS_MAX, READY, REQUEST_BYTES_MAX, ForkReply, ForkRequest
-from proxy.runtime.process.worker import run_worker
+from proxy.runtime.process.worker import Confinement, run_worker
 
 SERVICES = {
     Role.ADMIN: ("proxy.admin.service", "AdminService", hardening.WORKER_OOM_SCORE),
@@ -65,9 +65,10 @@ def main() -> None:
         role, descriptors = forked
         module, name, oom_score = SERVICES[role]
         os.setpgid(0, 0)  # signals to the supervisor's group, as Ctrl-C, are for the supervisor alone
-        hardening.restrict_fork(oom_score)
+        is_in_landlock = hardening.restrict_fork(oom_score)
+        confinement = Confinement(landlock=is_in_landlock, seccomp=seccomp.refuse_system_calls(role))
         set_title(role.value)
-        run_worker(role, getattr(import_module(module), name), descriptors)
+        run_worker(role, getattr(import_module(module), name), descriptors, confinement)
 
 
 def set_title(what: str) -> None:

@@ -53,8 +53,9 @@ def restrict_process(oom_score: int) -> None:
     confine_process()
 
 
-def restrict_fork(oom_score: int) -> None:
-    """Confine a process that was forked from a hardened one, and raise its OOM score.
+def restrict_fork(oom_score: int) -> bool:
+    """Confine a process that was forked from a hardened one, and raise its OOM score. Return ``confine_process``'s
+    result.
 
     The file of the score belongs to root until the process may be dumped. It may be for as long as that file is
     written: still before it has read anything. Raises OSError.
@@ -64,7 +65,7 @@ def restrict_fork(oom_score: int) -> None:
         raise_oom_score(oom_score)
     finally:
         harden_process()
-    confine_process()
+    return confine_process()
 
 
 def raise_oom_score(more: int) -> None:

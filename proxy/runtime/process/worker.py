@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 import trio
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from proto.roles import Role
 from proto.rpc_pb2 import (
@@ -29,6 +29,7 @@ from proto.rpc_pb2 import (
     Text,
 )
 from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 from proxy.common.reloading_file import take_over_held_files
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
@@ -96,6 +97,18 @@ class WorkerContext:
         return RpcPool([RpcClient(connect, max_frame_bytes=size) for connect in connectors])
 
 
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What the kernel refuses this process: whether Landlock and a filter of system calls (seccomp) are in force."""
+
+    landlock: bool
+    seccomp: bool
+
+    def missing(self) -> list[str]:
+        """Return the names of those that are not in force."""
+        return [name for name, is_on in (("landlock", self.landlock), ("seccomp", self.seccomp)) if not is_on]
+
+
 class Service(Protocol):
     """The service of one role, which a worker process runs."""
 
@@ -134,12 +147,14 @@ def service_socket_path(config: Config, role: Role, index: int) -> str:
 class _Worker:
     """A worker process: serves the supervisor's control channel and runs the role's service."""
 
-    def __init__(self, role: Role, descriptors: Descriptors, factory: ServiceFactory) -> None:
+    def __init__(self, role: Role, descriptors: Descriptors, factory: ServiceFactory, confinement: Confinement) -> None:
         self._role = role
+        self._confinement = confinement
         self._descriptors = descriptors
         self._factory = factory
         self._registry = new_registry()
         register_process_metrics(self._registry)
+        _register_confinement(self._registry, confinement)
         self._peers = PeerTable()
         self._service: Service | None = None
         self._server: RpcServer | None = None
@@ -177,6 +192,8 @@ class _Worker:
         request = StartRequest.FromString(data)
         config = decode_config(request.config)
         configure_logs(config.log, self._role, request.index)
+        if missing := self._confinement.missing():
+            get_logger().warning("the kernel confines this worker less than it could", without=",".join(missing))
         self._peers.replace_peers(request.peers)
         context = WorkerContext(
             self._role,
@@ -267,6 +284,17 @@ async def _wait_for_end_of_pipe(descriptor: int) -> None:
     await trio.lowlevel.wait_readable(descriptor)
 
 
-def run_worker(role: Role, factory: ServiceFactory, descriptors: Descriptors) -> None:
+def _register_confinement(registry: CollectorRegistry, confinement: Confinement) -> None:
+    gauge = Gauge(
+        "pulsar_proxy_confined",
+        "1 where the kernel confines the process in this way (by: landlock, seccomp), 0 where it does not.",
+        ["by"],
+        registry=registry,
+    )
+    gauge.labels("landlock").set(confinement.landlock)
+    gauge.labels("seccomp").set(confinement.seccomp)
+
+
+def run_worker(role: Role, factory: ServiceFactory, descriptors: Descriptors, confinement: Confinement) -> None:
     """Run a worker until the supervisor ends it."""
-    trio.run(_Worker(role, descriptors, factory).run, strict_exception_groups=True)
+    trio.run(_Worker(role, descriptors, factory, confinement).run, strict_exception_groups=True)

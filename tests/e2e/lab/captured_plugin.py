@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -48,6 +49,7 @@ def _attack(options: dict[str, Any]) -> None:
     report["signal"] = _outcome(_end, supervisor)
     for pid in (supervisor, *siblings):
         report["memory"][str(pid)] = looks(pid)
+    report["calls"] = {name: _outcome(call, supervisor) for name, call in _CALLS.items()}
     trap = _replace_socket(options["socket"])
     unfinished = Path(options["report"] + ".part")
     unfinished.write_text(json.dumps(report))
@@ -146,6 +148,52 @@ def orphaned(control: str) -> None:
 
 
 _WAYS: dict[str, Callable[[Any], str]] = {"itself": drain, "a child": _child, "an orphan": _orphan}
+
+
+# ---- system calls that no worker needs
+
+CLONE_NEWUSER = 0x10000000
+
+
+def _execute(_pid: int) -> str:
+    os.execv("/bin/true", ["true"])  # it would end the worker
+
+
+def _fork(_pid: int) -> str:
+    if os.fork() == 0:
+        os._exit(0)
+    return "forked"
+
+
+def _unshare(_pid: int) -> str:
+    if _libc.unshare(CLONE_NEWUSER):
+        raise OSError(ctypes.get_errno(), "unshare")
+    return "unshared"
+
+
+def _open_netlink(_pid: int) -> str:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW):
+        return "opened"
+
+
+def _slow_down(pid: int) -> str:
+    os.sched_setaffinity(pid, {0})
+    return "moved"
+
+
+def _take_its_files(pid: int) -> str:
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (10, 10))
+    return "limited"
+
+
+_CALLS: dict[str, Callable[[int], str]] = {
+    "execute": _execute,
+    "fork": _fork,
+    "unshare": _unshare,
+    "netlink": _open_netlink,
+    "affinity": _slow_down,
+    "prlimit": _take_its_files,
+}
 
 
 # ---- another worker's socket

@@ -31,7 +31,7 @@ from proxy.config.types import Config, Limits
 from proxy.config.worker_config import encode_config
 from proxy.runtime.process import worker
 from proxy.runtime.process.descriptors import Descriptors
-from proxy.runtime.process.worker import WorkerContext, run_worker, service_socket_path
+from proxy.runtime.process.worker import Confinement, WorkerContext, run_worker, service_socket_path
 from proxy.runtime.rpc import peers
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused
@@ -111,10 +111,15 @@ class FakeSocket:
         return "fake"
 
 
+CONFINED = Confinement(landlock=True, seccomp=True)
+
+
 class RunningWorker:
     """A worker process's inside, and the supervisor's ends."""
 
-    def __init__(self, role: Role, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, role: Role, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, confinement: Confinement = CONFINED
+    ) -> None:
         self.channel, theirs = trio.testing.memory_stream_pair()
         self.listener = FakeListener()
         self.services: list[FakeService] = []
@@ -123,7 +128,7 @@ class RunningWorker:
         monkeypatch.setattr(worker, "adopt_listener", lambda _descriptor: self.listener)
         service = -1 if role is Role.FORWARDER else 5
         descriptors = Descriptors(channel=3, liveness=reading, service=service)
-        self._worker = worker._Worker(role, descriptors, self._make)
+        self._worker = worker._Worker(role, descriptors, self._make, confinement)
         self.ended = trio.Event()
 
         async def connect() -> trio.abc.HalfCloseableStream:
@@ -168,8 +173,8 @@ Begin = Callable[..., RunningWorker]
 def life(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     lives: list[RunningWorker] = []
 
-    def begin(role: Role = Role.LOOKUP) -> RunningWorker:
-        lives.append(RunningWorker(role, nursery, monkeypatch))
+    def begin(role: Role = Role.LOOKUP, **options: Any) -> RunningWorker:
+        lives.append(RunningWorker(role, nursery, monkeypatch, **options))
         return lives[-1]
 
     yield begin
@@ -392,6 +397,22 @@ async def test_role_and_number_are_in_the_logs_of_later_calls(life: Begin, capsy
     await finish(it)
 
 
+@pytest.mark.parametrize(("landlock", "seccomp"), [(True, True), (True, False), (False, False)])
+async def test_a_kernel_that_confines_less_is_logged_and_counted(
+    life: Begin, capsys: pytest.CaptureFixture[str], landlock: bool, seccomp: bool
+) -> None:
+    it = life(confinement=Confinement(landlock=landlock, seccomp=seccomp))
+    await it.start()
+    without = ",".join(name for name, is_on in (("landlock", landlock), ("seccomp", seccomp)) if not is_on)
+    assert (f'the kernel confines this worker less than it could" without={without}' in capsys.readouterr().err) == (
+        without != ""
+    )
+    metrics = (await it.call(Method.COLLECT_METRICS, Empty(), Text)).text
+    assert f'pulsar_proxy_confined{{by="landlock"}} {float(landlock)}' in metrics
+    assert f'pulsar_proxy_confined{{by="seccomp"}} {float(seccomp)}' in metrics
+    await finish(it)
+
+
 def context_of(config: Config) -> WorkerContext:
     descriptors = Descriptors(channel=0, liveness=0)
     return WorkerContext(Role.LOOKUP, 0, config, b"", descriptors, None, None, None)  # type: ignore[arg-type]
@@ -413,7 +434,7 @@ def test_a_worker_runs_with_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> 
     runs: list[Any] = []
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run))
     descriptors = Descriptors(channel=3, liveness=4, service=5)
-    run_worker(Role.AUTH, FakeService, descriptors)
+    run_worker(Role.AUTH, FakeService, descriptors, CONFINED)
     [run] = runs
     it = run.__self__
     assert (it._role, it._descriptors) == (Role.AUTH, descriptors)
