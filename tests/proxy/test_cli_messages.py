@@ -247,6 +247,13 @@ def test_no_broker_that_accepts_the_proxy(run: Run) -> None:
     assert run(content, "check").exit_code == 0, "brokers are not tried unasked"
 
 
+def test_a_kernel_without_filters_of_system_calls_is_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.runtime.process.seccomp.is_available", lambda: False)
+    result = run("[cluster]\nruntime_dir = 'DIR/run'", "check")
+    assert result.exit_code == 0
+    assert "warning: the kernel has no seccomp filters here" in result.stderr
+
+
 def warned(result: Result) -> str:
     """What `check` says of cluster.runtime_dir, where it takes the configuration all the same."""
     assert result.exit_code == 0, result.output

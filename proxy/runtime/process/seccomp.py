@@ -1,4 +1,4 @@
-"""A filter of system calls (seccomp): what a worker never needs, the kernel refuses it, whoever runs in it.
+"""A filter of system calls (seccomp): what a worker never needs, the kernel refuses it.
 
 A worker that was taken over can execute no program, start no process, trace, signal or slow down no other one, make no
 namespace, and open sockets only of the families that its role uses. Refused calls fail with EPERM. Threads, which
