@@ -15,7 +15,7 @@ import os
 import platform
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from proto.roles import Role
@@ -79,6 +79,9 @@ _REFUSED = {
     "finit_module": _Numbers(313, 273),
     "kexec_load": _Numbers(246, 104),
 }
+_KEPT = {Role.AUTH: frozenset({"add_key", "request_key", "keyctl"})}
+"""What a role needs of these: Kerberos may keep its tickets in a keyring of the kernel."""
+
 _OF_ITSELF = {"kill": _Numbers(62, 129), "tgkill": _Numbers(234, 131)}
 """Allowed with this process's id as the first argument."""
 
@@ -128,13 +131,13 @@ def refuse_system_calls(role: Role) -> bool:
     architecture = platform.machine()
     if architecture not in _ARCHITECTURES:
         return False
-    filters = b"".join(_FILTER.pack(*one) for one in _instructions(architecture, os.getpid(), SOCKET_FAMILIES[role]))
+    filters = b"".join(_FILTER.pack(*one) for one in _instructions(architecture, os.getpid(), role))
     program = _Program(len(filters) // _FILTER.size, ctypes.cast(ctypes.c_char_p(filters), ctypes.c_void_p))
     arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(program), ctypes.c_ulong(0), ctypes.c_ulong(0))
     return bool(_libc.prctl(_PR_SET_SECCOMP, *arguments) == 0)
 
 
-def _instructions(architecture: str, pid: int, families: Collection[int]) -> Iterator[tuple[int, int, int, int]]:
+def _instructions(architecture: str, pid: int, role: Role) -> Iterator[tuple[int, int, int, int]]:
     """Yield the filter's instructions: code, jumps if true and if false, operand."""
     refuse, allow = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
     load_argument = (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET)  # its lower half: both architectures are little-endian
@@ -149,8 +152,8 @@ def _instructions(architecture: str, pid: int, families: Collection[int]) -> Ite
     if architecture == "x86_64":
         yield (_JUMP_AT_LEAST, 0, 1, _X32_BIT)
         yield refuse
-    for numbers in _REFUSED.values():
-        if number(numbers) >= 0:
+    for name, numbers in _REFUSED.items():
+        if number(numbers) >= 0 and name not in _KEPT.get(role, ()):
             yield (_JUMP_EQUAL, 0, 1, number(numbers))
             yield refuse
     yield (_JUMP_EQUAL, 0, 1, number(_CLONE3))
@@ -162,7 +165,7 @@ def _instructions(architecture: str, pid: int, families: Collection[int]) -> Ite
     yield allow
     yield refuse
     allowed = {**dict.fromkeys(_OF_ITSELF.values(), (pid,)), **dict.fromkeys(_OF_THE_CALLER.values(), (0, pid))}
-    for numbers, values in (*allowed.items(), (_SOCKET, tuple(sorted(families)))):
+    for numbers, values in (*allowed.items(), (_SOCKET, tuple(sorted(SOCKET_FAMILIES[role])))):
         yield (_JUMP_EQUAL, 0, len(values) + 3, number(numbers))
         yield load_argument
         for index, value in enumerate(values):
