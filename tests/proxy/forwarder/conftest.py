@@ -61,7 +61,7 @@ def now(place: Place) -> Now:
 
 @pytest.fixture
 def reauthenticator(place: Place) -> FakeReauthenticator:
-    """What reauthenticator the answers of clients of a predecessor's relays."""
+    """The reauthenticator of clients of a predecessor's relays."""
     reauthenticator = FakeReauthenticator()
     place.recall = reauthenticator.recall
     return reauthenticator

@@ -1,4 +1,4 @@
-"""Sessions that expire: a clock in the test's hand, frames, and a coordinator of answers."""
+"""Sessions that expire: a clock in the test's hand, frames, and a reauthenticator."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def answer(data: bytes = b"fresh", method: str = "token") -> bytes:
 
 @dataclass
 class FakeReauthenticator:
-    """FakeReauthenticator answers as it is told to; knows what it was given."""
+    """Decides on answers as it is told to; knows what it was given."""
 
     verdict: Callable[[bytes], Verdict] = lambda data: identity(data)  # noqa: PLW0108
     given: list[bytes] = field(default_factory=list)

@@ -606,7 +606,7 @@ async def test_an_empty_target_is_told_apart_in_the_log(play: Start) -> None:
 
 @pytest.mark.parametrize("length", [299, 300, 301, 4000])
 async def test_a_long_target_is_cut_for_the_log_alone(play: Start, length: int) -> None:
-    """What a client says must not fill the disk; the lookup worker reauthenticator all of it."""
+    """What a client says must not fill the disk; the lookup worker decides on all of it."""
     it = play()
     it.workers.broker_failure = TargetRefused("host", "why")
     target = "b" * length

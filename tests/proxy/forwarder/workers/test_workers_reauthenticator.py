@@ -39,7 +39,7 @@ FRESH = b"fr3sh"
 
 
 class Again:
-    """A client that was authenticated by this CONNECT, and a worker that reauthenticator what it says next."""
+    """A client that was authenticated by this CONNECT, and a worker that decides on what it says next."""
 
     def __init__(self, answers: list[Any], *, forwards: bool = False, **fields: Any) -> None:
         self.worker = FakeAuthentication(answers)
