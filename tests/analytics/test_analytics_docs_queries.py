@@ -76,8 +76,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
         for number, (_, _, by) in metrics.items()
         for row in started(counter(number, [1, 2, 26], by=by, start=7.0 if number == 4 else 0.0))
     ]
-    made = ingest(spark, root, rows)
-    tick(spark, root, 30, "east", "west")
+    made = ingest(spark, root, rows + tick(30, "east", "west"))
     run(spark, root)
     return made
 

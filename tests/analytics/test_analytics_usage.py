@@ -299,6 +299,7 @@ def test_hours_close_by_the_samples_of_every_instance_and_never_by_the_clock(
         [
             at(far["late"], last_ms, 100.0),
             *counter(far["gone"], [4], start=252.0),
+            at(far["gone"], 8 * HOUR_MS, 400.0),
             at(near["gone"], 5000 * HOUR_MS, 2000.0),
         ],
     )

@@ -157,7 +157,7 @@ def test_a_forwarder_killed_in_the_drain_has_a_successor_that_accepts_nobody() -
         it.cluster.wait_for_log("took over the relays of a predecessor", within_s=BUSY_S)
         crowd.exchange()
         assert not is_accepted(it.cluster)
-        assert "draining" in it.cluster.get("/readyz").text
+        eventually(lambda: "draining" in it.cluster.get("/readyz").text, what="load balancers are told")
         crowd.close_all()
         assert it.cluster.wait(timeout_s=BUSY_S) == 0
 
