@@ -6,7 +6,7 @@
 {{- $cluster := $config.cluster -}}{{- $limits := $config.limits -}}
 {{- $mib := 1048576 -}}
 {{- $forwarders := max 1 (int $cluster.forwarders) -}}
-{{- $workers := add $forwarders $cluster.lookup_workers $cluster.auth_workers (ternary 1 0 $config.relay.crash_safe) -}}
+{{- $workers := add 1 $forwarders $cluster.lookup_workers $cluster.auth_workers -}}
 {{- $processes := add (mul 88 $mib) (mul 40 $mib $workers) -}}
 {{- $holders := add $forwarders $cluster.lookup_workers -}}
 {{- $answers := ternary (max (int64 $limits.max_topic_lists_bytes) (int64 $limits.max_broker_frame_bytes)) (int64 $limits.max_broker_frame_bytes) (hasKey $given "max_topic_lists_bytes") -}}
