@@ -116,7 +116,7 @@ async def test_an_answer_without_a_body(autojump_clock: trio.testing.MockClock) 
     assert isinstance(
         await exchange.authentication.authenticate_round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial
     )
-    assert exchange.worker.exchange[1] == ("", b"")
+    assert exchange.worker.rounds[1] == ("", b"")
 
 
 # ---- what its answers become
