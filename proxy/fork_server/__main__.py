@@ -3,7 +3,8 @@
 from proxy.runtime.process import hardening
 
 if __name__ == "__main__":
-    hardening.restrict_process(0)
+    hardening.harden_process()
+    hardening.confine_process()
     from proxy.fork_server.server import main
 
     main()

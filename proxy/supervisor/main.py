@@ -96,8 +96,8 @@ class Supervisor:
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
-                nursery.start_soon(_run_when_ready, ready, self._config_watcher.run)
-                nursery.start_soon(_run_when_ready, ready, self._broker_changes.watch_files)
+                for watch in (self._config_watcher.run, self._broker_changes.watch_files):
+                    nursery.start_soon(_run_when_ready, ready, watch)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
                 async with self._exec_lock:  # during an exec, the next program drains

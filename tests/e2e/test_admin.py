@@ -17,6 +17,7 @@ from local.tokens import make_token
 
 from .conftest import running
 from .lab.cluster import HOST, ProxyCluster, Tables, merged
+from .lab.processes import holds
 from .lab.waiting import BUSY_S, eventually
 
 SECRET = make_token(b"k" * 32, "a-credential-that-only-auth-workers-may-know")
@@ -120,19 +121,6 @@ def test_the_process_that_reads_strangers_http_knows_no_secret(cluster: ProxyClu
     pids = worker_pids(cluster)
     assert not holds(pids["admin-0"], SECRET.encode())
     assert holds(pids["auth-0"], SECRET.encode())
-
-
-def holds(pid: int, secret: bytes) -> bool:
-    """Whether a secret stands anywhere in what a process may write to."""
-    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            where, mode = line.split()[:2]
-            first, last = (int(part, 16) for part in where.split("-"))
-            if mode.startswith("rw"):
-                memory.seek(first)
-                if secret in memory.read(last - first):
-                    return True
-    return False
 
 
 def test_a_killed_admin_worker_is_replaced_and_nobody_else_notices(cluster: ProxyCluster) -> None:

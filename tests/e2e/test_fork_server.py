@@ -14,7 +14,7 @@ from local.ports import free_port
 
 from .conftest import running
 from .lab.cluster import ProxyCluster
-from .lab.processes import PROC, children
+from .lab.processes import PROC, children, holds
 from .lab.waiting import eventually
 
 KEY = secrets.token_bytes(48)
@@ -42,19 +42,6 @@ def wait_until_all_answer(cluster: ProxyCluster) -> None:
 def fork_server(cluster: ProxyCluster) -> int:
     """Its process id, once there is one."""
     return eventually(lambda: children(cluster.pid, "fork server"), what="a fork server runs")[0]
-
-
-def holds(pid: int, secret: bytes) -> bool:
-    """Whether these bytes stand in the memory that a process can write."""
-    with (PROC / f"{pid}/maps").open() as maps, (PROC / f"{pid}/mem").open("rb", buffering=0) as memory:
-        for line in maps:
-            addresses, rights, *_ = line.split()
-            if rights.startswith("rw"):
-                start, end = (int(number, 16) for number in addresses.split("-"))
-                memory.seek(start)
-                if secret in memory.read(end - start):
-                    return True
-    return False
 
 
 def test_it_has_one_thread_and_the_supervisors_socket_and_no_secret(cluster: ProxyCluster) -> None:

@@ -44,6 +44,19 @@ def _command_line(pid: int) -> str:
         return ""
 
 
+def holds(pid: int, secret: bytes) -> bool:
+    """Whether a secret stands anywhere in what a process may write to."""
+    with (PROC / f"{pid}/mem").open("rb", buffering=0) as memory:
+        for line in (PROC / f"{pid}/maps").read_text().splitlines():
+            where, mode = line.split()[:2]
+            first, last = (int(part, 16) for part in where.split("-"))
+            if mode.startswith("rw"):
+                memory.seek(first)
+                if secret in memory.read(last - first):
+                    return True
+    return False
+
+
 @dataclass(frozen=True)
 class Use:
     """What one process uses."""
