@@ -11,6 +11,7 @@ OpenSSL's generator notice a fork by themselves.
 import contextlib
 import gc
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from importlib import import_module
 
 import setproctitle
 
+import auth.providers
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.runtime.process import hardening, seccomp
@@ -34,12 +36,7 @@ SERVICES = {
 """Module and name of each role's service, and what is added to its OOM score."""
 
 PROVIDERS = (
-    "auth.providers.basic",
-    "auth.providers.oidc",
-    "auth.providers.sasl",
-    "auth.providers.scram",
-    "auth.providers.tls",
-    "auth.providers.token",
+    *(f"auth.providers.{module.name}" for module in pkgutil.iter_modules(auth.providers.__path__)),
     "auth.broker_oauth2",
     "auth.broker_sasl",
 )
