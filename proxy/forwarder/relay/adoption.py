@@ -47,25 +47,28 @@ class RelayAdopter:
         pipes = {pipe.id: pipe for pipe in handover.pipes}
         for pipe in handover.pipes:
             self._pool.adopt_pipe(pipe)
+        half_close_timeout_s = seconds(config.half_close_timeout_ms)
         for inherited in handover.relays:
-            relay = self._restore_relay(inherited, seconds(config.half_close_timeout_ms))
+            relay = Relay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
             self._ledger.in_flight.increment()
             try:
+                relay = self._restore_relay(relay, inherited)
                 self._engine.adopt_relay(relay, pipes, self._framed_pump)
                 on_adopted(relay)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 -- what a predecessor wrote of one relay costs no other one
                 client = inherited.record.client_address
-                get_logger().error("a relay cannot be taken over", client=client, reason=str(error))
+                get_logger().error("a relay cannot be taken over", client=client, reason=str(error) or repr(error))
                 on_failed(relay)
         self._adopt_unbound_pipes(pipes)
 
-    def _restore_relay(self, inherited: InheritedRelay, half_close_timeout_s: float) -> Relay:
-        record, sockets = inherited.record, (inherited.client, inherited.broker)
-        if record.HasField("session") and self._ledger.table.is_framed(record.id):
-            clock = self._framed_pump.journal.restore_clock(record)
-            session = self._session_factory.restore_session(record, clock)
-            return FramedRelay(record, *sockets, half_close_timeout_s, session)
-        return Relay(record, *sockets, half_close_timeout_s)
+    def _restore_relay(self, relay: Relay, inherited: InheritedRelay) -> Relay:
+        """Return the relay itself, or a framed one where its frames are followed."""
+        record = relay.record
+        if not record.HasField("session") or not self._ledger.table.is_framed(record.id):
+            return relay
+        clock = self._framed_pump.journal.restore_clock(record)
+        session = self._session_factory.restore_session(record, clock)
+        return FramedRelay(record, inherited.client, inherited.broker, relay.half_close_timeout_s, session)
 
     def _adopt_unbound_pipes(self, pipes: dict[int, Pipe]) -> None:
         for pipe in pipes.values():

@@ -1,6 +1,6 @@
 """The serving side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +19,9 @@ from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
 """Room in an RPC frame beside the one large thing that it carries."""
+
+CONNECTIONS_PER_CALLER_MAX = 4
+"""A caller has one; another may be there until this process has noticed the end of the one before."""
 
 CALLS_PER_CONNECTION_MAX = 20_000
 
@@ -85,6 +88,7 @@ class RpcServer:
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._accepting = trio.CancelScope()
+        self._connections_by_pid: Counter[int] = Counter()
         self.connections = InFlightCounter()
 
     def stop_accepting(self) -> None:
@@ -106,7 +110,18 @@ class RpcServer:
                 )
                 await stream.aclose()
                 return
-            await self.serve_connection(stream, caller)
+            if self._connections_by_pid[caller.pid] >= CONNECTIONS_PER_CALLER_MAX:
+                log.error(
+                    "a worker opens more connections than it needs; refused", caller=caller.role.value, pid=caller.pid
+                )
+                await trio.aclose_forcefully(stream)
+                return
+            self._connections_by_pid[caller.pid] += 1
+            try:
+                await self.serve_connection(stream, caller)
+            finally:
+                self._connections_by_pid[caller.pid] -= 1
+                self._connections_by_pid += Counter()  # without those that have none left
 
         async with trio.open_nursery() as callers:
             with self._accepting:

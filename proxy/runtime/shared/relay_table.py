@@ -17,6 +17,9 @@ Four parts, one after the other, all of cells of eight bytes:
   ended.
 * The journal of a sum: see ``RelayTable.release_relay_id``.
 
+**No cell is trusted.** A forwarder that was taken over may have written anything, so a number is only used within its
+range: a relay with nonsense in its rows may end, or be counted wrongly, and nothing else.
+
 The memory is sparse: rows that were never used cost nothing, so the second part is read only for framed relays.
 """
 
@@ -32,6 +35,9 @@ RELAYS_MAX = (1 << 17) - 1
 
 PRINCIPALS_MAX = 1000
 """Principals that one forwarder can count by name."""
+
+_PRINCIPALS_OF_OUR_OWN = 2
+"""Further rows: of all others together, and of clients that were not authenticated."""
 
 TO_BROKER = 0
 TO_CLIENT = 1
@@ -106,9 +112,13 @@ _SUMMED = 0
 """Which relay is being summed up, and its principal's number; the new sums are behind it."""
 _IDS = 1 << 20
 
+_ROW_MAX = 1 << 60
+_SUM_MAX = 1 << 62
+"""Bounds of a counter and of a sum of counters, so that no addition leaves a cell's range."""
+
 _FRAMED_AT = (RELAYS_MAX + 1) * 2 * _CELLS_PER_ROW
 _PRINCIPALS_AT = _FRAMED_AT + (RELAYS_MAX + 1) * 2 * _CELLS_PER_FRAMED_ROW
-_JOURNAL_AT = _PRINCIPALS_AT + (PRINCIPALS_MAX + 2) * _CELLS_PER_PRINCIPAL
+_JOURNAL_AT = _PRINCIPALS_AT + (PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN) * _CELLS_PER_PRINCIPAL
 _BYTES = (_JOURNAL_AT + _JOURNAL_CELLS) * 8
 
 
@@ -168,6 +178,11 @@ def _sums_at(principal: int) -> list[int]:
     ]
 
 
+def _within(number: int, most: int) -> int:
+    """Return a number's nearest one from 0 to ``most``."""
+    return min(max(number, 0), most)
+
+
 class RelayTable:
     """The table as a forwarder uses it. Which rows are free is known to the forwarder alone.
 
@@ -219,10 +234,19 @@ class RelayTable:
         """Return a free relay id, of which the rows are zero. Raises OverflowError if the table is full."""
         if self._free:
             return self._free.pop()
-        if self.cells[_IDS_USED] == RELAYS_MAX:
+        used = self._ids_used()
+        if used == RELAYS_MAX:
             raise OverflowError(f"one forwarder keeps at most {RELAYS_MAX} relays")
-        self.cells[_IDS_USED] += 1
-        return self.cells[_IDS_USED]
+        self.cells[_IDS_USED] = used + 1
+        return used + 1
+
+    def _ids_used(self) -> int:
+        return _within(self.cells[_IDS_USED], RELAYS_MAX)
+
+    def _principal_of(self, relay_id: int) -> int:
+        """Return the number of a relay's principal; 0, which all others share, where the row has none."""
+        number = self.cells[row(relay_id, TO_BROKER) + _PRINCIPAL]
+        return number if 0 <= number < PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN else 0
 
     def record_principal(self, relay_id: int, principal: int) -> None:
         """Record the number of the principal's row that a relay is counted in."""
@@ -246,7 +270,7 @@ class RelayTable:
         cells = self.cells
         for position, sum_ in enumerate(self._new_sums(relay_id)):
             cells[_JOURNAL_AT + 1 + position] = sum_
-        cells[_JOURNAL_AT + _SUMMED] = relay_id + _IDS * cells[row(relay_id, TO_BROKER) + _PRINCIPAL]
+        cells[_JOURNAL_AT + _SUMMED] = relay_id + _IDS * self._principal_of(relay_id)
         self._sum_up()
         self._framed.discard(relay_id)
         self._free.append(relay_id)
@@ -255,9 +279,10 @@ class RelayTable:
         """Write the sums of the journal where they belong; doing so again changes nothing."""
         cells = self.cells
         principal, relay_id = divmod(cells[_JOURNAL_AT + _SUMMED], _IDS)
-        for position, total in enumerate(_sums_at(principal)):
-            cells[total] = cells[_JOURNAL_AT + 1 + position]
-        self._clear(relay_id)
+        if 0 <= principal < PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN and 0 < relay_id <= RELAYS_MAX:
+            for position, total in enumerate(_sums_at(principal)):
+                cells[total] = cells[_JOURNAL_AT + 1 + position]
+            self._clear(relay_id)
         cells[_JOURNAL_AT + _SUMMED] = 0
 
     def record_ended_behind(self, relay_id: int) -> None:
@@ -288,8 +313,8 @@ class RelayTable:
         moved = [cells[row(relay_id, way) + cell] for way in WAYS for cell in (BYTES, OPERATIONS)]
         messages = self.messages_of(relay_id)
         more = [*moved, moved[0], moved[2], *messages, *messages]
-        at = _sums_at(cells[row(relay_id, TO_BROKER) + _PRINCIPAL])
-        return [cells[total] + one for total, one in zip(at, more, strict=True)]
+        at = _sums_at(self._principal_of(relay_id))
+        return [_within(cells[total] + _within(one, _ROW_MAX), _SUM_MAX) for total, one in zip(at, more, strict=True)]
 
     def adopt_rows(self, taken: set[int]) -> None:
         """Continue a predecessor's table: keep the rows of the relays in ``taken``, and sum up all others.
@@ -298,18 +323,34 @@ class RelayTable:
         """
         if self.cells[_JOURNAL_AT + _SUMMED]:
             self._sum_up()
-        for relay_id in range(1, self.cells[_IDS_USED] + 1):
+        for relay_id in range(1, self._ids_used() + 1):
             if relay_id not in taken:
                 self.release_relay_id(relay_id)
-            elif self.cells[row(relay_id, TO_BROKER) + _FRAMED]:
+                continue
+            self._repair(relay_id)
+            if self.cells[row(relay_id, TO_BROKER) + _FRAMED]:
                 self._framed.add(relay_id)
+
+    def _repair(self, relay_id: int) -> None:
+        """Bring the counters of a relay into their range, and the boundaries of its frames."""
+        cells, framed = self.cells, self.cells[row(relay_id, TO_BROKER) + _FRAMED]
+        for way in WAYS:
+            counters = [row(relay_id, way) + cell for cell in (BYTES, OPERATIONS)]
+            if framed:
+                at = framed_row(relay_id, way)
+                counters.append(at + MESSAGES)
+                if abs(cells[at + BOUNDARY]) > _ROW_MAX:
+                    cells[at + BOUNDARY] = 0
+            for cell in counters:
+                if not 0 <= cells[cell] <= _ROW_MAX:
+                    cells[cell] = 0
 
     # ---- sums
 
     def total(self, way: int, cell: int) -> int:
         """Return a counter summed over all relays, live ones and those that have ended."""
         cells = self.cells
-        return sum(cells[row(0, way) + cell : row(cells[_IDS_USED] + 1, way) : 2 * _CELLS_PER_ROW])
+        return sum(cells[row(0, way) + cell : row(self._ids_used() + 1, way) : 2 * _CELLS_PER_ROW])
 
     def messages_of(self, relay_id: int) -> tuple[int, int]:
         """Return a relay's messages to the broker and to the client; zeros where they are not counted."""
@@ -328,8 +369,8 @@ class RelayTable:
     def principal_name(self, number: int) -> str:
         """Return the name in a principal's row; empty if the row is free."""
         at = principal_row(number)
-        size = self.cells[at + _NAME_BYTES]
-        return self.cells[at + _NAME : at + _CELLS_PER_PRINCIPAL].tobytes()[:size].decode()
+        size = _within(self.cells[at + _NAME_BYTES], NAME_BYTES_MAX)
+        return self.cells[at + _NAME : at + _CELLS_PER_PRINCIPAL].tobytes()[:size].decode(errors="replace")
 
     def name_principal(self, number: int, name: str) -> None:
         """Write a name of at most NAME_BYTES_MAX bytes to a free principal's row."""
@@ -343,7 +384,7 @@ class RelayTable:
         at = principal_row(number)
         if not self.cells[at + _PRINCIPAL_SINCE]:
             self.cells[at + _PRINCIPAL_SINCE] = int(time.time() * 1000)
-        self.cells[at + PRINCIPAL_SESSIONS] += 1
+        self.cells[at + PRINCIPAL_SESSIONS] = _within(self.cells[at + PRINCIPAL_SESSIONS] + 1, _SUM_MAX)
 
     def principal_since_s(self, number: int) -> float | None:
         """Return when a principal's first session began, in seconds since 1970; all its sums were zero before.
@@ -358,7 +399,7 @@ class RelayTable:
         """
         cells = self.cells
         sums = {number: list(cells[principal_row(number) : principal_row(number) + 5]) for number in numbers}
-        for relay_id in range(1, cells[_IDS_USED] + 1):  # those that are free are clear, and add nothing
+        for relay_id in range(1, self._ids_used() + 1):  # those that are free are clear, and add nothing
             first = row(relay_id, TO_BROKER)
             mine = sums.get(cells[first + _PRINCIPAL])
             if mine is not None:

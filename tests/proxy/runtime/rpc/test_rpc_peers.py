@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 import trio
+import trio.testing
 
 from proto.roles import Role
 from proto.rpc_frames import Call, encode_call
@@ -18,7 +19,7 @@ from proxy.runtime.process.descriptors import adopt_listener
 from proxy.runtime.rpc import peers
 from proxy.runtime.rpc.client import WrongListener, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable, peer_credentials
-from proxy.runtime.rpc.server import RpcServer
+from proxy.runtime.rpc.server import CONNECTIONS_PER_CALLER_MAX, RpcServer
 
 _ACCEPT = "import os, socket; c = socket.socket(fileno=9).accept()[0]; c.send(str(os.getpid()).encode()); c.recv(1)"
 
@@ -106,6 +107,46 @@ async def test_a_process_outside_the_cluster_is_closed_without_a_reply_and_a_wor
     assert await worker.receive_some(100)
     assert calls == [Caller(Role.FORWARDER, os.getpid())]
     await worker.aclose()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_caller_has_a_bounded_number_of_connections(tmp_path: Path, nursery: trio.Nursery) -> None:
+    """Security: a captured worker could fill another one by connections; one that has ended makes room."""
+    path = str(tmp_path / "auth-0.sock")
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(path)
+    bound.listen()
+
+    async def echo(data: bytes, _caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return data
+
+    server = RpcServer({Method.ENVELOPE: echo}, max_frame_bytes=1000)
+    table = PeerTable([Peer(pid=os.getpid(), role="forwarder")])
+    nursery.start_soon(server.serve_listener, adopt_listener(bound.detach()), table.identify_caller)
+    call = encode_call(Call(1, Method.ENVELOPE, 1000, b""))
+
+    async def is_served(stream: trio.abc.Stream) -> bool:
+        try:
+            await stream.send_all(call)
+            return bool(await stream.receive_some(100))
+        except trio.BrokenResourceError:
+            return False
+
+    first, *others = [await unix_connector(path)() for _ in range(CONNECTIONS_PER_CALLER_MAX)]
+    assert [await is_served(one) for one in (first, *others)] == [True] * CONNECTIONS_PER_CALLER_MAX
+    with structlog.testing.capture_logs() as logs:
+        more = await unix_connector(path)()
+        assert not await is_served(more)
+    assert [entry["event"] for entry in logs] == ["a worker opens more connections than it needs; refused"]
+    await first.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    another = await unix_connector(path)()
+    assert await is_served(another)
+    for stream in (*others, more, another):
+        await stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not server._connections_by_pid
     nursery.cancel_scope.cancel()
 
 
