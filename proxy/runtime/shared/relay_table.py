@@ -24,11 +24,8 @@ The memory is sparse: rows that were never used cost nothing, so the second part
 """
 
 import mmap
-import os
 import sys
 import time
-
-from proxy.runtime.shared.memory import create_shared_memory
 
 RELAYS_MAX = (1 << 17) - 1
 """Relays of one forwarder."""
@@ -55,7 +52,7 @@ ENDED_BEHIND = -1
 BYTES = 1
 OPERATIONS = 2
 _MORE = 3
-_IDS_USED = _MORE
+IDS_USED = _MORE
 """Of the very first row: how many ids were ever in use."""
 _PRINCIPAL = _MORE
 """Of a relay's first row: the number of its principal's row."""
@@ -119,30 +116,7 @@ _SUM_MAX = 1 << 62
 _FRAMED_AT = (RELAYS_MAX + 1) * 2 * _CELLS_PER_ROW
 _PRINCIPALS_AT = _FRAMED_AT + (RELAYS_MAX + 1) * 2 * _CELLS_PER_FRAMED_ROW
 _JOURNAL_AT = _PRINCIPALS_AT + (PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN) * _CELLS_PER_PRINCIPAL
-_BYTES = (_JOURNAL_AT + _JOURNAL_CELLS) * 8
-
-
-def create_table() -> int:
-    """Create memory for a table, all zero; return its descriptor."""
-    return create_shared_memory("relay-table", _BYTES)
-
-
-def upgrade_table(descriptor: int) -> int:
-    """Return a table in this program's size: a copy of one that an older program created, or the same.
-
-    Closes the descriptor if a copy was made. Parts are only ever added behind those that are there; the rest of a copy
-    is zero. No process may use the table meanwhile.
-    """
-    size = os.fstat(descriptor).st_size
-    if size >= _BYTES:
-        return descriptor
-    new = create_table()
-    with mmap.mmap(descriptor, size) as old, mmap.mmap(new, _BYTES) as copy:
-        used = int.from_bytes(old[_IDS_USED * 8 : _IDS_USED * 8 + 8], sys.byteorder)
-        rows = min(size, (used + 1) * 2 * _CELLS_PER_ROW * 8)
-        copy[:rows] = old[:rows]
-    os.close(descriptor)
-    return new
+TABLE_BYTES = (_JOURNAL_AT + _JOURNAL_CELLS) * 8
 
 
 def row(relay_id: int, way: int) -> int:
@@ -193,7 +167,7 @@ class RelayTable:
 
     def __init__(self, descriptor: int = -1) -> None:
         """Use a table that the supervisor keeps or, without one, memory of this process."""
-        self.cells = memoryview(mmap.mmap(descriptor, _BYTES)).cast("q")
+        self.cells = memoryview(mmap.mmap(descriptor, TABLE_BYTES)).cast("q")
         self._free: list[int] = []
         self._framed: set[int] = set()
 
@@ -237,11 +211,11 @@ class RelayTable:
         used = self._ids_used()
         if used == RELAYS_MAX:
             raise OverflowError(f"one forwarder keeps at most {RELAYS_MAX} relays")
-        self.cells[_IDS_USED] = used + 1
+        self.cells[IDS_USED] = used + 1
         return used + 1
 
     def _ids_used(self) -> int:
-        return _within(self.cells[_IDS_USED], RELAYS_MAX)
+        return _within(self.cells[IDS_USED], RELAYS_MAX)
 
     def _principal_of(self, relay_id: int) -> int:
         """Return the number of a relay's principal; 0, which all others share, where the row has none."""
@@ -323,27 +297,31 @@ class RelayTable:
         """
         if self.cells[_JOURNAL_AT + _SUMMED]:
             self._sum_up()
-        for relay_id in range(1, self._ids_used() + 1):
+        used = self.cells[IDS_USED] = max(self._ids_used(), *taken, 0)
+        for relay_id in range(1, used + 1):
             if relay_id not in taken:
-                self.release_relay_id(relay_id)
+                if any(self.cells[row(relay_id, TO_BROKER) : row(relay_id + 1, TO_BROKER)]):
+                    self.release_relay_id(relay_id)
+                else:
+                    self._free.append(relay_id)
                 continue
             self._repair(relay_id)
             if self.cells[row(relay_id, TO_BROKER) + _FRAMED]:
                 self._framed.add(relay_id)
 
     def _repair(self, relay_id: int) -> None:
-        """Bring the counters of a relay into their range, and the boundaries of its frames."""
+        """Bring the numbers of a relay into their range. A session without a sensible end has ended."""
         cells, framed = self.cells, self.cells[row(relay_id, TO_BROKER) + _FRAMED]
         for way in WAYS:
-            counters = [row(relay_id, way) + cell for cell in (BYTES, OPERATIONS)]
+            numbers = {row(relay_id, way) + cell: 0 for cell in (BYTES, OPERATIONS)}
             if framed:
                 at = framed_row(relay_id, way)
-                counters.append(at + MESSAGES)
+                numbers |= {at + MESSAGES: 0, at + CHALLENGE_AT: 0, at + LAST_AT: 0, at + EXPIRES_AT: 1}
                 if abs(cells[at + BOUNDARY]) > _ROW_MAX:
                     cells[at + BOUNDARY] = 0
-            for cell in counters:
+            for cell, otherwise in numbers.items():
                 if not 0 <= cells[cell] <= _ROW_MAX:
-                    cells[cell] = 0
+                    cells[cell] = otherwise
 
     # ---- sums
 

@@ -492,3 +492,25 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     await lane.client.aclose()
     await lane.broker.aclose()
     await until(lambda: ended)
+
+
+NONSENSE = (-(2**63), -1, 1, 2**31, 2**60, 2**62, 2**63 - 1)
+
+
+@pytest.mark.parametrize("number", NONSENSE)
+async def test_nonsense_in_the_rows_of_one_relay_costs_no_other_one(place: Place, lane: Lane, number: int) -> None:
+    """Security: a forwarder that was taken over writes it, and ends; each successor would end by it."""
+    first = await place.forwarder()
+    async with open_lane() as other:
+        poisoned = await first.begin(lane)
+        await first.begin(other)
+        for way in (TO_BROKER, TO_CLIENT):
+            for cell in range(4):
+                first.relays._ledger.table.cells[row(poisoned.id, way) + cell] = number
+        second = await successor(place, "killed")
+        await lane.client.send_all(b"who knows")
+        third = await successor(place, "killed")
+        for sender, receiver in ((other.client, other.broker), (other.broker, other.client)):
+            await sender.send_all(b"on and on")
+            assert await read(receiver, 9) == b"on and on"
+        assert second.relays is not third.relays

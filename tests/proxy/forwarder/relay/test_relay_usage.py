@@ -16,10 +16,10 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
-    create_table,
     framed_row,
     row,
 )
+from proxy.runtime.shared.relay_table_memory import create_table
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.memory import create_shared_memory
@@ -19,10 +22,10 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
-    create_table,
     framed_row,
     row,
 )
+from proxy.runtime.shared.relay_table_memory import create_table, upgrade_table
 
 
 @pytest.fixture
@@ -241,11 +244,88 @@ def test_an_older_table_is_made_this_ones_size() -> None:
         cells[row(2, TO_CLIENT) + BYTES] = 23
         cells[row(2, TO_CLIENT) + PIPE] = 9
         cells.release()
-    new = relay_table.upgrade_table(old)
+    new = upgrade_table(old)
     table = RelayTable(new)
     table.adopt_rows({2})
     assert table.total(TO_CLIENT, BYTES) == 123
     assert table.cells[row(2, TO_CLIENT) + PIPE] == 9
     assert not table.is_framed(2)
-    assert relay_table.upgrade_table(new) == new
+    assert upgrade_table(new) == new
     os.close(new)
+
+
+# ---- nonsense in a cell
+
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([-(2**63), -1, 2**60, 2**62, 2**63 - 1]),
+    st.builds(lambda relay, principal: relay + relay_table._IDS * principal, st.integers(0, 5), st.integers(0, 2**40)),
+)
+CELLS = st.one_of(
+    st.integers(0, row(4, TO_BROKER)),
+    st.integers(framed_row(0, TO_BROKER), framed_row(4, TO_BROKER)),
+    st.integers(relay_table.principal_row(0), relay_table.principal_row(4)),
+    st.integers(relay_table._JOURNAL_AT, relay_table._JOURNAL_AT + relay_table._JOURNAL_CELLS - 1),
+)
+
+
+@given(st.dictionaries(CELLS, NUMBERS, max_size=40), st.sets(st.integers(1, 3)))
+@settings(max_examples=300)
+def test_a_successor_goes_on_whatever_stands_in_a_table(poison: dict[int, int], taken: set[int]) -> None:
+    """Security: a forwarder that was taken over writes what it likes, and ends."""
+    descriptor = create_table()
+    try:
+        before = RelayTable(descriptor)
+        for name in ("alice", "bob"):
+            relay_id = before.allocate_relay_id()
+            before.name_principal(relay_id + 1, name)
+            before.record_principal(relay_id, relay_id + 1)
+            before.record_framed(relay_id)
+            before.add_session(relay_id + 1)
+        for cell, number in poison.items():
+            before.cells[cell] = number
+        after = RelayTable(descriptor)
+        after.adopt_rows(taken)
+        for relay_id in taken:
+            for way in (TO_BROKER, TO_CLIENT):
+                after.add_moved(row(relay_id, way), 1 << 20)
+                if after.is_framed(relay_id):
+                    after.add_messages(relay_id, way, 1000)
+        for number in range(4):
+            assert isinstance(after.principal_name(number), str)
+            after.add_session(number)
+            after.principal_since_s(number)
+        after.principal_sums(range(4))
+        with contextlib.suppress(OverflowError):  # it may look full
+            taken.add(after.allocate_relay_id())
+        for relay_id in taken:
+            after.release_relay_id(relay_id)
+        after.total(TO_BROKER, BYTES)
+        after.messages_total(TO_CLIENT)
+        after.cells.release()
+        before.cells.release()
+    finally:
+        os.close(descriptor)
+
+
+def test_nonsense_in_the_rows_of_one_relay_changes_nothing_of_another(memory: int) -> None:
+    """Security."""
+    table = RelayTable(memory)
+    bad, good = table.allocate_relay_id(), table.allocate_relay_id()
+    for relay_id in (bad, good):
+        table.record_principal(relay_id, relay_id + 1)
+        table.record_framed(relay_id)
+    moved(table, good, 10, 20)
+    table.cells[framed_row(good, TO_BROKER) + MESSAGES] = 3
+    for way in (TO_BROKER, TO_CLIENT):
+        for cell in range(4):
+            table.cells[row(bad, way) + cell] = -(2**63)
+        for cell in range(16):
+            table.cells[framed_row(bad, way) + cell] = 2**63 - 1
+    after = RelayTable(memory)
+    after.adopt_rows({bad, good})
+    after.release_relay_id(bad)
+    assert after.principal_sums(range(4))[good + 1] == [10, 20, 3, 0, 0]
+    assert after.messages_of(good) == (3, 0)
+    after.release_relay_id(good)
+    assert after.principal_sums(range(4))[good + 1] == [10, 20, 3, 0, 0]

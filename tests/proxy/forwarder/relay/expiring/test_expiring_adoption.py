@@ -574,3 +574,27 @@ async def test_killed_again_and_again_while_the_broker_asks_the_client(framed_fu
 def test_types_are_those_of_the_wire() -> None:
     assert (BaseCommand.AUTH_RESPONSE, BaseCommand.SEND) == (0x25, 6)
     assert list(itertools.islice(answer()[8:], 2)) == [8, 0x25]
+
+
+NONSENSE = (-(2**63), -1, 1, 2**31, 2**60, 2**62, 2**63 - 1)
+
+
+@pytest.mark.parametrize("number", NONSENSE)
+async def test_nonsense_in_the_rows_of_one_framed_relay_costs_no_other_one(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, number: int
+) -> None:
+    """Security: a forwarder that was taken over writes it, and ends; each successor would end by it."""
+    first = await place.forwarder()
+    poisoned = await first.begin(lane, session=session(now, reauthenticator))
+    cells = first.relays._ledger.table.cells
+    async with open_lane() as other:
+        await first.begin(other)
+        for way in (TO_BROKER, TO_CLIENT):
+            for cell in range(16):
+                cells[framed_row(poisoned.id, way) + cell] = number
+        await successor(place, "killed")
+        await lane.client.send_all(send_frame(b"who knows"))
+        await successor(place, "killed")
+        for sender, receiver in ((other.client, other.broker), (other.broker, other.client)):
+            await sender.send_all(b"on and on")
+            assert await read(receiver, 9) == b"on and on"
