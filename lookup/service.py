@@ -14,7 +14,7 @@ from lookup.requests.envelope_reply import EnvelopeReply
 from lookup.requests.executor import LookupExecutor
 from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
-from lookup.targets.rules import TargetDenied, TargetRules
+from lookup.targets.rules import TargetRules
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_answers import ClientAnswer
@@ -44,6 +44,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import credentials_for
+from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller

@@ -15,7 +15,7 @@ from lookup.connections.broker_connection import AnswerReceiver, BrokerConnectio
 from lookup.connections.losses import LossHistory
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
-from lookup.targets.rules import LocateBroker, Target, TargetDenied, TargetRules
+from lookup.targets.rules import LocateBroker, Target, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
@@ -25,6 +25,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerErro
 from proxy.common.logs import Logger, get_logger
 from proxy.config.types import Config
 from proxy.runtime.network.broker_link import NOT_CONNECTED, REASONS_TO_TRY_ANOTHER_BROKER, BrokerLinkFailed
+from proxy.runtime.network.dial_rules import TargetDenied
 
 REDIRECTS_MAX = 10
 

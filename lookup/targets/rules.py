@@ -16,9 +16,8 @@ A target that is a broker only by its address is dialled under the name by which
 an address that many share, the name (TLS's server_name) decides which machine answers, and a certificate for a client's
 own name proves nothing.
 
-Whatever the operator allows, no broker is at a link-local, reserved or unspecified address, or where clouds tell
-machines their secrets. At the machine's own addresses (loopback) other services listen, which trust any local client:
-they are allowed only where brokers are there, or the operator names them.
+Rules that hold whatever the target's name is (ports, addresses that are never dialled, loopback) are
+proxy.runtime.network.dial_rules: a forwarder applies them once more.
 """
 
 import fnmatch
@@ -27,39 +26,14 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from lookup.brokers.configured import LABELS_MIN, Address, ConfiguredBrokers, exact_address
+from lookup.brokers.configured import LABELS_MIN, ConfiguredBrokers, exact_address
 from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.discovery import Endpoint
 from lookup.targets.name_resolver import TargetAddresses
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
 from proxy.runtime.dns.resolver import ResolutionFailed, is_address
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_METADATA_SERVICES = frozenset(
-    ipaddress.ip_address(address)
-    for address in (
-        "169.254.169.254",  # AWS, Azure, Google, Oracle, OpenStack and others
-        "fd00:ec2::254",  # AWS
-        "fd20:ce::254",  # Google
-        "100.100.100.200",  # Alibaba
-        "168.63.129.16",  # Azure's WireServer
-        "192.0.0.192",  # Oracle
-    )
-)
-_THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
-PULSAR_PORTS = frozenset({6650, 6651})
-"""Of further targets, where the operator names no ports."""
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-
-
-class TargetDenied(Exception):
-    """A denial. ``reason``: a short stable name for metrics. The text is for the log, never for the client."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
+from proxy.runtime.network.dial_rules import Address, DialRules, TargetDenied, effective_address, port_denied
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +55,11 @@ class TargetRules:
     """The operator's rules for targets, compiled from the configuration."""
 
     def __init__(self, config: types.Brokers, resolver: TargetAddresses, brokers: BrokerDirectory) -> None:
-        self._ports = frozenset(config.allowed_ports)
-        self._further_ports = self._ports or PULSAR_PORTS
+        self._dial_rules = rules = DialRules(config)
+        self._further, self._further_ports = rules.has_further_targets, rules.further_ports
+        self._networks = rules.networks
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
         self._any_address = "*" in config.allowed_addresses or not config.allowed_addresses
-        self._networks: list[Network] = [
-            ipaddress.ip_network(network) for network in config.allowed_addresses if network != "*"
-        ]
-        self._further = bool(config.allowed_hosts or config.allowed_addresses)
         self._resolver = resolver
         self._brokers = brokers
         self._through_proxy = config.through_proxy
@@ -187,42 +158,29 @@ class TargetRules:
         A port of ``brokers.service_url`` is of its kind, so it is dialled as it is; a pair that leads to no broker's
         port does not count. Another proxy gets the client's own words, and does this itself.
         """
-        if self._through_proxy or broker.port in self._brokers.configured.ports:
+        configured = self._brokers.configured
+        if self._through_proxy or broker.port in configured.ports:
             return broker
         port = self._brokers.port_pairs.port_to_dial(broker)
-        return broker if port is None or not self._allows_port(port) else HostPort(broker.host, port)
+        if port is None or not self._dial_rules.allows_port(port, configured.ports):
+            return broker
+        return HostPort(broker.host, port)
 
     def check_port(self, broker: HostPort) -> None:
         """Apply the rule that needs no name server; raise TargetDenied."""
-        if not self._allows_port(broker.port):
-            raise TargetDenied("port", _port_denied(broker))
-
-    def _allows_port(self, port: int) -> bool:
-        """Return True if any broker may be dialled at a port. The ports of another proxy are not brokers'."""
-        may_be_own = not self._through_proxy and self._is_broker_port(port, self._brokers.configured)
-        return may_be_own or ((self._further or self._through_proxy) and port in self._further_ports)
-
-    def _is_broker_port(self, port: int, own: ConfiguredBrokers) -> bool:
-        """Return True if brokers of the URL are at a port; at any other port of their machines anything may listen."""
-        return port in own.ports or port in self._ports
+        self._dial_rules.check_port(broker, self._brokers.configured.ports)
 
     def _check_address(self, asked: "_TargetQuery", text: str) -> HostPort:
         """Return the name under which to dial one address of a target; raise TargetDenied."""
-        reached = effective_address(text)
-        reason = forbidden_reason(reached)
-        if reason is not None:
-            raise TargetDenied(reason, f"{asked.broker} is at {text}, which is never allowed")
+        self._dial_rules.check_not_forbidden(asked.broker, text)
         name = self._apply_operator_rules(asked, text)
-        if reached.is_loopback and not self._loopback_allowed(reached, asked.configured):
-            detail = "on the proxy's own machine, where no broker of brokers.service_url is"
-            where = f"{asked.broker} is at {text}, {detail}"
-            raise TargetDenied("loopback", f"{where}, and brokers.allowed_addresses does not name it")
+        self._dial_rules.check_loopback(asked.broker, text, any_at_loopback=asked.configured.any_at_loopback)
         return name
 
     def _apply_operator_rules(self, asked: "_TargetQuery", text: str) -> HostPort:
         """Return the name under which to dial an address by the operator's rules; raise TargetDenied."""
         broker = asked.broker
-        is_own_port = self._is_broker_port(broker.port, asked.configured)
+        is_own_port = self._dial_rules.is_broker_port(broker.port, asked.configured.ports)
         is_own = asked.configured.has_host(broker.host) or asked.configured.has_name(asked.name)
         if is_own and is_own_port:
             return broker
@@ -235,7 +193,7 @@ class TargetRules:
         if not further and not is_own and known is None:
             raise self._denial_with_advice(asked, text)
         if not further or broker.port not in self._further_ports:
-            raise TargetDenied("port", _port_denied(broker))
+            raise TargetDenied("port", port_denied(broker))
         return broker
 
     def _has_host(self, *names: str) -> bool:
@@ -273,10 +231,6 @@ class TargetRules:
         advice = f"if it is a broker of yours, set {' and '.join(keys)}"
         return TargetDenied("address" if self._further and host_good else "host", f"{where}; {advice}")
 
-    def _loopback_allowed(self, address: Address, own: ConfiguredBrokers) -> bool:
-        """Return True if a network of only loopback addresses is allowed, or a configured broker is here."""
-        return own.any_at_loopback or any(address in network and network.is_loopback for network in self._networks)
-
 
 @dataclass(frozen=True, slots=True)
 class _TargetQuery:
@@ -292,13 +246,6 @@ def _config_line(key: str, value: str, *, further: bool) -> str:
     return f'brokers.{key} = [{"…, " if further else ""}"{value}"]'
 
 
-def _port_denied(broker: HostPort) -> str:
-    return (
-        f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url, "
-        "nor paired with such a port in brokers.port_pairs (brokers' ports without and with TLS)"
-    )
-
-
 def host_pattern_for(host: str) -> str:
     """Return what to write into brokers.allowed_hosts for a broker of this host.
 
@@ -311,33 +258,3 @@ def host_pattern_for(host: str) -> str:
 
 def _is_tunnel(address: Address) -> bool:
     return isinstance(address, ipaddress.IPv6Address) and bool(address.sixtofour or address.teredo)
-
-
-def effective_address(text: str) -> Address:
-    """Return the address that is reached by dialling one: IPv4 may be embedded in IPv6.
-
-    Forms: mapped (RFC 4291, 2.5.5.2), NAT64 (RFC 6052, 2.1), 6to4 (RFC 3056), Teredo (RFC 4380). What holds for the one
-    must hold for the other.
-    """
-    address = ipaddress.ip_address(text.partition("%")[0])  # a scope names an interface
-    if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address in _NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    teredo = address.teredo
-    return address.ipv4_mapped or address.sixtofour or (address if teredo is None else teredo[1])
-
-
-def forbidden_reason(address: Address) -> str | None:
-    """Return why no broker can be at an address, as a short stable name; None where one can."""
-    if address in _METADATA_SERVICES:
-        return "metadata"
-    if address.is_loopback:
-        return None
-    if address.is_link_local:
-        return "link_local"
-    if address.is_multicast:
-        return "multicast"
-    if address.is_unspecified or address in _THIS_NETWORK:
-        return "unspecified"
-    return "reserved" if address.is_reserved else None  # of IPv4 with broadcast

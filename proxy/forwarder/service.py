@@ -74,7 +74,7 @@ class ForwarderService:
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
-        self._workers = WorkerClients(context.config, self._auth, self._lookup)
+        self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
@@ -181,7 +181,7 @@ class ForwarderService:
         """
         if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
-        workers = WorkerClients(config, self._auth, self._lookup)  # may raise
+        workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)  # may raise
         if not self._accepting.cancel_called:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits

@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import TargetDenied, TargetRules
+from lookup.targets.rules import TargetRules
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from tests.deploy.chart import CHART, NAMESPACE, Refused, needs_tools, render
 

@@ -33,6 +33,7 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
+from proxy.forwarder.workers.dial_check import DialCheck
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
@@ -45,6 +46,7 @@ from proxy.runtime.network.broker_link import (
 )
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import Credentials, credentials_for
+from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
@@ -61,8 +63,14 @@ _PROFILE_TIMEOUT_S = 1.0
 _PROFILE_LIFETIME_S = 1.0
 
 
+BAD_LOOKUP_ANSWER = "bad_lookup_answer"
+"""Reason of a TargetRefused: the forwarder's own check denies what the lookup worker has allowed."""
+
+
 class TargetRefused(Exception):
-    """The lookup worker does not allow a relay's target; ``reason`` is a short stable name."""
+    """A relay's target is not allowed, by the lookup worker or by the forwarder itself; ``reason`` is a short stable
+    name.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -75,8 +83,9 @@ class WorkerClients:
     The constructor raises ConfigError where certificates are unusable.
     """
 
-    def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
+    def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool, nursery: trio.Nursery) -> None:
         self.config = config
+        self._dial_check = DialCheck(config.brokers, nursery)
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
         """Timeout of an Envelope's answers, in seconds."""
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
@@ -215,6 +224,16 @@ class WorkerClients:
         answers = bool(answers_challenges(opened, credentials))
         return replace(link, answers_challenges=answers, original_data=opened.original_data)
 
+    async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
+        """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""
+        try:
+            await self._dial_check.check_target(broker, addresses)
+        except TargetDenied as denied:
+            get_logger().error(
+                "a lookup worker named what no relay may be dialled to", reason=denied.reason, detail=str(denied)
+            )
+            raise TargetRefused(BAD_LOOKUP_ANSWER, f"the lookup worker's answer is refused: {denied}") from None
+
     def broker_credentials(self, broker_host: str) -> Credentials:
         """Start another authentication of the proxy at a relay's broker. Raises RpcError."""
         return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
@@ -228,13 +247,14 @@ class WorkerClients:
         """Connect to the first of these brokers that is reachable and accepts clients; return which, and how, too.
 
         ``explain`` adds to a failure what is known of its broker. Each broker gets an equal share of the time left, so
-        that a silent one leaves time for those behind it. Raises BrokerLinkFailed.
+        that a silent one leaves time for those behind it. Raises BrokerLinkFailed, TargetRefused.
         """
         brokers = self.config.brokers
         deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
         for number, target in enumerate(targets, 1):
             is_last = number == len(targets)
             broker = HostPort(target.host, target.port)
+            await self._check_dialled(broker, target.addresses)
             credentials = self.broker_credentials(broker.host)
             left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes time, too
             try:

@@ -20,9 +20,10 @@ from prometheus_client import CollectorRegistry
 from lookup.brokers.configured import configured_brokers, exact_address
 from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import Target, TargetDenied, TargetRules, host_pattern_for
+from lookup.targets.rules import Target, TargetRules, host_pattern_for
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 
 SERVICE = "pulsar-broker.ns.svc.cluster.local"

@@ -13,9 +13,10 @@ from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.names import LEARNED_MAX, BrokerNames
 from lookup.metrics import BrokerMetrics
 from lookup.targets.name_resolver import TargetResolver
-from lookup.targets.rules import TargetDenied, TargetRules
+from lookup.targets.rules import TargetRules
 from proto.addresses import parse_broker_url
 from proxy.runtime.dns.resolver import Addresses, Resolver
+from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 
 

@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, effective_address, forbidden_reason
+from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetRules
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Addresses, Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.dial_rules import TargetDenied, effective_address, forbidden_reason
 from proxy.runtime.network.dialing import Dialer
 
 Rules = Callable[..., TargetRules]

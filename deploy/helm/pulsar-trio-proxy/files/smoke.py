@@ -16,11 +16,12 @@ import time
 import uuid
 from pathlib import Path
 
-from lookup.targets.rules import PULSAR_PORTS, host_pattern_for
+from lookup.targets.rules import host_pattern_for
 from proto.addresses import parse_host_port, parse_service_url, speaks_tls
 from proto.commands import PROTOCOL_VERSION, connect, encode, parse_command, pong
 from proto.frames import Frame, FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandLookupTopic
+from proxy.runtime.network.dial_rules import PULSAR_PORTS
 
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 PAUSE_S = 2.0

@@ -84,7 +84,9 @@ class FakePool:
 class Setup:
     def __init__(self, **tables: dict[str, Any]) -> None:
         self.auth, self.lookup = FakePool(), FakePool()
-        self.worker_clients = WorkerClients(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
+        brokers = {"service_url": "pulsar://10.9.9.9,10.9.9.9:6651,10.9.9.9:6652"} | tables.get("brokers", {})
+        tables = {**tables, "brokers": brokers}
+        self.worker_clients = WorkerClients(make_config(**tables), self.auth, self.lookup, None)  # type: ignore[arg-type]
 
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
@@ -382,6 +384,32 @@ async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
         await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert caught.value.reason == "host"
     assert dialled.addresses == []
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "reason"),
+    [("169.254.169.254", 6650, "metadata"), ("127.0.0.1", 6650, "loopback"), ("10.0.0.1", 22, "port")],
+)
+@pytest.mark.parametrize("among_others", [False, True], ids=["the first", "another"])
+async def test_a_captured_lookup_worker_leads_no_relay_to_where_no_broker_can_be(
+    dialled: Dialled, address: str, port: int, reason: str, among_others: bool
+) -> None:
+    """Security: the client is told no more than of any other denied target; nothing is dialled."""
+    setup = Setup(brokers={"service_url": "pulsar://10.9.9.9:6650"})
+    answer = ResolveTargetResponse(host="b0", port=6650, addresses=["10.0.0.1"])
+    if among_others:
+        dialled.refusing.add("10.0.0.1")
+        answer.others.add(host="b1", port=port, addresses=[address])
+    else:
+        answer.port, answer.addresses[:] = port, [address]
+    setup.lookup.answers[Method.RESOLVE_TARGET] = answer
+    with structlog.testing.capture_logs() as logged, pytest.raises(TargetRefused) as caught:
+        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+    assert caught.value.reason == "bad_lookup_answer"
+    assert dialled.addresses == ([("10.0.0.1", 6650)] if among_others else [])
+    assert [(one["event"], one["reason"]) for one in logged if one["log_level"] == "error"] == [
+        ("a lookup worker named what no relay may be dialled to", reason)
+    ]
 
 
 async def test_no_word_from_the_lookup_worker_is_no_permission(dialled: Dialled) -> None:
