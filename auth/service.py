@@ -220,8 +220,7 @@ class AuthService:
             state = broker.get_auth_data(request.broker_host)
         answer = await state.authenticate(challenge)
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
-        exchanges.evict_oldest_if_full()
-        exchanges.store_exchange(key, broker.method, state, number=number + 1)
+        exchanges.store_exchange(key, broker.method, state, number=number + 1, replaces_oldest=True)
         return answer, state
 
 

@@ -1,5 +1,7 @@
 """Exchanges between their rounds: bounded in time, number and rounds; each state is there once."""
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
@@ -154,14 +156,42 @@ async def test_forgotten_states_leave_room(
 async def test_the_oldest_makes_room_and_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     kept = new_rounds()
-    kept.evict_oldest_if_full()
-    kept.store_exchange((1, 1), "sasl", "a", number=1)
-    kept.evict_oldest_if_full()
-    kept.store_exchange((1, 2), "sasl", "b", number=1)
-    kept.evict_oldest_if_full()
-    kept.store_exchange((1, 3), "sasl", "c", number=1)
+    for number, state in enumerate("abc", 1):
+        kept.store_exchange((1, number), "sasl", state, number=1, replaces_oldest=True)
     assert denial(kept, (1, 1)) == "unknown_round"
     assert [kept.pop_exchange((1, number), "sasl").state for number in (2, 3)] == ["b", "c"]
+
+
+@pytest.mark.parametrize("replaces_oldest", [False, True])
+async def test_one_caller_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch, replaces_oldest: bool) -> None:
+    """Security: a forwarder that was taken over starts exchanges as fast as it can, and others go on beside it."""
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 10)
+    kept = new_rounds()
+
+    def flood(start: int) -> None:
+        for number in range(start, start + 50):
+            with contextlib.suppress(AuthenticationDenied):
+                kept.store_exchange((666, number), "sasl", "flood", number=1, replaces_oldest=replaces_oldest)
+
+    flood(0)
+    for number in range(3):
+        kept.store_exchange((1, number), "sasl", "one", number=1, replaces_oldest=replaces_oldest)
+        kept.store_exchange((2, number), "sasl", "another", number=1, replaces_oldest=replaces_oldest)
+    flood(100)
+    assert len(kept) == 10
+    assert [kept.pop_exchange((1, number), "sasl").state for number in range(3)] == ["one"] * 3
+    assert [kept.pop_exchange((2, number), "sasl").state for number in range(3)] == ["another"] * 3
+
+
+async def test_equal_callers_do_not_take_exchanges_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 5)
+    kept = new_rounds()
+    for key in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)):
+        kept.store_exchange(key, "sasl", "state", number=1)
+    for key in ((1, 4), (2, 3)):
+        with pytest.raises(AuthenticationDenied):
+            kept.store_exchange(key, "sasl", "state", number=1)
+    assert len(kept) == 5
 
 
 def test_the_real_bound() -> None:
