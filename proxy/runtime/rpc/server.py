@@ -26,7 +26,12 @@ CONNECTIONS_PER_CALLER_MAX = 4
 CALLS_PER_CONNECTION_MAX = 20_000
 
 WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""Bound of replies that wait because the caller does not read; above it the connection is closed."""
+"""Bound of replies that wait, over all connections of a server, because callers do not read. Above it the caller for
+which most waits loses the connection with most of it.
+"""
+
+UNCHECKED_BYTES = 64 * 1024
+"""So much may wait for one connection without a look at the others: replies of one tick are sent at its end."""
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
 
@@ -75,7 +80,10 @@ class RpcRefused(Exception):
 
 
 class RpcServer:
-    """A server of RPC methods. One instance may serve many connections and listeners at a time."""
+    """A server of RPC methods. One instance may serve many connections and listeners at a time.
+
+    ``max_waiting_bytes``: of replies that wait, over all connections.
+    """
 
     def __init__(
         self,
@@ -86,9 +94,10 @@ class RpcServer:
     ) -> None:
         self._handlers = handlers
         self._max_frame_bytes = max_frame_bytes
-        self._max_waiting_bytes = max_waiting_bytes
+        self._max_waiting_bytes = max(max_waiting_bytes, 2 * max_frame_bytes)  # the largest reply is not too much
         self._accepting = trio.CancelScope()
         self._connections_by_pid: Counter[int] = Counter()
+        self._open: set[_Connection] = set()
         self.connections = InFlightCounter()
 
     def stop_accepting(self) -> None:
@@ -129,7 +138,8 @@ class RpcServer:
 
     async def serve_connection(self, stream: trio.abc.HalfCloseableStream, caller: Caller) -> None:
         """Serve one caller until it disconnects; its unfinished calls are cancelled then."""
-        connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes, self._max_waiting_bytes)
+        connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes, self._bound_waiting_bytes)
+        self._open.add(connection)
         try:
             with self.connections:
                 await connection.run()
@@ -138,8 +148,19 @@ class RpcServer:
                 "lost an internal connection", caller=caller.role.value, pid=caller.pid, reason=str(group.exceptions[0])
             )
         finally:
+            self._open.discard(connection)
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
+
+    def _bound_waiting_bytes(self) -> None:
+        """Close connections until what waits for all of them is within the bound."""
+        while sum(one.waiting_bytes for one in self._open) > self._max_waiting_bytes:
+            by_caller: Counter[int] = Counter()
+            for one in self._open:
+                by_caller[one.caller.pid] += one.waiting_bytes
+            worst = max(self._open, key=lambda one: (by_caller[one.caller.pid], one.waiting_bytes))
+            self._open.discard(worst)
+            worst.close_connection("the caller does not take its replies")
 
 
 class _Connection:
@@ -151,11 +172,11 @@ class _Connection:
         caller: Caller,
         stream: trio.abc.HalfCloseableStream,
         max_frame_bytes: int,
-        max_waiting_bytes: int,
+        bound_waiting_bytes: Callable[[], None],
     ) -> None:
         self._handlers = handlers
-        self._max_waiting_bytes = max_waiting_bytes
-        self._caller = caller
+        self._bound_waiting_bytes = bound_waiting_bytes
+        self.caller = caller
         self._stream = stream
         self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
@@ -165,11 +186,16 @@ class _Connection:
         """Parts of replies that wait for room; True marks the last part of a call."""
         self._backlog_queued = 0
         self._backlog_written = 0
-        self._waiting_bytes = 0
+        self._backlog_bytes = 0
         self._backlog_progress = trio.Event()
         self._close_reason = ""
         self._scopes: dict[int, trio.CancelScope] = {}
         self._nursery: trio.Nursery
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Number of bytes of replies that the caller has not taken."""
+        return self._backlog_bytes + self._writer.unsent_bytes
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -213,11 +239,11 @@ class _Connection:
             raise RpcCorrupt("a caller sent something that is no call")
         call = frame
         handler = self._handlers.get(call.method)
-        if not may_call(self._caller.role, call.method):
+        if not may_call(self.caller.role, call.method):
             get_logger().error(
-                "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
+                "a worker asked for what its role may not", caller=self.caller.role.value, method=_name(call.method)
             )
-            detail = f"{self._caller.role} may not {_name(call.method)}"
+            detail = f"{self.caller.role} may not {_name(call.method)}"
             if isinstance(handler, StreamingHandler) and handler.unauthorized_response:
                 self.write_in_order(_reply(call, _OK, detail, handler.unauthorized_response), ends_call=False)
             else:
@@ -239,7 +265,7 @@ class _Connection:
     def _start_streaming_call(self, handler: StreamingHandler, call: Call) -> None:
         replies = _CallReplyStream(self, call)
         try:
-            handler.handle(call.request, self._caller, replies)
+            handler.handle(call.request, self.caller, replies)
         except Exception as error:  # noqa: BLE001 -- see _run_call
             replies.send_failure(error)
 
@@ -257,6 +283,7 @@ class _Connection:
                 pass
             else:
                 self._calls -= ends_call
+                self._check_waiting_bytes()
                 return
         if self._may_wait(len(reply)):
             self._backlog.append((reply, ends_call))
@@ -265,11 +292,14 @@ class _Connection:
                 self._nursery.start_soon(self._write_backlog)
 
     def _may_wait(self, size_bytes: int) -> bool:
-        """Count a reply that waits and return True; above the bound close the connection and return False."""
-        self._waiting_bytes += size_bytes
-        if self._waiting_bytes > self._max_waiting_bytes:
-            self.close_connection("the caller does not take its replies")
+        """Count a reply that waits; return False where the connection was closed because too much waits."""
+        self._backlog_bytes += size_bytes
+        self._check_waiting_bytes()
         return not self._over
+
+    def _check_waiting_bytes(self) -> None:
+        if self.waiting_bytes > UNCHECKED_BYTES:
+            self._bound_waiting_bytes()
 
     async def _write_backlog(self) -> None:
         while self._backlog:
@@ -277,7 +307,7 @@ class _Connection:
             await self._writer.write_when_room(reply)
             self._backlog.popleft()
             self._backlog_written += 1
-            self._waiting_bytes -= len(reply)
+            self._backlog_bytes -= len(reply)
             self._calls -= ends_call
             self._backlog_progress.set()
             self._backlog_progress = trio.Event()
@@ -294,14 +324,15 @@ class _Connection:
         response = b""
         try:
             with trio.fail_after(seconds(call.timeout_ms)), scope:
-                response = await handler(call.request, self._caller)
+                response = await handler(call.request, self.caller)
             reply = _reply(call, _OK, "", response)  # to a cancelled call: the caller drops it
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
         # Calls of a caller that reads slowly wait here and count as under way; those of other callers do not.
         if self._may_wait(len(reply)):
             await self._writer.write_when_room(reply)
-            self._waiting_bytes -= len(reply)
+            self._backlog_bytes -= len(reply)
+            self._check_waiting_bytes()
         self._calls -= 1
         self._scopes.pop(call.correlation_id, None)
 

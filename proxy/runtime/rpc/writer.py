@@ -35,6 +35,11 @@ class BatchedWriter:
         """True if all that was written has been sent."""
         return not self._buffer and not self._sending
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes that were written and not yet sent."""
+        return self._under_way_bytes + len(self._buffer)
+
     def write(self, data: bytes) -> None:
         """Queue bytes until the tick's end. Raises WriterFull at the bound; one message always fits an empty queue."""
         if self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
@@ -66,7 +71,7 @@ class BatchedWriter:
 
     async def wait_until_sent(self) -> None:
         """Wait until all that is queued now has been sent, or ``mark_closed`` was called."""
-        end = self._sent_bytes + self._under_way_bytes + len(self._buffer)
+        end = self._sent_bytes + self.unsent_bytes
         while self._sent_bytes < end and not self._over:
             await self._sent.wait()
 

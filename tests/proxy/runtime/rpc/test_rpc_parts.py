@@ -335,17 +335,22 @@ class Line:
         narrow: bool = False,
         max_frame_bytes: int = FRAME_BYTES_MAX,
         max_waiting_bytes: int = WAITING_BYTES_MAX,
+        beside: Line | None = None,
+        pid: int = 1,
     ) -> None:
-        self.handler = Scripted()
+        """``beside``: another line of the same server."""
+        self.handler = Scripted() if beside is None else beside.handler
         handlers = {Method.ENVELOPE: StreamingHandler(self.handler)}
-        server = RpcServer(handlers, max_frame_bytes=max_frame_bytes, max_waiting_bytes=max_waiting_bytes)
+        self.server = RpcServer(handlers, max_frame_bytes=max_frame_bytes, max_waiting_bytes=max_waiting_bytes)
+        if beside is not None:
+            self.server = beside.server
         pair = trio.testing.lockstep_stream_pair if narrow else trio.testing.memory_stream_pair
         self.stream, theirs = pair()
         self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
         self.ended = trio.Event()
 
         async def serve() -> None:
-            await server.serve_connection(theirs, Caller(Role.FORWARDER, 1))
+            await self.server.serve_connection(theirs, Caller(Role.FORWARDER, pid))
             self.ended.set()
 
         nursery.start_soon(serve)
@@ -517,13 +522,16 @@ async def test_parts_keep_their_order_where_the_caller_reads_slowly(nursery: tri
     assert heard == {1: expected, 2: expected}
 
 
-async def test_who_reads_no_replies_loses_its_connection(nursery: trio.Nursery) -> None:
+async def test_who_reads_no_replies_loses_its_connection(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Security: a caller that was taken over must not fill its worker's memory."""
-    line = Line(nursery, narrow=True, max_frame_bytes=100, max_waiting_bytes=1000)
+    monkeypatch.setattr("proxy.runtime.rpc.server.UNCHECKED_BYTES", 0)
+    line = Line(nursery, narrow=True, max_frame_bytes=100, max_waiting_bytes=2000)
     await line.call(1)
     answer = line.handler.answers[0]
     with structlog.testing.capture_logs() as logs:
-        for _ in range(17):  # eight frames in the buffer, one on its way, and 1000 bytes that wait
+        for _ in range(17):  # eight frames in the buffer, one on its way, and the rest behind them
             answer(b"x" * 90, True)
             await trio.testing.wait_all_tasks_blocked()
         assert not line.ended.is_set()
@@ -532,6 +540,39 @@ async def test_who_reads_no_replies_loses_its_connection(nursery: trio.Nursery) 
         await line.ended.wait()
     assert [entry["reason"] for entry in logs] == ["the caller does not take its replies"]
     answer(b"", False)
+
+
+async def test_what_waits_is_bounded_over_all_connections(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: a caller that was taken over spreads what it does not read over its connections, each within the bound.
+    It loses them, until the rest is within the bound, and a caller that only reads slowly keeps its own.
+    """
+    monkeypatch.setattr("proxy.runtime.rpc.server.UNCHECKED_BYTES", 0)
+    slow = Line(nursery, narrow=True, max_frame_bytes=100, max_waiting_bytes=4000)
+    captured = [Line(nursery, narrow=True, beside=slow, pid=666) for _ in range(4)]
+    for number, line in enumerate((slow, *captured)):
+        await line.call(number)
+    mine, *others = slow.handler.answers
+    for _ in range(15):
+        mine(b"x" * 90, True)
+    for _ in range(15):
+        for answer in others:
+            answer(b"x" * 90, True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sum(one.waiting_bytes for one in slow.server._open) <= 4000
+    assert [line.ended.is_set() for line in captured].count(True) >= 3
+    assert not slow.ended.is_set()
+    mine(b"end", False)
+    while (await slow.read()).has_more:
+        pass
+
+
+async def test_a_reply_of_the_largest_size_may_wait(nursery: trio.Nursery) -> None:
+    line = Line(nursery, narrow=True, max_frame_bytes=1 << 20, max_waiting_bytes=1000)
+    await line.call(1)
+    line.handler.answers[0](b"x" * ((1 << 20) - 100), False)
+    assert len((await line.read()).response) == (1 << 20) - 100
 
 
 async def test_a_call_is_under_way_until_its_reply_is_written(
