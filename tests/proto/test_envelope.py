@@ -2,6 +2,7 @@
 
 import pytest
 
+from proto import rpc_pb2
 from proto.client_machine import is_plainly_lookup
 from proto.envelope import (
     ENVELOPE_VERSION,
@@ -168,6 +169,25 @@ def test_a_relay_for_another_or_for_nobody(changes: dict[str, object], now_ms: i
     with pytest.raises(EnvelopeRefused, match=text) as caught:
         EnvelopeVerifier().verify_target(target(**changes), KEY, now_ms)
     assert caught.value.error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
+CLAIMS = {("AuthenticateRequest", "original_principal")}
+"""What only a client says, by whose own role an auth worker judges it (auth.effective_principal)."""
+
+
+def test_every_request_that_names_a_principal_has_its_seal() -> None:
+    """Security: a worker believes no other process whose request it is. A request that is new here is to be checked by
+    EnvelopeVerifier, as these two are.
+    """
+    naming: dict[str, set[str]] = {}
+    for name, message in rpc_pb2.DESCRIPTOR.message_types_by_name.items():
+        for field in message.fields_by_name:
+            if name.endswith("Request") and "principal" in field and (name, field) not in CLAIMS:
+                naming.setdefault(name, set()).add(field)
+    assert naming == {
+        "EnvelopeRequest": {"principal_type", "principal_name", "sealed_principal"},
+        "ResolveTargetRequest": {"principal_name", "sealed_principal"},
+    }
 
 
 def test_without_authentication_a_relay_has_no_principal_whatever_is_claimed() -> None:
