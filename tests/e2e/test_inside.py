@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 from local.ports import free_port
 
+from proto.pulsar_pb2 import ServerError
+
 from .conftest import running
 from .lab.captured import NONSENSE, Captured
 from .lab.cluster import ROOT, ProxyCluster
 from .lab.processes import children, zombies
 from .lab.waiting import eventually
+from .lab.wire import WireClient
 
 REFUSED = "PermissionError"
 
@@ -144,3 +148,40 @@ def test_a_captured_worker_gets_no_call_at_a_socket_that_it_has_replaced(
     cluster.wait_for_log("another process listens at a worker's socket; it gets no call", "lookup-0.sock")
     received = eventually(hostile.bytes_received, what="the forwarder's successor has connected")
     assert set(received) == {0}
+
+
+@pytest.mark.parametrize("target", ["loopback", "metadata"])
+def test_a_captured_lookup_worker_does_not_make_a_forwarder_dial_the_proxys_own_machine(
+    forged_targets: tuple[ProxyCluster, socket.socket], target: str
+) -> None:
+    """Security: the forwarder applies the rules itself, and nothing is dialled."""
+    cluster, listener = forged_targets
+    failures = {"name": "pulsar_proxy_broker_connection_failures_total", "reason": "bad_lookup_answer"}
+    before = cluster.metrics().total(**failures)
+    with WireClient(cluster.port) as client:
+        client.send_connect(proxy_to_broker_url=f"{target}:{listener.getsockname()[1]}")
+        [error] = client.wait_for_end()
+        assert (error.error.error, error.error.message) == (
+            ServerError.ServiceNotReady,
+            "Target broker cannot be validated.",
+        )
+    cluster.wait_for_log("a lookup worker named what no relay may be dialled to", f"reason={target}")
+    assert cluster.metrics().total(**failures) == before + 1
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+@pytest.fixture(scope="module")
+def forged_targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, socket.socket]]:
+    """A cluster whose lookup worker allows what it must not, and what listens at that port. It needs no broker."""
+    folder = tmp_path_factory.mktemp("captured-lookup")
+    plugin = Path(__file__).parent / "lab" / "captured_lookup.py"
+    (folder / "sitecustomize.py").write_text(plugin.read_text())
+    with pytest.MonkeyPatch.context() as monkeypatch, socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
+        service_url = f"pulsar://192.0.2.1:{listener.getsockname()[1]}"
+        cluster = ProxyCluster({"brokers": {"service_url": service_url}, "cluster": {"forwarders": 1}})
+        with running(cluster, ready=False):
+            eventually(lambda: cluster.get("/readyz").text == "no broker is reachable\n", what="all workers answer")
+            yield cluster, listener
