@@ -54,9 +54,11 @@ class DialCheck:
 
     async def _check_address(self, broker: HostPort, text: str) -> None:
         reached, rules = effective_address(text), self._rules
+        if not reached.is_loopback and forbidden_reason(reached) is None:
+            return  # nearly always
         if not self._through_proxy:
             rules.check_not_forbidden(broker, text)
-        if forbidden_reason(reached) is None and not rules.is_other_loopback(text):
+        if reached.is_loopback and not rules.is_other_loopback(text):
             return
         own = await self._own_addresses()
         # The next proxy is wherever the operator's name for it leads, and nowhere else.

@@ -30,7 +30,7 @@ WAITING_BYTES_MAX = 32 * 1024 * 1024
 which most waits loses the connection with most of it.
 """
 
-UNCHECKED_BYTES = 64 * 1024
+UNCHECKED_BYTES = 256 * 1024
 """So much may wait for one connection without a look at the others: replies of one tick are sent at its end."""
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
