@@ -5,7 +5,6 @@ import functools
 import json
 import re
 import subprocess
-import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from local import go_tools
 from local.generate import CHART as CHART_PATH
 
 from tests.deploy.metric_names import ROOT
+from tests.deploy.served_helm import Outcome, served_helms
 
 CHART = ROOT / CHART_PATH
 RELEASE, NAMESPACE = "r", "messaging"
@@ -36,23 +36,17 @@ class Refused(Exception):
 
 def helm_template(values: Mapping[str, Any], kubernetes: str = NEWEST, release: str = RELEASE) -> str:
     """What `helm template` writes for these values over the chart's own, the same with each Helm; raises Refused."""
-    return _helm_template(json.dumps(values), kubernetes, release)
-
-
-@functools.cache
-def _helm_template(values: str, kubernetes: str, release: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(values)  # JSON is YAML
-        file.flush()
-        outcomes = helms("template", release, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file.name)
-    assert_equal(outcomes)
-    outcome = outcomes["helm"]
+    outcome = _outcome(json.dumps(values), kubernetes, release)
     if outcome.returncode != 0:
         raise Refused(outcome.stderr)
     return outcome.stdout
 
 
-Outcome = subprocess.CompletedProcess[str]
+@functools.cache
+def _outcome(values: str, kubernetes: str, release: str) -> Outcome:
+    outcomes = with_same_token(served_helms(values, kubernetes, release, RELEASE, str(CHART), *OPTIONS))
+    assert_equal(outcomes)
+    return outcomes["helm"]
 
 
 MADE_TOKEN = re.compile(r"(?<=: )[A-Za-z0-9+/]{54}==$", re.MULTILINE)
@@ -62,7 +56,11 @@ SAME_TOKEN = base64.b64encode(b"the same token in all renderings").decode()
 
 def helms(*arguments: str | Path, cwd: Path | None = None) -> dict[str, Outcome]:
     """What each Helm answers, by its name in go_tools; all at once. Tokens that the chart makes are SAME_TOKEN."""
-    outcomes = helms_as_they_are(*arguments, cwd=cwd)
+    return with_same_token(helms_as_they_are(*arguments, cwd=cwd))
+
+
+def with_same_token(outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    """These, with SAME_TOKEN for the tokens that the chart makes."""
     for outcome in outcomes.values():
         outcome.stdout = MADE_TOKEN.sub(SAME_TOKEN, outcome.stdout)
     return outcomes
@@ -106,7 +104,7 @@ class Manifests:
     """Objects by kind and name."""
 
     def __init__(self, text: str) -> None:
-        self.all = [one for one in yaml.safe_load_all(text) if one]
+        self.all = [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
     def names(self, kind: str) -> list[str]:
         """The names of a kind."""

@@ -1,8 +1,11 @@
-"""Helm 3 and Helm 4 make the same of the chart: `helm_template` compares them in each test, this is what is beside."""
+"""Helm 3 and Helm 4 make the same of the chart: `helm_template` compares their servers in each test; a server
+answers what its Helm does."""
 
+import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,15 +13,19 @@ from local import go_tools
 
 from tests.deploy.chart import (
     CHART,
+    NEWEST,
+    OLDEST,
     OPTIONS,
     RELEASE,
-    Outcome,
     Refused,
     assert_equal,
     helm_template,
     helms,
     needs_tools,
+    with_same_token,
+    write,
 )
+from tests.deploy.served_helm import Outcome, served_helms
 
 pytestmark = needs_tools
 
@@ -49,6 +56,38 @@ def test_the_order_in_a_refusals_list_is_no_difference() -> None:
 def test_both_versions_are_tried() -> None:
     versions = [result.stdout[:3] for result in helms("version", "--template", "{{.Version}}").values()]
     assert versions == ["v4.", "v3."]
+
+
+@pytest.mark.parametrize(
+    ("values", "kubernetes", "release"),
+    [
+        ({}, NEWEST, RELEASE),
+        (
+            {"tls": {"existingSecret": "t", "enabled": True}, "monitoring": {"dashboard": {"enabled": True}}},
+            OLDEST,
+            "other",
+        ),
+        ({"replicaCount": "three"}, NEWEST, RELEASE),
+        ({"image": {"tga": "1", "tagg": "2"}}, NEWEST, RELEASE),
+        ({"tls": {"enabled": True}}, NEWEST, RELEASE),
+        ({"config": 1}, NEWEST, RELEASE),
+        ({}, "1.20.0", RELEASE),
+        ({}, "newest", RELEASE),
+        ({}, NEWEST, "Name_without_sense"),
+        ({"replicaCount": 2}, NEWEST, RELEASE),
+    ],
+)
+def test_a_server_answers_what_its_helm_does(
+    values: dict[str, Any], kubernetes: str, release: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "values.yaml", json.dumps(values))
+    real = helms("template", release, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file)
+    served = with_same_token(served_helms(json.dumps(values), kubernetes, release, RELEASE, str(CHART), *OPTIONS))
+    assert [*real] == [*served]
+    for helm in real:
+        assert (served[helm].returncode, served[helm].stdout) == (real[helm].returncode, real[helm].stdout)
+        assert_equal({"real": real[helm], "served": served[helm]})
+        assert real[helm].stdout or "Error: " in real[helm].stderr
 
 
 def files(package: Path) -> dict[str, bytes]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local import go_tools
-from local.go_tools import MODULES, TOOLS, ToolError
+from local import go_tools, helm_server
+from local.go_tools import MODULES, TOOLS, Tool, ToolError
 
 FakeCommand = Callable[[str, str], Path]
 
@@ -38,6 +38,11 @@ class Go:
         self._fake_command = fake_command
         self._log = directory / "go.log"
         self.modules = directory / "modules"
+        for name, old, _ in {change for tool in TOOLS for change in tool.changes}:
+            file = self.modules / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if old and old not in (there := file.read_text() if file.exists() else ""):
+                file.write_text(there + old)
 
     def does(self, install: str) -> None:
         self._log.write_text("")
@@ -53,10 +58,26 @@ def test_tools_are_built_once_at_their_versions(go: Go) -> None:
     go_tools.install(lambda _: None)
     assert all(tool.path.read_text() == "built\n" for tool in TOOLS)
     installed = [call for call in go.calls if call.startswith("install")]
-    assert [call.rpartition(" ")[2] for call in installed] == [f"{tool.package}@{tool.version}" for tool in TOOLS]
+    wanted = ["./cmd/helm" if tool.changes else f"{tool.package}@{tool.version}" for tool in TOOLS]
+    assert [call.rpartition(" ")[2] for call in installed] == wanted
+    assert all([file.name for file in tool.path.parent.iterdir()] == [tool.path.name] for tool in TOOLS)
     go.does("exit 1")
     go_tools.install(lambda _: None)
     assert not [call for call in go.calls if call.startswith("install")]
+
+
+def test_a_change_makes_another_tool() -> None:
+    one, other = (Tool("helm", "helm.sh/cmd/helm", "v1", (("main.go", "one", text),)) for text in ("two", "three"))
+    assert one.path != other.path
+
+
+def test_sources_are_changed_in_their_places_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "main.go").write_text("one two two")
+    helm_server.apply((("main.go", "one", "1"), ("new.go", "", "new")), tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"main.go": "1 two two", "new.go": "new"}
+    for text in ("two", "three"):
+        with pytest.raises(ValueError, match=f"main.go has not exactly one '{text}'"):
+            helm_server.apply((("main.go", text, "2"),), tmp_path)
 
 
 def test_a_build_that_fails_leaves_nothing_and_says_why(go: Go) -> None:
