@@ -1,12 +1,12 @@
 """The proxy's own credentials towards brokers, by method."""
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from auth.jwt_rules import claimed_expiry_unix_ms, parse_unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 from proxy.common.reloading_file import HeldFile
 from proxy.config.types import BrokerCredentials
 
@@ -56,8 +56,7 @@ def _oauth2_credentials(config: BrokerCredentials) -> "OAuth2Credentials":
 
 def read_secret(file: str) -> bytes:
     """Return a file's content without surrounding white space. Raises ConfigError, OSError."""
-    with Path(file).open("rb") as stream:
-        secret = stream.read(SECRET_BYTES_MAX + 1).strip()
+    secret = read_file(file, SECRET_BYTES_MAX + 1).strip()
     if not secret or len(secret) > SECRET_BYTES_MAX:
         raise ConfigError(f"{KEY}: {file} is empty, or longer than {SECRET_BYTES_MAX} bytes")
     return secret

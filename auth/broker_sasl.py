@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from auth.gss import NO_LAYER, check_keytab, context_end_unix_ms, error_text, gssapi, principal_name, run_in_thread
+from auth.gss import NO_LAYER, Keytab, context_end_unix_ms, error_text, gssapi, principal_name, run_in_thread
 from auth.state import BrokerAuthState, CredentialsUnavailable
 from proto.commands import AUTH_REFRESH
 from proxy.common.errors import ConfigError
@@ -43,7 +43,7 @@ class SaslCredentials:
         self._realm = config.principal.rpartition("@")[2]
         if "@" not in config.principal or not self._realm:
             raise ConfigError(f"brokers.credentials.principal: {config.principal} has no realm")
-        check_keytab("brokers.credentials.file", config.principal, config.file)
+        self._keytab = Keytab("brokers.credentials.file", config.principal, config.file)
         self._config = config
         self._cache = f"MEMORY:pulsar-trio-proxy-{next(_caches)}"
         # A limiter exists for as long as a caller or a thread uses it, an abandoned thread included.
@@ -56,13 +56,14 @@ class SaslCredentials:
             limiter = self._limiters[broker_host] = trio.CapacityLimiter(THREADS_PER_BROKER_MAX)
         return _SaslBrokerAuthState(self, broker_host, limiter)
 
-    def new_initiator(self, broker_host: str) -> "_Initiator":
+    async def new_initiator(self, broker_host: str) -> "_Initiator":
         """Start an exchange with a broker; raise CredentialsUnavailable for a host that cannot be in a principal."""
         # "@", "/" and "\" have a meaning in principals: another realm's server must not be asked for.
         if not _HOST.fullmatch(broker_host):
             raise CredentialsUnavailable(f"no principal can be made of the broker's host {broker_host[:255]!r}")
         broker = f"{self._config.broker_service}/{broker_host}@{self._realm}"
-        return _Initiator(self._config.principal, self._config.file, self._cache, broker)
+        await self._keytab.current_path()
+        return _Initiator(self._config.principal, self._keytab, self._cache, broker)
 
 
 class _SaslBrokerAuthState:
@@ -79,7 +80,7 @@ class _SaslBrokerAuthState:
         """Return the ticket for CONNECT and for a refresh, the choice for the broker's offer."""
         initiator, self._initiator = self._initiator, None
         if challenge is None or (initiator is not None and initiator.complete and challenge == AUTH_REFRESH):
-            initiator, challenge = self._credentials.new_initiator(self._broker_host), None
+            initiator, challenge = await self._credentials.new_initiator(self._broker_host), None
         if initiator is None:
             raise CredentialsUnavailable("the exchange with the broker has failed before")
         try:
@@ -103,13 +104,14 @@ class _SaslBrokerAuthState:
 class _Initiator:
     """The client's side of RFC 4752, section 3.1. ``step`` blocks: it may ask the KDC."""
 
-    def __init__(self, principal: str, keytab: str, cache: str, broker: str) -> None:
+    def __init__(self, principal: str, keytab: Keytab, cache: str, broker: str) -> None:
         self.broker = broker
         self.complete = False
         self.expires_at_unix_ms = 0
         """When the ticket ends; 0: never, or there is none yet."""
         self._principal = principal
-        self._store: dict[str | bytes, str | bytes] = {"client_keytab": f"FILE:{keytab}", "ccache": cache}
+        self._store: dict[str | bytes, str | bytes] = {"client_keytab": f"FILE:{keytab.path}", "ccache": cache}
+        self._keytab = keytab  # as long as its path is used
         self._context: gssapi.SecurityContext | None = None
 
     def next_message(self, challenge: bytes | None) -> bytes:

@@ -3,13 +3,17 @@
 Imported only where Kerberos is configured: not everybody has the library.
 """
 
+import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
 import trio
 
 from proxy.common.errors import ConfigError
+from proxy.common.files import copy_into_memory
+from proxy.common.reloading_file import ReloadingFile
 
 try:
     import gssapi
@@ -21,8 +25,8 @@ except (ImportError, OSError) as error:  # OSError: Python's half is there, the 
 
 __all__ = [
     "NO_LAYER",
+    "Keytab",
     "acceptor_credentials",
-    "check_keytab",
     "context_end_unix_ms",
     "error_text",
     "gssapi",
@@ -59,12 +63,34 @@ def acceptor_credentials(principal: str, keytab: str) -> gssapi.Credentials:
     )
 
 
-def check_keytab(key: str, principal: str, keytab: str) -> None:
-    """Check that the keytab can be read and holds the principal; raise ConfigError. The KDC is not asked."""
-    try:
-        acceptor_credentials(principal, keytab)
-    except Exception as error:  # noqa: BLE001 -- the library's own errors, and Python's for names that it cannot encode
-        raise ConfigError(f"{key}: {keytab} holds no key of {principal}: {error_text(error)}") from None
+class Keytab:
+    """A keytab's content in memory, where the library can open it; replaced when the file changes.
+
+    ``key``: the configuration's, for errors. Raises ConfigError for a file that cannot be read, or that holds no key of
+    ``principal``. The KDC is not asked. The memory is freed with this object, which users of the path keep.
+    """
+
+    def __init__(self, key: str, principal: str, file: str) -> None:
+        self._file = file
+        self._memory = os.memfd_create("keytab", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._memory)
+        self.path = f"/proc/self/fd/{self._memory}"
+        self._copy = ReloadingFile(key, [file], self._copy_file)
+        try:
+            acceptor_credentials(principal, self.path)
+        except Exception as error:  # noqa: BLE001 -- the library's own, and Python's for names that it cannot encode
+            text = error_text(error).replace(self.path, file)
+            raise ConfigError(f"{key}: {file} holds no key of {principal}: {text}") from None
+
+    async def current_path(self) -> str:
+        """Return the path of the present content, which is always the same."""
+        await self._copy.current_value()
+        return self.path
+
+    def _copy_file(self) -> None:
+        copy = copy_into_memory(self._file)
+        os.dup2(copy, self._memory, inheritable=False)  # at once: the library may be opening it
+        os.close(copy)
 
 
 def error_text(error: Exception) -> str:

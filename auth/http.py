@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from proxy.common.errors import ConfigError
+from proxy.common.files import new_client_context
 from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
 
@@ -147,7 +148,7 @@ def _is_loopback(host: str) -> bool:
 
 def _tls_context(key: str, trust: str) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=trust or None)
+        return new_client_context(trust)
     except ssl.SSLError as error:
         raise ConfigError(f"{key}: {trust} holds no certificates: {error.reason}") from None
 

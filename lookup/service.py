@@ -116,7 +116,6 @@ class LookupService:
             self._context.nursery,
             timeout_s=seconds(brokers.connect_timeout_ms),
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
-            use_system_resolver=names == "brokers",
             on_failure=partial(self._broker_metrics.count_dns_failure, names),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import trio
 
 from proxy.runtime.dns import resolver as runtime_dns
+from proxy.runtime.dns.resolver import _query_addresses
 
 
 class FakeNameServer(dns.nameserver.Nameserver):
@@ -90,27 +90,6 @@ class FakeNameServer(dns.nameserver.Nameserver):
         return response
 
 
-class FakeSystem:
-    """The system's resolver."""
-
-    def __init__(self) -> None:
-        self.addresses: dict[str, list[str]] = {}
-        self.asked: list[str] = []
-        self.hangs = False
-        self.limiters: set[trio.CapacityLimiter] = set()
-
-    async def getaddrinfo(self, name: str, _port: Any, *, threads: trio.CapacityLimiter) -> list[Any]:
-        self.asked.append(name)
-        self.limiters.add(threads)
-        async with threads:
-            if self.hangs:
-                await trio.sleep_forever()
-            await trio.lowlevel.checkpoint()
-        if name not in self.addresses:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(0, 0, 0, "", (address, 0)) for address in self.addresses[name]]
-
-
 class Still:
     """In place of ReloadingFile: a thread that looks at files knows nothing of the test's clock."""
 
@@ -127,14 +106,13 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = FakeNameServer()
-        self.system = FakeSystem()
         self.hosts: dict[str, tuple[str, ...]] = {}
         self.search = ""
         self.no_server = False
         monkeypatch.setattr(runtime_dns, "ReloadingFile", Still)
         monkeypatch.setattr(runtime_dns, "_read_hosts", lambda: self.hosts)
         monkeypatch.setattr(runtime_dns, "_read_resolv_conf", self._resolver)
-        monkeypatch.setattr(runtime_dns, "getaddrinfo", self.system.getaddrinfo)
+        monkeypatch.setattr(runtime_dns, "_query_addresses", _query_addresses)  # where a fake network has its own
 
     def _resolver(self) -> dns.asyncresolver.Resolver | None:
         if self.no_server:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -24,6 +23,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
 from auth.check_queue import CheckQueue
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BasicAuthentication
 
@@ -125,7 +125,7 @@ def _user_and_password(data: bytes) -> tuple[str, bytes]:
 def _read(file: str) -> _Users:
     """Read the users in a file. Raises ConfigError, which names lines but not their hashes, and OSError."""
     entries: dict[str, _Entry] = {}
-    for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_file(file).splitlines(), 1):
         try:
             _add(entries, line)
         except ValueError as error:

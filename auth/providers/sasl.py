@@ -5,7 +5,7 @@ security layers, which is "none" → the client's choice and its authorization i
 signed with the ticket's session key; so a recorded ticket alone gets no further than the offer. Kerberos' replay cache
 denies it earlier: it is a file of the user's, so all workers on one machine share it.
 
-The keytab is opened for every exchange: a replaced one is used from the next exchange on.
+A replaced keytab is used from the next exchange on.
 """
 
 import enum
@@ -19,8 +19,8 @@ import trio
 from auth.check_queue import CheckQueue
 from auth.gss import (
     NO_LAYER,
+    Keytab,
     acceptor_credentials,
-    check_keytab,
     context_end_unix_ms,
     error_text,
     gssapi,
@@ -49,7 +49,7 @@ class SaslProvider:
     method = "sasl"
 
     def __init__(self, config: SaslAuthentication) -> None:
-        check_keytab("authentication.sasl.keytab", config.principal, config.keytab)
+        self._keytab = Keytab("authentication.sasl.keytab", config.principal, config.keytab)
         self._config = config
         self._allowed = re.compile(config.allowed_principals)
         self._checks = CheckQueue(slots=config.threads_max, key="authentication.sasl.threads_max")
@@ -57,7 +57,7 @@ class SaslProvider:
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
         """Make a state for one client."""
-        return _SaslAuthState(_Acceptor(self._config, self._allowed), client, self._checks, self._threads)
+        return _SaslAuthState(_Acceptor(self._config, self._keytab, self._allowed), client, self._checks, self._threads)
 
 
 class _SaslAuthState(Identified):
@@ -77,6 +77,7 @@ class _SaslAuthState(Identified):
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is None:
             raise AuthenticationDenied("unexpected_round", "data after the exchange was over")
+        await acceptor.keytab.current_path()
         # A thread that is left behind gives its place in line back, but goes on to count among the threads.
         step = partial(run_in_thread, partial(acceptor.step, data), self._threads, timeout_s=ROUND_TIMEOUT_S)
         try:
@@ -102,7 +103,8 @@ class _Awaited(enum.Enum):
 class _Acceptor:
     """The server's side of RFC 4752, section 3.2. ``step`` blocks (keytab, cache of replays)."""
 
-    def __init__(self, config: SaslAuthentication, allowed: re.Pattern[str]) -> None:
+    def __init__(self, config: SaslAuthentication, keytab: Keytab, allowed: re.Pattern[str]) -> None:
+        self.keytab = keytab
         self._config = config
         self._allowed = allowed
         self._awaited = _Awaited.TICKET
@@ -126,7 +128,7 @@ class _Acceptor:
         if len(token) > TICKET_BYTES_MAX:
             raise AuthenticationDenied("malformed", f"a ticket of {len(token)} bytes")
         with _denying("bad_keytab"):
-            credentials = acceptor_credentials(self._config.principal, self._config.keytab)
+            credentials = acceptor_credentials(self._config.principal, self.keytab.path)
         with _denying("bad_ticket"):
             self._context = gssapi.SecurityContext(creds=credentials, usage="accept")
             proof: bytes | None = self._context.step(token)

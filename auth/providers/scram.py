@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from secrets import token_bytes
 
 from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
@@ -22,6 +21,7 @@ from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import ScramAuthentication
 
@@ -192,7 +192,7 @@ def credential_line(user: str, password: str, mechanism: str, iterations: int = 
 def _read(file: str) -> Mapping[str, Users]:
     """Read the users of each mechanism. Raises OSError, and ConfigError, which names lines but not their keys."""
     found: _Found = {}
-    for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_file(file).splitlines(), 1):
         try:
             _add(found, line)
         except ValueError as error:

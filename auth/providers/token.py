@@ -1,7 +1,6 @@
 """Method ``token``: JSON Web Tokens, as Pulsar's AuthenticationProviderToken takes them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
 from auth.jwt_rules import Key, check_token_size, expires_at_unix_ms, public_key_algorithms, role_in, verify_token
 from auth.state import AuthenticationProvider, ClientContext, Identity
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import TokenAuthentication
 
@@ -112,6 +112,6 @@ def _public_key(file: str) -> Key:
 
 def _read(key: str, file: str) -> bytes:
     try:
-        return Path(file).read_bytes()
+        return read_file(file)
     except OSError as error:
         raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None

@@ -118,7 +118,6 @@ async def discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
             nursery,
             timeout_s=seconds(brokers.connect_timeout_ms),
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
-            use_system_resolver=True,
         )
         discovery = BrokerDiscovery(parse_broker_url(brokers.service_url), resolver)
         nursery.start_soon(discovery.run)

@@ -1,8 +1,7 @@
 """The token of ``admin.token_file``: one line that an HTTP header can hold."""
 
-from pathlib import Path
-
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 
 TOKEN_BYTES_MAX = 4096
 
@@ -11,8 +10,7 @@ _KEY = "admin.token_file"
 
 def read_admin_token(file: str) -> bytes:
     """Read the token of a file, without the white space around it. Raises OSError, ConfigError."""
-    with Path(file).open("rb") as stream:
-        token = stream.read(TOKEN_BYTES_MAX + 1).strip()
+    token = read_file(file, TOKEN_BYTES_MAX + 1).strip()
     if not token:
         raise ConfigError(f"{_KEY}: {file} holds no token")
     if len(token) > TOKEN_BYTES_MAX:

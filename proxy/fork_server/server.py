@@ -22,6 +22,7 @@ import setproctitle
 import auth.providers
 from proto.roles import Role
 from proxy.common.errors import ConfigError
+from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process import hardening, seccomp
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.fork_request import DESCRIPTORS_MAX, READY, REQUEST_BYTES_MAX, ForkReply, ForkRequest
@@ -59,13 +60,14 @@ def main() -> None:
         forked = serve(channel)
     channel.close()
     if forked is not None:
-        role, descriptors = forked
-        module, name, oom_score = SERVICES[role]
+        request, descriptors = forked
+        module, name, oom_score = SERVICES[request.role]
         os.setpgid(0, 0)  # signals to the supervisor's group, as Ctrl-C, are for the supervisor alone
-        is_in_landlock = hardening.restrict_fork(oom_score)
-        confinement = Confinement(landlock=is_in_landlock, seccomp=seccomp.refuse_system_calls(role))
-        set_title(role.value)
-        run_worker(role, getattr(import_module(module), name), descriptors, confinement)
+        process_metrics = ProcessMetrics()  # which opens files
+        is_in_landlock = hardening.restrict_fork(oom_score, request.files)
+        confinement = Confinement(landlock=is_in_landlock, seccomp=seccomp.refuse_system_calls(request.role))
+        set_title(request.role.value)
+        run_worker(request.role, getattr(import_module(module), name), descriptors, confinement, process_metrics)
 
 
 def set_title(what: str) -> None:
@@ -82,8 +84,9 @@ def import_all() -> None:
             import_module(module)
 
 
-def serve(channel: socket.socket) -> tuple[Role, Descriptors] | None:
-    """Fork a worker for each request. Return None once the supervisor has gone; in a worker, its role and descriptors.
+def serve(channel: socket.socket) -> tuple[ForkRequest, Descriptors] | None:
+    """Fork a worker for each request. Return None once the supervisor has gone; in a worker, its request and
+    descriptors.
 
     Raises ConnectionError where the supervisor has gone before it had the reply.
     """
@@ -98,7 +101,7 @@ def serve(channel: socket.socket) -> tuple[Role, Descriptors] | None:
             reply = ForkReply(error=error.errno or 0)
         else:
             if pid == 0:
-                return request.role, Descriptors(**dict(zip(request.names, passed, strict=True)))
+                return request, Descriptors(**dict(zip(request.names, passed, strict=True)))
             reply = ForkReply(pid=pid)
         for descriptor in passed:
             os.close(descriptor)

@@ -22,9 +22,10 @@ from proxy.config.trial import BrokerTrial, broker_files, reaches_brokers_alike
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import Backoff
 from proxy.supervisor.cluster.cluster import Cluster
-from proxy.supervisor.config_watch import ChangeDetector, in_thread_without_signals
+from proxy.supervisor.config_watch import ChangeDetector
 from proxy.supervisor.processes.broker_trial import TrialNotRun, run_trial
 from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.processes.signals import in_thread_without_signals
 
 WATCH_INTERVAL_S = 1.0
 RETRY_PAUSE_FIRST_S = 5.0

@@ -7,17 +7,15 @@ file system. Only a hash of the content is kept.
 
 import hashlib
 import os
-import signal
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import trio
 from prometheus_client import CollectorRegistry, Gauge
 
 from proxy.runtime.loop.tasks import Backoff, seconds
-from proxy.supervisor.handover.exec_handover import SIGNALS
+from proxy.supervisor.processes.signals import in_thread_without_signals
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """A longer file is no configuration; only its beginning is read."""
@@ -29,9 +27,6 @@ RETRY_PAUSE_MAX_S = 600.0
 
 DISABLED_POLL_S = 5.0
 """Interval of checks whether a reload has turned the watch on."""
-
-ArgumentT = TypeVar("ArgumentT")
-ResultT = TypeVar("ResultT")
 
 MISSING = b"missing"
 NOT_WATCHED = b""
@@ -48,20 +43,6 @@ def fingerprint(path: Path) -> bytes:
             return hashlib.sha256(file.read(FILE_BYTES_MAX)).digest()
     except OSError:
         return MISSING
-
-
-async def in_thread_without_signals(read: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
-    """Read files in a thread that receives no signals: a file system that hangs must not stop the supervisor.
-
-    The thread outlives a cancelled call, and a signal that it received during an exec, which only blocks the main
-    thread's signals, would be lost.
-    """
-
-    def in_thread() -> ResultT:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        return read(argument)
-
-    return await trio.to_thread.run_sync(in_thread, abandon_on_cancel=True)
 
 
 class ChangeDetector:

@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,6 @@ from proxy.supervisor.broker_changes import FILES_NOTE, BrokerChanges
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigFileWatcher, ReloadMetrics
 from proxy.supervisor.handover.exec_handover import (
-    SIGNALS,
     HandoverState,
     SerializedHandover,
     exec_next_program,
@@ -38,6 +38,8 @@ from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.processes.fork_server import ForkServer
+from proxy.supervisor.processes.library_files import watch_library_files
+from proxy.supervisor.processes.signals import SIGNALS
 from proxy.supervisor.processes.worker_process import WorkerProcess
 from proxy.supervisor.startup.open_files import raise_open_file_limit
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
@@ -96,7 +98,7 @@ class Supervisor:
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
-                for watch in (self._config_watcher.run, self._broker_changes.watch_files):
+                for watch in (self._config_watcher.run, self._broker_changes.watch_files, self._watch_library_files):
                     nursery.start_soon(_run_when_ready, ready, watch)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
@@ -134,6 +136,9 @@ class Supervisor:
 
     async def _serve_admin(self, worker: WorkerProcess) -> None:
         await self._admin_channel.serve(worker)
+
+    async def _watch_library_files(self) -> None:
+        await watch_library_files(lambda: self._cluster.config, partial(self._cluster.replace_all, [Role.AUTH]))
 
     async def _log_ready(self, ready: trio.Event) -> None:
         await ready.wait()

@@ -110,7 +110,7 @@ async def test_relays_go_to_pods_of_these_brokers_and_nowhere_else(monkeypatch: 
         config = msgspec.convert({"brokers": table}, Config)
 
         def resolver(*, own: bool) -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=own)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300)
 
         metrics = BrokerMetrics(CollectorRegistry())
         directory = BrokerDirectory(config, Dialer(config.brokers), resolver(own=True), metrics, DirectoryOptions(None))

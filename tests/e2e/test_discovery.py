@@ -50,7 +50,7 @@ def pulsar() -> Iterator[FakeBroker]:
 def find(nursery: trio.Nursery, service_url: str) -> BrokerDirectory:
     brokers: dict[str, Any] = {"service_url": service_url, "probe_interval_ms": 300}
     config = msgspec.convert({"brokers": brokers}, Config)
-    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
+    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30)
     found = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     nursery.start_soon(found.run)
     return found

@@ -13,6 +13,6 @@ def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     monkeypatch.setattr("proxy.runtime.network.dialing._connect", fake.dial)
     monkeypatch.setattr("proxy.runtime.dns.resolver.ReloadingFile", Still)
     monkeypatch.setattr("proxy.runtime.dns.resolver._read_hosts", dict)
-    monkeypatch.setattr("proxy.runtime.dns.resolver._read_resolv_conf", lambda: None)  # so the system's resolver is all
-    monkeypatch.setattr("proxy.runtime.dns.resolver.getaddrinfo", fake.getaddrinfo)
+    monkeypatch.setattr("proxy.runtime.dns.resolver._read_resolv_conf", object)
+    monkeypatch.setattr("proxy.runtime.dns.resolver._query_addresses", fake.query_addresses)
     return fake

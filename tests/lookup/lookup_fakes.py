@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,6 +20,8 @@ from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
+from proxy.runtime.dns.answers import Addresses, ResolutionFailed
+from proxy.runtime.dns.resolver import DEFAULT_TTL_S, UNKNOWN
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 Answer = BaseCommand | bytes | None
@@ -163,8 +164,8 @@ class Network:
         self.names: dict[str, list[list[str]]] = {}
         """A name's answers, one after the other; the last one stays."""
         self.resolved: list[str] = []
-        self.threads: dict[str, set[Any]] = {}
-        """In whose threads a name was looked up."""
+        self.resolvers: dict[str, set[object]] = {}
+        """The resolvers by which a name was queried."""
         self.dial_delay_s = 0.0
 
     def add(self, host: str, address: str, broker: FakeBroker, port: int = 6650) -> FakeBroker:
@@ -186,16 +187,16 @@ class Network:
         self._nursery.start_soon(broker.serve, theirs)
         return ours
 
-    async def getaddrinfo(self, name: str, _port: Any, *, threads: trio.CapacityLimiter) -> list[Any]:
-        """In place of proxy.runtime.dns.resolver.getaddrinfo."""
+    async def query_addresses(self, servers: object, name: str, _timeout_s: float, ttl_max_s: float) -> Addresses:
+        """In place of proxy.runtime.dns.resolver._query_addresses; ``servers`` are one resolver's own."""
         await trio.lowlevel.checkpoint()
         self.resolved.append(name)
-        self.threads.setdefault(name, set()).add(threads)
-        answers = self.names.get(name)
-        if answers is None:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        self.resolvers.setdefault(name, set()).add(servers)
+        answers = self.names.get(name, [[]])
         addresses = answers.pop(0) if len(answers) > 1 else answers[0]
-        return [(0, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+        if not addresses:
+            raise ResolutionFailed(UNKNOWN)
+        return Addresses(tuple(dict.fromkeys(addresses)), trio.current_time() + min(DEFAULT_TTL_S, ttl_max_s))
 
 
 EXCHANGE_LIFETIME_S = 10.0

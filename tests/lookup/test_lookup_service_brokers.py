@@ -141,7 +141,7 @@ async def test_names_that_clients_choose_and_the_operators_are_groups_of_their_o
     await worker.service.start()
     assert list((await worker.resolve("b1:6650")).addresses) == ["10.0.0.2"]
     await trio.testing.wait_all_tasks_blocked()
-    assert not network.threads["b0"] & network.threads["b1"]
+    assert not network.resolvers["b0"] & network.resolvers["b1"]
 
 
 async def test_a_brokers_own_name_is_in_the_operators_group(network: Network, nursery: trio.Nursery) -> None:

@@ -14,8 +14,8 @@ class Addresses:
     """A host's IP addresses, valid until ``expires_at`` (Trio's clock).
 
     ``name``: the full name that they were found under, in lower case and without a final dot: with a search domain it
-    is longer than the name in the query. Empty where it is not known to come from DNS: for an IP address, from
-    /etc/hosts and from the system's resolver.
+    is longer than the name in the query. Empty where it is not known to come from DNS: for an IP address and from
+    /etc/hosts.
     """
 
     addresses: tuple[str, ...]

@@ -4,18 +4,13 @@ Each group of names has a Resolver of its own, with bounds of its own: names tha
 and must not keep the operator's names from being resolved. Within a group concurrent requests for a name share one
 query, and queries are sent round robin by owner (proxy.runtime.dns.queries).
 
-What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for an unbounded
-time and queries DNS once more, so it is used for the operator's names only: with names of their own choice, clients
-could keep all threads busy with names that do not exist. Where there is no DNS (no /etc/resolv.conf), it is the only
-source, and is used for both, in a bounded number of threads.
+No other source of nsswitch.conf is used: the C library reads files for them, which a worker cannot.
 """
 
+import io
 import ipaddress
 import math
-import socket
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import dns.asyncresolver
@@ -24,7 +19,9 @@ import dns.resolver
 import trio
 
 from proto.addresses import AddressInvalid, parse_host_port
+from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
+from proxy.config.files import HOSTS, RESOLV_CONF
 from proxy.runtime.dns.answers import Addresses, Answer, ResolutionFailed, Service, Services
 from proxy.runtime.dns.queries import FAILED_TTL_S, QueryCache
 
@@ -34,21 +31,15 @@ __all__ = [
     "Resolver",
     "Service",
     "Services",
-    "getaddrinfo",
     "is_address",
 ]
 
-RESOLV_CONF = "/etc/resolv.conf"
-HOSTS = "/etc/hosts"
-
-THREADS_MAX = 16
-"""Threads in the system's resolver, for one group of names."""
 SERVICES_MAX = 256
 """SRV records of one name that are used; further ones are ignored."""
 
 TTL_MIN_S = 1.0
 DEFAULT_TTL_S = 5.0
-"""TTL of an answer that has none: from /etc/hosts or the system's resolver."""
+"""TTL of an answer that has none: from /etc/hosts."""
 OTHER_FAMILY_WAIT_S = 0.5
 """Time that the other family's addresses are awaited once those of one family are known (RFC 8305, 3)."""
 
@@ -61,8 +52,7 @@ FAMILIES = 2
 class Resolver:
     """A resolver for one group of names. Queries run in ``nursery``; ``on_failure`` is called for each that fails.
 
-    ``timeout_s``: for one name, from its request on. ``use_system_resolver``: ask the system's resolver for names that
-    DNS does not know.
+    ``timeout_s``: for one name, from its request on.
     """
 
     def __init__(
@@ -71,16 +61,13 @@ class Resolver:
         *,
         timeout_s: float,
         ttl_max_s: float,
-        use_system_resolver: bool,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._timeout_s = timeout_s
         self._ttl_max_s = ttl_max_s
-        self._use_system_resolver = use_system_resolver
         self._servers = ReloadingFile("dns", (RESOLV_CONF,), _read_resolv_conf)
         self._hosts = ReloadingFile("hosts", (HOSTS,), _read_hosts)
         self._cache = QueryCache(nursery, self._resolve, timeout_s=timeout_s, on_failure=on_failure)
-        self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     async def resolve_addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
         """Return all IP addresses of a host, each once; for an IP address itself. Raises ResolutionFailed.
@@ -112,52 +99,8 @@ class Resolver:
     async def _addresses(self, name: str) -> Addresses:
         servers = await self._servers.current_value()
         if servers is None:
-            return await self._from_system(name)
-        try:
-            return await self._from_dns(servers, name)
-        except ResolutionFailed as failed:
-            if not self._use_system_resolver:
-                raise
-            try:
-                return await self._from_system(name)
-            except ResolutionFailed:
-                raise failed from None  # its reason says more
-
-    async def _from_dns(self, servers: dns.asyncresolver.Resolver, name: str) -> Addresses:
-        answers: dict[Family, dns.resolver.Answer | None] = {}
-        failures: list[str] = []
-
-        async def ask(family: Family) -> None:
-            try:
-                answer = answers[family] = await _query(servers, name, family, self._timeout_s)
-            except ResolutionFailed as error:
-                failures.append(str(error))
-                return
-            if answer is not None:
-                nursery.cancel_scope.deadline = trio.current_time() + OTHER_FAMILY_WAIT_S
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, "AAAA")
-            nursery.start_soon(ask, "A")
-        found = _of_one_name(answers)
-        if not found:
-            raise ResolutionFailed("; ".join(dict.fromkeys(failures)) or UNKNOWN)
-        addresses = tuple(dict.fromkeys(record.to_text() for answer in found for record in answer))
-        ttl_s = self._bounded(min(answer.chaining_result.minimum_ttl for answer in found))
-        whole = len(answers) == FAMILIES
-        name = _normalized(found[0].qname.to_text())
-        return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)), name)
-
-    async def _from_system(self, name: str) -> Addresses:
-        try:
-            found = await getaddrinfo(name, None, threads=self._threads)
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ResolutionFailed(str(reason)) from None
-        addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
-        if not addresses:
-            raise ResolutionFailed(UNKNOWN)
-        return Addresses(addresses, trio.current_time() + min(DEFAULT_TTL_S, self._ttl_max_s))
+            raise ResolutionFailed(f"is not in {HOSTS}, and there is no name server in {RESOLV_CONF}")
+        return await _query_addresses(servers, name, self._timeout_s, self._ttl_max_s)
 
     async def _services(self, name: str) -> Services:
         servers = await self._servers.current_value()
@@ -167,11 +110,41 @@ class Resolver:
         if answer is None:
             raise ResolutionFailed("has no SRV records")
         services = tuple(service for record in answer if (service := _service(record)) is not None)
-        ttl_s = self._bounded(answer.chaining_result.minimum_ttl)
+        ttl_s = _bounded(answer.chaining_result.minimum_ttl, self._ttl_max_s)
         return Services(services[:SERVICES_MAX], trio.current_time() + ttl_s)
 
-    def _bounded(self, ttl_s: float) -> float:
-        return max(TTL_MIN_S, min(ttl_s, self._ttl_max_s))
+
+async def _query_addresses(
+    servers: dns.asyncresolver.Resolver, name: str, timeout_s: float, ttl_max_s: float
+) -> Addresses:
+    """Query a name's IPv6 and IPv4 addresses. Raises ResolutionFailed."""
+    answers: dict[Family, dns.resolver.Answer | None] = {}
+    failures: list[str] = []
+
+    async def ask(family: Family) -> None:
+        try:
+            answer = answers[family] = await _query(servers, name, family, timeout_s)
+        except ResolutionFailed as error:
+            failures.append(str(error))
+            return
+        if answer is not None:
+            nursery.cancel_scope.deadline = trio.current_time() + OTHER_FAMILY_WAIT_S
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "AAAA")
+        nursery.start_soon(ask, "A")
+    found = _of_one_name(answers)
+    if not found:
+        raise ResolutionFailed("; ".join(dict.fromkeys(failures)) or UNKNOWN)
+    addresses = tuple(dict.fromkeys(record.to_text() for answer in found for record in answer))
+    ttl_s = _bounded(min(answer.chaining_result.minimum_ttl for answer in found), ttl_max_s)
+    whole = len(answers) == FAMILIES
+    name = _normalized(found[0].qname.to_text())
+    return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)), name)
+
+
+def _bounded(ttl_s: float, ttl_max_s: float) -> float:
+    return max(TTL_MIN_S, min(ttl_s, ttl_max_s))
 
 
 async def _query(
@@ -206,27 +179,21 @@ def _service(record: Any) -> Service | None:
     return Service(target, record.priority, record.weight)
 
 
-async def getaddrinfo(host: str, port: int | None, *, threads: trio.CapacityLimiter) -> list[tuple[Any, ...]]:
-    """Call the system's resolver in one of ``threads``; a cancelled call occupies its thread until it returns."""
-    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    return list(await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=threads))
-
-
 # ---- files
 
 
 def _read_resolv_conf() -> dns.asyncresolver.Resolver | None:
     """Read name servers, search domains and options; return None where there are none."""
     try:
-        return dns.asyncresolver.Resolver(RESOLV_CONF)
-    except (dns.exception.DNSException, ValueError):
+        return dns.asyncresolver.Resolver(io.StringIO(read_file(RESOLV_CONF).decode(errors="replace")))
+    except (OSError, dns.exception.DNSException, ValueError):
         return None
 
 
 def _read_hosts() -> dict[str, tuple[str, ...]]:
     """Read each name's addresses, in the file's order (hosts(5))."""
     try:
-        text = Path(HOSTS).read_text(encoding="utf-8", errors="replace")
+        text = read_file(HOSTS).decode(errors="replace")
     except OSError:
         return {}
     table: dict[str, dict[str, None]] = {}

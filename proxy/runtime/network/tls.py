@@ -8,7 +8,6 @@ import contextlib
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import trio
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.common.errors import ConfigError
+from proxy.common.files import new_client_context, path_of_copy, read_file
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 
@@ -236,8 +236,8 @@ def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     )  # every certificate in the file is trusted, intermediate ones too
     _load_certificate(context, key, config.certificate, config.key)
     if config.client_ca:
-        with _config_errors(f"{key}.client_ca", config.client_ca):
-            context.load_verify_locations(cafile=config.client_ca)
+        with _config_errors(f"{key}.client_ca", config.client_ca), path_of_copy(config.client_ca) as path:
+            context.load_verify_locations(cafile=path)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     return context
 
@@ -300,7 +300,7 @@ def broker_context(config: BrokerTls) -> HeldFile[ssl.SSLContext]:
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
     with _config_errors("brokers.tls.trust", config.trust or "the system's authorities"):
-        context = ssl.create_default_context(cafile=config.trust or None)
+        context = new_client_context(config.trust)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -317,7 +317,8 @@ def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, priva
 
     with _config_errors(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
         try:
-            context.load_cert_chain(certificate, private_key, password=no_passphrase)
+            with path_of_copy(certificate) as chain, path_of_copy(private_key) as its_key:
+                context.load_cert_chain(chain, its_key, password=no_passphrase)
         except ssl.SSLError:
             _raise_for_broken_file(key, certificate, private_key)
             raise
@@ -326,11 +327,11 @@ def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, priva
 def _raise_for_broken_file(key: str, certificate: str, private_key: str) -> None:
     """Raise ConfigError that names the broken one of two files, if one is; OpenSSL does not say which."""
     try:
-        load_pem_x509_certificates(Path(certificate).read_bytes())
+        load_pem_x509_certificates(read_file(certificate))
     except ValueError:
         raise ConfigError(f"{key}.certificate: {certificate} holds no certificate in PEM form") from None
     try:
-        load_pem_private_key(Path(private_key).read_bytes(), password=None)
+        load_pem_private_key(read_file(private_key), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
         raise ConfigError(f"{key}.key: {private_key} holds no private key in PEM form") from None
 

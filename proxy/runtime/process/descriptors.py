@@ -16,6 +16,7 @@ class Descriptors:
 
     channel: the supervisor's RPC connection, a Unix stream socket
     liveness: the reading end of a pipe; only the supervisor holds the writing end
+    files: the socket for requests to open files (proxy.runtime.process.file_requests)
     service: the worker's own RPC listener; -1 for forwarders
     connections: shared memory with one counter a forwarder (proxy.runtime.shared.connection_count); forwarders only
     store: the channel to the supervisor's fd store (proxy.runtime.shared.fd_store_channel), which also carries the
@@ -25,6 +26,7 @@ class Descriptors:
 
     channel: int
     liveness: int
+    files: int = -1
     service: int = -1
     connections: int = -1
     store: int = -1

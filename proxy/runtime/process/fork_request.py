@@ -6,8 +6,9 @@ The request carries the worker's descriptors (SCM_RIGHTS) in the order of ``name
 import msgspec
 
 from proto.roles import Role
+from proxy.runtime.process.hardening import FileAccess
 
-REQUEST_BYTES_MAX = 4096
+REQUEST_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 16
 
 READY = b"ready"
@@ -16,11 +17,12 @@ READY = b"ready"
 
 class ForkRequest(msgspec.Struct, frozen=True):
     """Request for a worker. ``names``: the fields of ``proxy.runtime.process.descriptors.Descriptors`` that come with
-    it.
+    it. ``files``: what it may open by itself.
     """
 
     role: Role
     names: tuple[str, ...]
+    files: FileAccess = FileAccess()
 
     def encode(self) -> bytes:
         """Encode as JSON."""

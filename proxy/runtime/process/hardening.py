@@ -12,7 +12,10 @@ import contextlib
 import ctypes
 import os
 import resource
+import stat
 import struct
+
+import msgspec
 
 DATA_WORKER_OOM_SCORE = 200
 """Added for forwarders, lookup workers and trials at brokers: their memory use depends on clients and brokers."""
@@ -30,11 +33,23 @@ _PR_SET_NO_NEW_PRIVS = 38
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_GIVE_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
-_LANDLOCK_FS_MAKE_BLOCK = 1 << 11
-_LANDLOCK_FS_REFER = 1 << 13
+_LANDLOCK_FS_WRITE_FILE, _LANDLOCK_FS_READ_FILE, _LANDLOCK_FS_READ_DIR = 1 << 1, 1 << 2, 1 << 3
+_LANDLOCK_FS_MAKE_REG, _LANDLOCK_FS_MAKE_BLOCK, _LANDLOCK_FS_TRUNCATE = 1 << 8, 1 << 11, 1 << 14
+_LANDLOCK_FS_OF_VERSION = ((3, (1 << 15) - 1), (2, (1 << 14) - 1), (1, (1 << 13) - 1))
+"""All that a version can deny about files, the newest version first. (What 5 adds concerns devices: none is opened.)"""
+_LANDLOCK_FS_OF_A_FILE = _LANDLOCK_FS_WRITE_FILE | _LANDLOCK_FS_READ_FILE | _LANDLOCK_FS_TRUNCATE
 _LANDLOCK_SCOPE_SIGNAL = 1 << 1
-_LANDLOCK_VERSION_WITH_REFER = 2
 _LANDLOCK_VERSION_WITH_SCOPES = 6
+
+_READ = _LANDLOCK_FS_READ_FILE | _LANDLOCK_FS_READ_DIR
+_WRITE = _READ | _LANDLOCK_FS_WRITE_FILE | _LANDLOCK_FS_MAKE_REG | _LANDLOCK_FS_TRUNCATE
+
+
+class FileAccess(msgspec.Struct, frozen=True):
+    """The files and directories that a process may open by itself; what is beneath a directory is included."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
 
 
 class _Ruleset(ctypes.Structure):
@@ -53,7 +68,7 @@ def restrict_process(oom_score: int) -> None:
     confine_process()
 
 
-def restrict_fork(oom_score: int) -> bool:
+def restrict_fork(oom_score: int, files: FileAccess) -> bool:
     """Confine a process that was forked from a hardened one, and raise its OOM score. Return ``confine_process``'s
     result.
 
@@ -65,7 +80,7 @@ def restrict_fork(oom_score: int) -> bool:
         raise_oom_score(oom_score)
     finally:
         harden_process()
-    return confine_process()
+    return confine_process(files)
 
 
 def raise_oom_score(more: int) -> None:
@@ -93,47 +108,51 @@ def harden_process() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def confine_process() -> bool:
-    """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12).
+def confine_process(files: FileAccess | None = None) -> bool:
+    """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12); with
+    ``files``, opening, making, moving and removing any others.
 
-    Return False where the kernel has no Landlock. Call ``harden_process`` first. Raises OSError.
+    Return False where the kernel has no Landlock. Call ``harden_process`` first, in a process with one thread: other
+    threads are not confined. Raises OSError.
 
-    Landlock: a process in a domain of its own may trace only processes in that domain. A domain must deny something:
-
-    * signals to others, where the kernel can (version 6); it then restricts no files;
-    * before (versions 2 to 5, Linux 5.19), moving files from one directory to another, which is then allowed
-      everywhere: denied it would be in every domain with a rule for files;
-    * in version 1 (Linux 5.13), making block devices. There, files cannot be renamed or linked from one directory to
-      another by this process and those that it starts (EXDEV), whatever the rules.
+    Landlock: a process in a domain of its own may trace only processes in that domain. A domain must deny something.
+    Without ``files`` that is signals to others, where the kernel can (version 6); before, making block devices. In a
+    domain that denies anything about files, none can be renamed or linked from one directory to another (EXDEV).
     """
     version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_GIVE_VERSION))
     if version < 1:
         return False
-    size = ctypes.sizeof(ctypes.c_uint64)  # all that version 1 has
+    ruleset, size = _Ruleset(), ctypes.sizeof(ctypes.c_uint64)  # all that version 1 has
     if version >= _LANDLOCK_VERSION_WITH_SCOPES:
-        ruleset = _Ruleset(scoped=_LANDLOCK_SCOPE_SIGNAL)
-        size = ctypes.sizeof(ruleset)
-    elif version >= _LANDLOCK_VERSION_WITH_REFER:
-        ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_REFER)
-    else:
-        ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_MAKE_BLOCK)
+        ruleset.scoped, size = _LANDLOCK_SCOPE_SIGNAL, ctypes.sizeof(ruleset)
+    if files is not None:
+        ruleset.handled_fs = next(access for least, access in _LANDLOCK_FS_OF_VERSION if version >= least)
+    elif not ruleset.scoped:
+        ruleset.handled_fs = _LANDLOCK_FS_MAKE_BLOCK
     descriptor = _checked(_libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
     try:
-        if ruleset.handled_fs == _LANDLOCK_FS_REFER:
-            _allow_everywhere(descriptor, _LANDLOCK_FS_REFER)
+        for paths, access in ((files.readable, _READ), (files.writable, _WRITE)) if files is not None else ():
+            for path in paths:
+                _allow_beneath(descriptor, path, access & ruleset.handled_fs)
         _checked(_libc.syscall(_LANDLOCK_RESTRICT_SELF, descriptor, 0))
     finally:
         os.close(descriptor)
     return True
 
 
-def _allow_everywhere(ruleset: int, access: int) -> None:
-    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _allow_beneath(ruleset: int, path: str, access: int) -> None:
+    """Allow access to a file, or to all files of a directory; to none where there is no such path."""
     try:
-        rule = struct.pack("=Qi", access, root)  # struct landlock_path_beneath_attr, which is packed
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(opened).st_mode):
+            access &= _LANDLOCK_FS_OF_A_FILE
+        rule = struct.pack("=Qi", access, opened)  # struct landlock_path_beneath_attr, which is packed
         _checked(_libc.syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0))
     finally:
-        os.close(root)
+        os.close(opened)
 
 
 def _checked(result: int) -> int:

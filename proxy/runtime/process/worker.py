@@ -29,6 +29,7 @@ from proto.rpc_pb2 import (
     Text,
 )
 from proxy.common.errors import ConfigError
+from proxy.common.files import set_opener
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import take_over_held_files
 from proxy.config.types import Config
@@ -37,8 +38,9 @@ from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.observability.metrics import new_registry, render_metrics
-from proxy.runtime.observability.process_metrics import register_process_metrics
+from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
+from proxy.runtime.process.file_requests import FileClient
 from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable
 from proxy.runtime.rpc.pool import RpcPool
@@ -147,13 +149,20 @@ def service_socket_path(config: Config, role: Role, index: int) -> str:
 class _Worker:
     """A worker process: serves the supervisor's control channel and runs the role's service."""
 
-    def __init__(self, role: Role, descriptors: Descriptors, factory: ServiceFactory, confinement: Confinement) -> None:
+    def __init__(
+        self,
+        role: Role,
+        descriptors: Descriptors,
+        factory: ServiceFactory,
+        confinement: Confinement,
+        process_metrics: ProcessMetrics,
+    ) -> None:
         self._role = role
         self._confinement = confinement
         self._descriptors = descriptors
         self._factory = factory
         self._registry = new_registry()
-        register_process_metrics(self._registry)
+        self._registry.register(process_metrics)
         _register_confinement(self._registry, confinement)
         self._peers = PeerTable()
         self._service: Service | None = None
@@ -295,6 +304,14 @@ def _register_confinement(registry: CollectorRegistry, confinement: Confinement)
     gauge.labels("seccomp").set(confinement.seccomp)
 
 
-def run_worker(role: Role, factory: ServiceFactory, descriptors: Descriptors, confinement: Confinement) -> None:
-    """Run a worker until the supervisor ends it."""
-    trio.run(_Worker(role, descriptors, factory, confinement).run, strict_exception_groups=True)
+def run_worker(
+    role: Role,
+    factory: ServiceFactory,
+    descriptors: Descriptors,
+    confinement: Confinement,
+    process_metrics: ProcessMetrics,
+) -> None:
+    """Run a worker until the supervisor ends it. It opens files by requests to the supervisor."""
+    set_opener(FileClient(descriptors.files).open_file)
+    worker = _Worker(role, descriptors, factory, confinement, process_metrics)
+    trio.run(worker.run, strict_exception_groups=True)

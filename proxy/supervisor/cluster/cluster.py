@@ -16,6 +16,7 @@ from proxy.config.changes import (
     changes_that_need_new_processes,
     reload_refusal,
 )
+from proxy.config.files import files_of_role
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
@@ -36,7 +37,8 @@ from proxy.supervisor.processes.configure import (
     encode_config_for,
     take_over_files,
 )
-from proxy.supervisor.processes.fork_server import ForkServer
+from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
+from proxy.supervisor.processes.library_files import files_of_libraries
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import RuntimeDirectory
 
@@ -62,7 +64,7 @@ class Cluster:
         fork_server: ForkServer,
         serve_admin: ServeChannel | None = None,
     ) -> None:
-        self.config = config
+        self.config = self._next_config = config
         self.all_started = trio.Event()
         self.leaving = False
         """Whether load balancers should send no more clients, though they are still accepted (shutdown.delay_ms)."""
@@ -122,6 +124,7 @@ class Cluster:
                 spawn=partial(self._spawn, role, connections=self._connections_fd),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
+                serve_files=self._serve_files,
                 serve_channel=partial(self._serve_fd_store, index),
                 on_process_ended=self.fd_store_slots[index].on_process_ended,
             )
@@ -131,12 +134,21 @@ class Cluster:
                 spawn=partial(self._spawn, role, service=service),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
+                serve_files=self._serve_files,
                 serve_channel=self._serve_admin if role is Role.ADMIN else None,
             )
         return WorkerSlot(role, index, hooks)
 
     async def _spawn(self, role: Role, **descriptors: int) -> WorkerProcess:
-        return await WorkerProcess.spawn(self.fork_server, role, **descriptors)
+        own_files = files_of_libraries(self.config) if role is Role.AUTH else NO_FILES
+        return await WorkerProcess.spawn(self.fork_server, role, own_files, **descriptors)
+
+    async def _serve_files(self, worker: WorkerProcess) -> None:
+        await worker.serve_files(lambda: self._files_of(worker.role))
+
+    def _files_of(self, role: Role) -> frozenset[str]:
+        """Return the files that workers of a role may read; during a reload by either configuration."""
+        return files_of_role(role, self.config) | files_of_role(role, self._next_config)
 
     async def _serve_fd_store(self, index: int, worker: WorkerProcess) -> None:
         if worker.store_channel is None:
@@ -245,15 +257,21 @@ class Cluster:
         if refusal:
             raise ReloadRefused(refusal)
         new_processes = changes_that_need_new_processes(self.config, config)
+        if files_of_libraries(self.config) != files_of_libraries(config):
+            new_processes.append("files that authentication's libraries open")
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
-            if not new_processes:
-                # Looked up one role after another: a worker that has died meanwhile has no vote.
-                roles = [role for role in START_ORDER if role is not Role.ADMIN]
-                asked = (worker for role in roles for worker in self._running({role}))
-                await configure_all(asked, self.config, config)
-                await configure_or_kill(self._running({Role.ADMIN}), config)
-                await configure_replaced(self._leaving_forwarders(), config)
-            self.config = config
+            self._next_config = config
+            try:
+                if not new_processes:
+                    # Looked up one role after another: a worker that has died meanwhile has no vote.
+                    roles = [role for role in START_ORDER if role is not Role.ADMIN]
+                    asked = (worker for role in roles for worker in self._running({role}))
+                    await configure_all(asked, self.config, config)
+                    await configure_or_kill(self._running({Role.ADMIN}), config)
+                    await configure_replaced(self._leaving_forwarders(), config)
+                self.config = config
+            finally:
+                self._next_config = self.config
         if new_processes:
             get_logger().info("replacing all workers", because_of=",".join(new_processes))
             await self.replace_all()

@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge
 from proto.roles import Role
 from proxy import __version__
 from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import register_process_metrics
+from proxy.runtime.observability.process_metrics import ProcessMetrics
 
 
 class ClusterMetrics:
@@ -15,7 +15,7 @@ class ClusterMetrics:
 
     def __init__(self, roles: Iterable[Role], stored_relays: Callable[[], int]) -> None:
         self.registry = new_registry()
-        register_process_metrics(self.registry)
+        self.registry.register(ProcessMetrics())
         self._restarts = Counter(
             "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
         )

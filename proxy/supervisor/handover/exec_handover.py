@@ -21,10 +21,8 @@ from proto.roles import Role
 from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
+from proxy.supervisor.processes.signals import SIGNALS
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
-
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that the supervisor handles; blocked during the exec, while no program receives them."""
 
 _STANDARD_DESCRIPTOR_MAX = 2
 _WRITE_BYTES = 1 << 20
@@ -69,7 +67,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
             single.append(slot.table)
             single += [end for stored in (*slot.relays.values(), *slot.pipes.values()) for end in stored[1:]]
         for worker in self.workers:
-            single += [end for end in (worker.channel, worker.liveness, worker.store) if end >= 0]
+            single += [end for end in (worker.channel, worker.liveness, worker.store, worker.files) if end >= 0]
         return single
 
 

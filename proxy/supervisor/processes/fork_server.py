@@ -16,6 +16,7 @@ from proto.roles import Role
 from proxy.common.logs import get_logger
 from proxy.config.load import worker_environment
 from proxy.runtime.process.fork_request import REQUEST_BYTES_MAX, ForkReply, ForkRequest
+from proxy.runtime.process.hardening import FileAccess
 from proxy.supervisor.processes.children import child_reaper
 
 COMMAND = (sys.executable, "-P", "-m", "proxy.fork_server")
@@ -25,6 +26,8 @@ IMPORT_TIMEOUT_S = 30.0
 FORK_TIMEOUT_S = 10.0
 PAUSE_S = 1.0
 """Pause before the next attempt where none can be started."""
+
+NO_FILES = FileAccess()
 
 
 class ForkFailed(OSError):
@@ -65,8 +68,9 @@ class ForkServer:
             if self._server is not None:
                 await _end(self._server)
 
-    async def fork(self, role: Role, descriptors: Mapping[str, int]) -> int:
+    async def fork(self, role: Role, descriptors: Mapping[str, int], files: FileAccess = NO_FILES) -> int:
         """Fork a worker and return its process id. ``descriptors``: what it gets, by names of ``Descriptors``.
+        ``files``: what it may open by itself.
 
         The worker is a child of this process. The caller registers it with the ``child_reaper`` before it waits for
         anything else. Raises OSError.
@@ -77,7 +81,7 @@ class ForkServer:
                 # Shielded: the reply to a request that was given up would be taken for the next one's.
                 with trio.CancelScope(shield=True):
                     try:
-                        return await _request(server.channel, role, descriptors)
+                        return await _request(server.channel, ForkRequest(role, tuple(descriptors), files), descriptors)
                     except (ConnectionError, TimeoutError, msgspec.MsgspecError) as error:
                         await _end(server)
                         if is_last:
@@ -126,13 +130,13 @@ async def _execute(command: tuple[str, ...]) -> _Server:
     return server
 
 
-async def _request(channel: trio.socket.SocketType, role: Role, descriptors: Mapping[str, int]) -> int:
+async def _request(channel: trio.socket.SocketType, request: ForkRequest, descriptors: Mapping[str, int]) -> int:
     """Request a worker and return its process id.
 
     Raises ConnectionError, TimeoutError, msgspec.MsgspecError, and ForkFailed where no process could be forked.
     """
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors.values()))
-    await channel.sendmsg([ForkRequest(role, tuple(descriptors)).encode()], [rights])
+    await channel.sendmsg([request.encode()], [rights])
     reply = ForkReply.decode(await _receive(channel, FORK_TIMEOUT_S))
     if not reply.pid:
         raise ForkFailed(reply.error, os.strerror(reply.error))

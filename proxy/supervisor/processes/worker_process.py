@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,11 +16,13 @@ from google.protobuf.message import Message
 from proto.roles import Role
 from proto.rpc_pb2 import Empty
 from proxy.runtime.process.descriptors import adopt_socket
+from proxy.runtime.process.hardening import FileAccess
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.supervisor.processes.children import child_reaper
-from proxy.supervisor.processes.fork_server import ForkServer
+from proxy.supervisor.processes.file_server import serve_files
+from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
 
 EXIT_TIMEOUT_S = 5.0
 
@@ -89,18 +92,21 @@ class SerializedWorker(msgspec.Struct, frozen=True):
     channel: int
     liveness: int
     store: int = -1
+    files: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChannels:
     """The supervisor's ends of one worker's channels.
 
-    ``rpc``: the channel for calls. ``liveness``: a pipe's end; the worker ends when it is closed. ``store``: a
-    forwarder's channel to the fd store. ``admin``: the socket on which an admin worker calls the supervisor.
+    ``rpc``: the channel for calls. ``liveness``: a pipe's end; the worker ends when it is closed. ``files``: the socket
+    on which the worker requests files. ``store``: a forwarder's channel to the fd store. ``admin``: the socket on which
+    an admin worker calls the supervisor.
     """
 
     rpc: socket.socket
     liveness: int
+    files: socket.socket | None = None
     store: StoreChannel | None = None
     admin: socket.socket | None = None
 
@@ -122,18 +128,29 @@ class WorkerProcess:
         self.started_at_s = time.monotonic() - uptime_s
         self.store_channel = channels.store
         self.admin_socket = channels.admin
+        self.files_socket = channels.files
         self.is_inherited = is_inherited
         self._process = process
         self._liveness: int | None = channels.liveness
         self._channel = channels.rpc
         self._connected = False
+        self._serves_files = False
         self._rpc = RpcClient(self._connect_once, max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
 
     @classmethod
     async def spawn(
-        cls, fork_server: ForkServer, role: Role, *, service: int = -1, connections: int = -1
+        cls,
+        fork_server: ForkServer,
+        role: Role,
+        own_files: FileAccess = NO_FILES,
+        *,
+        service: int = -1,
+        connections: int = -1,
     ) -> "WorkerProcess":
-        """Have the fork server fork a process, which waits for its START. Raises OSError."""
+        """Have the fork server fork a process, which waits for its START. Raises OSError.
+
+        ``own_files``: what it may open without a request. ``service``, ``connections``: see ``Descriptors``.
+        """
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs_to_close:
 
             def both(ours: socket.socket, theirs: socket.socket) -> tuple[socket.socket, socket.socket]:
@@ -146,25 +163,28 @@ class WorkerProcess:
             undo.callback(os.close, liveness_ours)
             ours, theirs = both(*socket.socketpair())
             ours.setblocking(False)
+            files, files_theirs = both(*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
             admin, admin_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
             descriptors = {
                 "channel": theirs.fileno(),
                 "liveness": liveness_theirs,
+                "files": files_theirs.fileno(),
                 "service": service,
                 "connections": connections,
                 "store": store_theirs.fileno() if store_theirs is not None else -1,
                 "questions": admin_theirs.fileno() if admin_theirs is not None else -1,
             }
             with child_reaper.pause_while_spawning():
-                pid = await fork_server.fork(role, {name: fd for name, fd in descriptors.items() if fd >= 0})
+                passed = {name: descriptor for name, descriptor in descriptors.items() if descriptor >= 0}
+                pid = await fork_server.fork(role, passed, own_files)
                 process = ForkedProcess(pid)
                 child_reaper.register_own(process)
             undo.pop_all()
         if admin is not None:
             admin.setblocking(False)
         store_channel = StoreChannel(store) if store is not None else None
-        return cls(role, process, WorkerChannels(ours, liveness_ours, store_channel, admin))
+        return cls(role, process, WorkerChannels(ours, liveness_ours, files, store_channel, admin))
 
     @classmethod
     def from_serialized(cls, serialized: SerializedWorker) -> "WorkerProcess":
@@ -172,9 +192,10 @@ class WorkerProcess:
         channel = adopt_socket(serialized.channel)
         os.set_inheritable(serialized.liveness, False)
         store = StoreChannel(adopt_socket(serialized.store)) if serialized.store >= 0 else None
+        files = adopt_socket(serialized.files) if serialized.files >= 0 else None
         role, child = Role(serialized.role), ForkedProcess(serialized.pid)
         child_reaper.register_own(child)
-        channels = WorkerChannels(channel, serialized.liveness, store)
+        channels = WorkerChannels(channel, serialized.liveness, files, store)
         return cls(role, child, channels, serialized.uptime_s, is_inherited=True)
 
     async def quiesce_and_serialize(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
@@ -193,6 +214,7 @@ class WorkerProcess:
             channel=self._channel.fileno(),
             liveness=self._liveness,
             store=self.store_channel.sock.fileno() if self.store_channel is not None else -1,
+            files=self.files_socket.fileno() if self.files_socket is not None else -1,
         )
 
     def resume_calls(self) -> None:
@@ -208,6 +230,12 @@ class WorkerProcess:
     async def run_channel(self) -> None:
         """Run the RPC channel until it is closed; a task beside all calls."""
         await self._rpc.run()
+
+    async def serve_files(self, allowed_files: Callable[[], frozenset[str]]) -> None:
+        """Open files for the worker until it ends. A worker of an older program opens its files by itself."""
+        if self.files_socket is not None:
+            self._serves_files = True
+            await serve_files(self.files_socket, allowed_files)
 
     async def call(
         self, method: int, request: Message, response_type: type[ResponseT], *, timeout_s: float
@@ -231,11 +259,13 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process, and close its channel where no call ever used it."""
+        """Kill the process, and close its channels where none ever used them."""
         self._close_liveness()
         if not self._connected:  # no call ever opened the channel
             self._connected = True
             self._channel.close()
+        if self.files_socket is not None and not self._serves_files:
+            self.files_socket.close()
         if self._process.returncode is None:
             self._process.kill()
 

@@ -40,7 +40,7 @@ class Worker:
         config = make_config(brokers={"service_url": service_url, **brokers})
 
         def resolver(*, own: bool) -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=own)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300)
 
         metrics = BrokerMetrics(CollectorRegistry())
         earlier = None if before is None else before.brokers
@@ -195,13 +195,6 @@ async def test_a_name_that_leads_to_a_brokers_name_is_judged_by_its_address(make
     names.server.add("evil.example", "CNAME", f"{POD}.")
     worker = make(f"pulsar://{SERVICE}")
     assert await worker.target("evil.example:6650") == f"{SERVICE}:6650 at 10.0.0.1"
-
-
-async def test_what_only_the_systems_resolver_knows_has_no_whole_name(make: Make, names: Names) -> None:
-    names.system.addresses["b.from.nis"] = ["10.0.0.7"]
-    names.server.add("evil.b.from.nis", "A", "203.0.113.66")
-    worker = make("pulsar://b.from.nis")
-    assert (await worker.denied("evil.b.from.nis:6650")).reason == "host"
 
 
 async def test_hosts_of_the_table(make: Make, names: Names) -> None:

@@ -37,7 +37,7 @@ class Ring:
         config = make_config(brokers=brokers)
         self.registry = before.registry if before else CollectorRegistry()
         self.metrics = before.metrics if before else BrokerMetrics(self.registry)
-        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
+        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300)
         dialer = Dialer(config.brokers)
         known = before.brokers if before else None
         self.brokers: BrokerDirectory = BrokerDirectory(
@@ -72,7 +72,7 @@ class Ring:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch, network: Network) -> Names:
-    """DNS proper, in place of the network's system resolver."""
+    """DNS proper, in place of the network's names."""
     return Names(monkeypatch)
 
 

@@ -20,7 +20,7 @@ class Finder:
     def __init__(self, names: Names, nursery: trio.Nursery, url: str, before: BrokerDiscovery | None = None) -> None:
         self.names = names
         self.changes = 0
-        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
+        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300)
         self.discovery = BrokerDiscovery(parse_broker_url(url), resolver, before)
         self.discovery.on_change = self._count
         nursery.start_soon(self.discovery.run)

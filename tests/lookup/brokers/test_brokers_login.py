@@ -245,7 +245,7 @@ class Ring:
         self.pool = BrokerPool(self.config, self.dialer, self.auth, nursery, self.brokers.credential_checks)
 
     def make(self, before: BrokerDirectory | None, *, asks: bool = True) -> BrokerDirectory:
-        resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
+        resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300)
         log_in_at = self.log_in if asks else None
         return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, DirectoryOptions(before, log_in_at))
 

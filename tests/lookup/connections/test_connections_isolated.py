@@ -73,7 +73,7 @@ class Worker:
         dialer = Dialer(config.brokers)
 
         def resolver() -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300)
 
         self.registry = CollectorRegistry()
         self.network = network

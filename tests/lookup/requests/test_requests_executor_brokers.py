@@ -49,7 +49,7 @@ class Worker:
         dialer = Dialer(config.brokers)
 
         def resolver() -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300)
 
         self.brokers = BrokerDirectory(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)

@@ -97,7 +97,7 @@ async def test_an_address_that_has_just_expired_serves_until_a_newer_one_is_know
     )
 
     def resolver() -> Resolver:
-        return Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
+        return Resolver(nursery, timeout_s=5, ttl_max_s=30)
 
     brokers = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
     targets = TargetResolver(brokers.names, configured=resolver(), known=resolver(), others=resolver())
@@ -120,7 +120,7 @@ async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, n
     dns.server.add("_pulsar._tcp.brokers", "SRV", "0 1 6650 elsewhere.example.")
     dns.server.add("elsewhere.example", "A", "10.0.0.1")
     config = make_config(brokers={"service_url": "pulsar+srv://brokers"})
-    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
+    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30)
     brokers = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     assert not brokers.names.is_known("elsewhere.example")
     nursery.start_soon(brokers.discovery.run)

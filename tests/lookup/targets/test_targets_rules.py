@@ -34,7 +34,7 @@ def rules(network: Network, nursery: trio.Nursery) -> Rules:
 
         def resolver() -> Resolver:
             timeout_s = config.brokers.connect_timeout_ms / 1000
-            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, use_system_resolver=False)
+            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300)
 
         known = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
         if search:
@@ -192,7 +192,7 @@ async def test_a_resolver_that_does_not_answer(
     async def never(*_: Any, **__: Any) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setattr("proxy.runtime.dns.resolver.getaddrinfo", never)
+    monkeypatch.setattr("proxy.runtime.dns.resolver._query_addresses", never)
     assert await denial("broker:6650", connect_timeout_ms=2000) == "unknown_host"
     assert trio.current_time() == pytest.approx(2)
 

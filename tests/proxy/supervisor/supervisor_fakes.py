@@ -14,8 +14,10 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
+from proxy.runtime.process.hardening import FileAccess
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
+from proxy.supervisor.processes.fork_server import NO_FILES
 from proxy.supervisor.processes.worker_process import SerializedWorker
 
 _pids = itertools.count(1000)
@@ -78,6 +80,10 @@ class FakeWorker:
         return f"{self.role}-{self.index}"
 
     async def run_channel(self) -> None:
+        await trio.sleep_forever()
+
+    async def serve_files(self, allowed_files: Callable[[], frozenset[str]]) -> None:
+        self.allowed_files = allowed_files
         await trio.sleep_forever()
 
     async def call(self, method: int, request: Any, response_type: Any, *, timeout_s: float) -> Any:
@@ -213,10 +219,14 @@ class Workshop:
         self.log = log
         self.workers: list[FakeWorker] = []
         self.given: list[dict[str, Any]] = []
+        self.own_files: dict[Role, FileAccess] = {}
         self.prepare: Callable[[FakeWorker], None] = lambda _worker: None
 
-    async def spawn(self, _fork_server: object, role: Role, **given: Any) -> FakeWorker:
+    async def spawn(
+        self, _fork_server: object, role: Role, own_files: FileAccess = NO_FILES, **given: Any
+    ) -> FakeWorker:
         await trio.lowlevel.checkpoint()
+        self.own_files[role] = own_files
         worker = FakeWorker(role, log=self.log)
         if role is Role.FORWARDER:
             worker.open_line()

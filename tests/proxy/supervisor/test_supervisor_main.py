@@ -20,6 +20,7 @@ import trio
 import trio.testing
 from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
+from proto.roles import Role
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit_to_container
@@ -88,6 +89,10 @@ class FakeCluster:
         self.still_gate.set()
         self.reload_gate = trio.Event()
         self.reload_gate.set()
+
+    async def replace_all(self, roles: list[Role]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.log.append(("replace", roles))
 
     async def run(self, ready: trio.Event) -> None:
         await trio.lowlevel.checkpoint()

@@ -7,8 +7,6 @@ DNS is dnspython's own resolver over a name server in memory.
 from __future__ import annotations
 
 import math
-import socket
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,9 @@ from proxy.runtime.dns import resolver as runtime_dns
 from proxy.runtime.dns.queries import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX
 from proxy.runtime.dns.resolver import (
     OTHER_FAMILY_WAIT_S,
-    THREADS_MAX,
     ResolutionFailed,
     Resolver,
     Service,
-    getaddrinfo,
 )
 
 
@@ -44,7 +40,7 @@ class Group:
 
     def __init__(self, nursery: trio.Nursery, **settings: Any) -> None:
         self.failures = 0
-        settings = {"timeout_s": 5, "ttl_max_s": 300, "use_system_resolver": False, **settings}
+        settings = {"timeout_s": 5, "ttl_max_s": 300, **settings}
         self.resolver = Resolver(nursery, on_failure=self._count, **settings)
 
     def _count(self) -> None:
@@ -69,7 +65,7 @@ class Group:
 async def test_an_address_is_its_own(names: Names, nursery: trio.Nursery, address: str) -> None:
     answer = await Group(nursery).resolver.resolve_addresses(address)
     assert (answer.addresses, answer.expires_at) == ((address,), math.inf)
-    assert names.server.asked == names.system.asked == []
+    assert names.server.asked == []
 
 
 async def test_both_families_are_asked_for_at_once(
@@ -141,37 +137,12 @@ async def test_search_domains_do_not_mix_hosts(names: Names, nursery: trio.Nurse
     assert await Group(nursery).at("broker") == ("10.0.0.1",)
 
 
-async def test_the_system_is_asked_for_what_dns_does_not_know(names: Names, nursery: trio.Nursery) -> None:
-    names.system.addresses["printer.local"] = ["10.0.0.9", "10.0.0.8", "10.0.0.9"]
-    assert await Group(nursery, use_system_resolver=True).at("printer.local") == ("10.0.0.9", "10.0.0.8")
-
-
-async def test_where_the_system_does_not_know_either_dns_has_the_word(names: Names, nursery: trio.Nursery) -> None:
-    names.server.rcode["b.", "A"] = names.server.rcode["b.", "AAAA"] = dns.rcode.SERVFAIL
-    group = Group(nursery, use_system_resolver=True)
-    assert "SERVFAIL" in await group.failure("b")
-    assert names.system.asked == ["b"]
-
-
-async def test_the_system_is_not_asked_for_names_that_clients_choose(names: Names, nursery: trio.Nursery) -> None:
-    """Security: it takes a thread for as long as it likes."""
-    names.system.addresses["b"] = ["10.0.0.9"]
-    await Group(nursery, use_system_resolver=False).failure("b")
-    assert names.system.asked == []
-
-
-@pytest.mark.parametrize("use_system_resolver", [True, False])
-async def test_without_name_servers_the_system_is_all(
-    names: Names, nursery: trio.Nursery, *, use_system_resolver: bool
-) -> None:
+async def test_without_name_servers_only_the_table_of_hosts_is_used(names: Names, nursery: trio.Nursery) -> None:
     names.no_server = True
-    names.system.addresses["b"] = ["10.0.0.9"]
-    names.system.addresses["none"] = []
-    group = Group(nursery, use_system_resolver=use_system_resolver)
+    names.hosts = {"b": ("10.0.0.9",)}
+    group = Group(nursery)
     assert await group.at("b") == ("10.0.0.9",)
-    assert await group.lifetime_s("b") <= 5
-    assert "Name or service not known" in await group.failure("c")
-    assert "not known" in await group.failure("none")
+    assert "c: is not in /etc/hosts, and there is no name server in /etc/resolv.conf" in await group.failure("c")
     with pytest.raises(ResolutionFailed, match="SRV records need a name server"):
         await group.resolver.resolve_services("_pulsar._tcp.b")
 
@@ -341,7 +312,7 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
     """Security: names that clients choose must not keep configured brokers unresolved."""
     names.server.delay_s = lambda name, _kind: 0.1 if name == "broker." else math.inf
     names.server.add("broker", "A", "10.0.0.1")
-    clients, operator = Group(nursery), Group(nursery, use_system_resolver=True)
+    clients, operator = Group(nursery), Group(nursery)
     async with trio.open_nursery() as askers:
         for number in range(5000):
             askers.start_soon(outcome, clients, f"n{number}", f"owner {number % 500}")
@@ -546,23 +517,7 @@ async def test_no_old_answer_covers_a_failure_up(
     assert "not known" in await stale(group, "b")
 
 
-# ---- the system's resolver, and SRV
-
-
-async def test_a_system_that_hangs_is_not_given_more_and_more_threads(
-    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    names.no_server = names.system.hangs = True
-    group = Group(nursery)
-    async with trio.open_nursery() as askers:
-        for number in range(100):
-            askers.start_soon(outcome, group, f"n{number}")
-        await trio.sleep(1)
-        [limiter] = names.system.limiters
-        assert limiter.total_tokens == limiter.borrowed_tokens == THREADS_MAX
-    other = Group(nursery, timeout_s=0.5)
-    await other.failure("b")
-    assert len(names.system.limiters) == 2, "each group has threads of its own"
+# ---- SRV
 
 
 async def services(group: Group, name: str) -> set[tuple[str, int, int]]:
@@ -633,44 +588,3 @@ async def test_files_are_read_again_when_they_change(
     assert await group.at("broker") == ("10.0.0.1",)
     (tmp_path / "HOSTS").write_text("10.0.0.22 broker\n")
     assert await group.at("broker") == ("10.0.0.22",)
-
-
-# ---- the system's resolver itself
-
-
-async def test_the_systems_own_table_counts() -> None:
-    found = await getaddrinfo("localhost", None, threads=trio.CapacityLimiter(1))
-    assert {entry[4][0] for entry in found} & {"127.0.0.1", "::1"}
-
-
-async def test_who_gives_up_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
-    with trio.fail_after(30), trio.move_on_after(0.01) as scope:
-        await getaddrinfo("b", None, threads=trio.CapacityLimiter(1))
-    over.set()
-    assert scope.cancelled_caught
-
-
-async def test_threads_that_clients_names_keep_are_not_the_operators(
-    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, names: Names
-) -> None:
-    """Security, with threads: a resolver that blocks for longer than anybody waits."""
-    release = threading.Event()
-
-    def slow(host: str, _port: Any, **_: Any) -> list[Any]:
-        if host.endswith(".slow"):
-            release.wait(60)
-        return [(0, 0, 0, "", ("10.0.0.1", 0))]
-
-    names.no_server = True
-    monkeypatch.setattr(runtime_dns, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
-    clients, operator = Group(nursery, timeout_s=0.01), Group(nursery, timeout_s=60)
-    try:
-        async with trio.open_nursery() as asking:
-            for number in range(3 * THREADS_MAX):
-                asking.start_soon(clients.failure, f"h{number}.slow")
-        assert await operator.at("broker") == ("10.0.0.1",)
-    finally:
-        release.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import resource
 import struct
@@ -15,7 +16,13 @@ from typing import Any
 import pytest
 
 from proxy.runtime.process import hardening
-from proxy.runtime.process.hardening import become_subreaper, confine_process, harden_process, raise_oom_score
+from proxy.runtime.process.hardening import (
+    FileAccess,
+    become_subreaper,
+    confine_process,
+    harden_process,
+    raise_oom_score,
+)
 
 ROOT = Path(hardening.__file__).parents[3]
 
@@ -68,32 +75,35 @@ def test_a_process_is_hardened(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) 
     assert kernel.asked == [(4, 0, 0, 0, 0), (38, 1, 0, 0, 0)], "PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS"
 
 
-REFER, MAKE_BLOCK, SIGNALS = 1 << 13, 1 << 11, 1 << 1
+MAKE_BLOCK, SIGNALS = 1 << 11, 1 << 1
+FILES_OF_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 5: (1 << 15) - 1, 6: (1 << 15) - 1, 7: (1 << 15) - 1}
 
 
 @pytest.mark.parametrize(
-    ("version", "ruleset", "rules"),
-    [
-        (1, (MAKE_BLOCK, 0, 0, 8), []),
-        (2, (REFER, 0, 0, 8), [(1, REFER, 0)]),
-        (5, (REFER, 0, 0, 8), [(1, REFER, 0)]),
-        (6, (0, 0, SIGNALS, 24), []),
-        (7, (0, 0, SIGNALS, 24), []),
-    ],
-    ids=["1", "2", "5", "6", "7"],
+    ("version", "ruleset"),
+    [(1, (MAKE_BLOCK, 0, 0, 8)), (5, (MAKE_BLOCK, 0, 0, 8)), (6, (0, 0, SIGNALS, 24)), (7, (0, 0, SIGNALS, 24))],
+    ids=["1", "5", "6", "7"],
 )
-def test_a_worker_is_confined(
-    kernel: Kernel, version: int, ruleset: tuple[int, ...], rules: list[tuple[int, ...]]
-) -> None:
+def test_a_process_that_opens_files_is_confined(kernel: Kernel, version: int, ruleset: tuple[int, ...]) -> None:
     """Security: with as much of Landlock as the kernel knows."""
     kernel.landlock = version
     assert confine_process()
-    assert (kernel.rulesets, kernel.rules) == ([ruleset], rules)
+    assert (kernel.rulesets, kernel.rules) == ([ruleset], [])
+    assert kernel.restricted == 1
+
+
+@pytest.mark.parametrize("version", FILES_OF_VERSION, ids=str)
+def test_a_worker_that_opens_no_files_is_confined(kernel: Kernel, version: int) -> None:
+    """Security: everything about files is denied that the kernel can deny."""
+    kernel.landlock = version
+    assert confine_process(FileAccess())
+    scoped, size = (SIGNALS, 24) if version >= 6 else (0, 8)
+    assert (kernel.rulesets, kernel.rules) == ([(FILES_OF_VERSION[version], 0, scoped, size)], [])
     assert kernel.restricted == 1
 
 
 _CONFINED = """
-import ctypes, os, subprocess, sys
+import ctypes, json, os, socket, sys
 from proxy.runtime.process import hardening
 
 class AsIfOf:
@@ -104,28 +114,52 @@ class AsIfOf:
         asked = number == 444 and arguments[0] is None
         return self.version if asked else self.libc.syscall(number, *arguments)
 
+def outcome(attempt, *arguments):
+    try:
+        attempt(*arguments)
+    except OSError as error:
+        return os.strerror(error.errno)
+    return "done"
+
+def trace(pid):
+    if libc.syscall(438, os.pidfd_open(pid), 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+libc = hardening._libc
 if int(sys.argv[1]):
-    hardening._libc = AsIfOf(hardening._libc, int(sys.argv[1]))
+    hardening._libc = AsIfOf(libc, int(sys.argv[1]))
 hardening.harden_process()
-if not hardening.confine_process():
+files = hardening.FileAccess(("one", "two/named", "missing"), ("cache",))
+if not hardening.confine_process(files):
     sys.exit(77)
-os.replace("one/file", "other/file")
-os.link("other/file", "one/link")
-subprocess.run(["mv", "-f", "other/file", "one/moved"], check=True)
-subprocess.run([sys.executable, "-c", "import os; os.rename('one/moved', 'other/back')"], check=True)
-# Whoever began it is outside of its domain, and nothing of this one's to look into.
-descriptor = hardening._libc.libc if int(sys.argv[1]) else hardening._libc
-stranger = os.pidfd_open(int(sys.argv[2]))
-print(descriptor.syscall(438, stranger, 0, 0), ctypes.get_errno())
+print(json.dumps({
+    "read below one": outcome(open, "one/file"),
+    "list one": outcome(os.listdir, "one"),
+    "write below one": outcome(open, "one/file", "w"),
+    "make below one": outcome(open, "one/new", "x"),
+    "remove below one": outcome(os.remove, "one/file"),
+    "read named": outcome(open, "two/named"),
+    "read beside it": outcome(open, "two/other"),
+    "list two": outcome(os.listdir, "two"),
+    "make in cache": outcome(open, "cache/new", "w"),
+    "rename in cache": outcome(os.rename, "cache/new", "cache/other"),
+    "bind": outcome(socket.socket(socket.AF_UNIX).bind, "two/socket"),
+    "status": outcome(os.stat, "two/other"),
+    # Whoever began it is outside of its domain.
+    "trace": outcome(trace, int(sys.argv[2])),
+}))
 """
 
+REFUSED = "Permission denied"
 
-@pytest.mark.parametrize("version", [0, 2, 5], ids=["this kernel's", "2", "5"])
-def test_files_may_be_moved_by_a_worker_and_other_processes_are_not_traced(tmp_path: Path, version: int) -> None:
-    """Security: plugins replace files, by way of /tmp too. What is as old as version 1 cannot."""
-    for name in ("one", "other"):
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5], ids=["this kernel's", "1", "2", "3", "5"])
+def test_a_worker_opens_only_its_own_files(tmp_path: Path, version: int) -> None:
+    """Security: it reads what it may, writes a cache, and neither removes, renames nor binds anything."""
+    for name in ("one", "two", "cache"):
         (tmp_path / name).mkdir()
-    (tmp_path / "one" / "file").write_text("kept")
+    for name in ("one/file", "two/named", "two/other"):
+        (tmp_path / name).write_text("kept")
     with subprocess.Popen(["/bin/sleep", "300"]) as stranger:
         try:
             command = [sys.executable, "-c", _CONFINED, str(version), str(stranger.pid)]
@@ -138,8 +172,12 @@ def test_files_may_be_moved_by_a_worker_and_other_processes_are_not_traced(tmp_p
     if done.returncode == 77:
         pytest.skip("this kernel has no Landlock")
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "other" / "back").read_text() == "kept"
-    assert done.stdout.split() == ["-1", str(errno.EPERM)]
+    outcomes = json.loads(done.stdout)
+    allowed = {"read below one", "list one", "read named", "make in cache", "status"}
+    assert {what for what, outcome in outcomes.items() if outcome == "done"} == allowed
+    refusals = {REFUSED, os.strerror(errno.EPERM)}
+    assert {outcome for what, outcome in outcomes.items() if what not in allowed} == refusals
+    assert (tmp_path / "one" / "file").read_text() == "kept"
 
 
 def test_a_kernel_without_landlock(kernel: Kernel) -> None:
@@ -177,9 +215,10 @@ AS_NOBODY = "import os, encodings.ascii; os.getuid() or os.setuid(65534);"
 def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after: int) -> None:
     """``before``: what the container's class gives; to raise it needs no privilege."""
     code = (
-        "from proxy.runtime.process.hardening import harden_process, restrict_fork;"
+        "from proxy.runtime.process.hardening import FileAccess, harden_process, restrict_fork;"
         f"open('/proc/self/oom_score_adj', 'w').write('{before}');"
-        f"{AS_NOBODY} harden_process(); restrict_fork({more}); print(open('/proc/self/oom_score_adj').read())"
+        f"{AS_NOBODY} harden_process(); restrict_fork({more}, FileAccess(('/proc',)));"
+        "print(open('/proc/self/oom_score_adj').read())"
     )
     inherited = int(Path("/proc/self/oom_score_adj").read_text())
     if before < inherited:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from proto.rpc_pb2 import (
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config, Limits
 from proxy.config.worker_config import encode_config
+from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process import worker
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import Confinement, WorkerContext, run_worker, service_socket_path
@@ -128,7 +130,7 @@ class RunningWorker:
         monkeypatch.setattr(worker, "adopt_listener", lambda _descriptor: self.listener)
         service = -1 if role is Role.FORWARDER else 5
         descriptors = Descriptors(channel=3, liveness=reading, service=service)
-        self._worker = worker._Worker(role, descriptors, self._make, confinement)
+        self._worker = worker._Worker(role, descriptors, self._make, confinement, ProcessMetrics())
         self.ended = trio.Event()
 
         async def connect() -> trio.abc.HalfCloseableStream:
@@ -433,8 +435,15 @@ def test_the_rpc_has_room_for_the_largest_command_and_answer(limits: Limits) -> 
 def test_a_worker_runs_with_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run))
-    descriptors = Descriptors(channel=3, liveness=4, service=5)
-    run_worker(Role.AUTH, FakeService, descriptors, CONFINED)
+    openers: list[Any] = []
+    monkeypatch.setattr(worker, "set_opener", openers.append)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    descriptors = Descriptors(channel=3, liveness=4, files=theirs.detach(), service=5)
+    run_worker(Role.AUTH, FakeService, descriptors, CONFINED, ProcessMetrics())
+    ours.close()
+    with pytest.raises(OSError, match="Broken pipe"):  # it asks the supervisor
+        openers[0]("/etc/passwd")
+    openers[0].__self__.close()
     [run] = runs
     it = run.__self__
     assert (it._role, it._descriptors) == (Role.AUTH, descriptors)

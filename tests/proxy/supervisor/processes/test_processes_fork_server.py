@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ import trio
 import trio.testing
 
 from proto.roles import Role
+from proxy.runtime.process.hardening import FileAccess
 from proxy.supervisor.processes import fork_server as module
 from proxy.supervisor.processes.fork_server import ForkFailed, ForkServer
 
@@ -59,9 +61,15 @@ async def test_a_worker_is_requested_with_its_descriptors(make: Make, nursery: t
     nursery.start_soon(server.run)
     ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
     given = {"liveness": theirs[0].fileno(), "channel": theirs[1].fileno()}
-    assert await server.fork(Role.LOOKUP, given) == 4001
+    assert await server.fork(Role.LOOKUP, given, FileAccess(("/r",), ("/w",))) == 4001
     for number, sock in enumerate(ours):
-        assert sock.recv(100).decode() == f'{number} {{"role":"lookup","names":["liveness","channel"]}}'
+        number_text, _, request = sock.recv(1000).decode().partition(" ")
+        assert int(number_text) == number
+        assert json.loads(request) == {
+            "role": "lookup",
+            "names": ["liveness", "channel"],
+            "files": {"readable": ["/r"], "writable": ["/w"]},
+        }
     for sock in (*ours, *theirs):
         sock.close()
     nursery.cancel_scope.cancel()

@@ -18,6 +18,7 @@ import trio.testing
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, StoreMessage, Text
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket, adopt_stream
+from proxy.runtime.process.hardening import FileAccess
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
@@ -97,7 +98,7 @@ class FakeForkServer:
         self.error: OSError | None = None
         self.forked: list[FakeProcess] = []
 
-    async def fork(self, role: Role, descriptors: Mapping[str, int]) -> int:
+    async def fork(self, role: Role, descriptors: Mapping[str, int], _files: FileAccess) -> int:
         await trio.lowlevel.checkpoint()
         assert child_reaper._spawning, "only its spawner may reap it"
         if self.error is not None:
@@ -145,7 +146,7 @@ async def test_a_worker_is_forked_with_its_descriptors(processes: list[FakeProce
     worker = await spawned(service=77)
     [process] = processes
     assert process.role is Role.LOOKUP
-    assert process.given == {"channel": ANY, "liveness": ANY, "service": 77}
+    assert process.given == {"channel": ANY, "liveness": ANY, "files": ANY, "service": 77}
     assert child_reaper._own[4711] is process  # type: ignore[comparison-overlap]
     assert worker.pid == 4711
     assert (worker.store_channel, worker.is_inherited) == (None, False)
@@ -156,7 +157,7 @@ async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: S
     [process] = processes
     told = process.descriptors
     assert (told.service, told.connections) == (-1, 83)
-    assert set(process.given) == {"channel", "liveness", "store", "connections"}
+    assert set(process.given) == {"channel", "liveness", "files", "store", "connections"}
     with StoreChannelOf(process) as theirs:
         await theirs.send(StoreMessage(dropped_relays=[5]))
         assert worker.store_channel is not None
@@ -170,7 +171,7 @@ async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawne
     told = process.descriptors
     assert process.role is Role.ADMIN
     assert (told.service, told.connections, told.store) == (-1, -1, -1)
-    assert set(process.given) == {"channel", "liveness", "questions"}
+    assert set(process.given) == {"channel", "liveness", "files", "questions"}
     assert worker.admin_socket is not None
     assert process.questions is not None
     os.write(process.questions, b"L")

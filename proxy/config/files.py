@@ -1,0 +1,69 @@
+"""The files that workers read after their start, by role: what the supervisor opens for them."""
+
+from collections.abc import Iterator
+
+from proto.addresses import speaks_tls
+from proto.roles import Role
+from proxy.common.files import SYSTEM_AUTHORITIES
+from proxy.config.types import Authentication, Brokers, Config
+
+RESOLV_CONF = "/etc/resolv.conf"
+HOSTS = "/etc/hosts"
+
+
+def files_of_role(role: Role, config: Config) -> frozenset[str]:
+    """Return the paths of the files that workers of a role may read, and SYSTEM_AUTHORITIES where they need these."""
+    return frozenset(file for file in _FILES[role](config) if file)
+
+
+def _admin_files(config: Config) -> Iterator[str]:
+    yield config.admin.token_file
+
+
+def _forwarder_files(config: Config) -> Iterator[str]:
+    yield from _broker_tls_files(config.brokers)
+    for listener in config.listener:
+        if listener.tls is not None:
+            yield from (listener.tls.certificate, listener.tls.key, listener.tls.client_ca)
+
+
+def _lookup_files(config: Config) -> Iterator[str]:
+    yield from (RESOLV_CONF, HOSTS)
+    yield from _broker_tls_files(config.brokers)
+
+
+def _broker_tls_files(brokers: Brokers) -> Iterator[str]:
+    if speaks_tls(brokers.service_url):
+        yield from (brokers.tls.trust or SYSTEM_AUTHORITIES, brokers.tls.certificate, brokers.tls.key)
+
+
+def _auth_files(config: Config) -> Iterator[str]:
+    yield from (RESOLV_CONF, HOSTS)  # for the names of issuers
+    yield from _provider_files(config.authentication)
+    credentials = config.brokers.credentials
+    if credentials is not None:
+        yield credentials.file
+        if credentials.method == "oauth2":
+            yield credentials.trust or SYSTEM_AUTHORITIES
+
+
+def _provider_files(authentication: Authentication) -> Iterator[str]:
+    token = authentication.token
+    if token is not None:
+        yield from (token.secret_key, token.public_key, *token.further_secret_keys, *token.further_public_keys)
+    if authentication.basic is not None:
+        yield authentication.basic.file
+    if authentication.scram is not None:
+        yield authentication.scram.file
+    if authentication.sasl is not None:
+        yield authentication.sasl.keytab
+    if authentication.oidc is not None:
+        yield authentication.oidc.trust or SYSTEM_AUTHORITIES
+
+
+_FILES = {
+    Role.ADMIN: _admin_files,
+    Role.AUTH: _auth_files,
+    Role.LOOKUP: _lookup_files,
+    Role.FORWARDER: _forwarder_files,
+}
