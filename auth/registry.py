@@ -53,7 +53,8 @@ def configured_providers(config: Authentication) -> Iterator[Provider]:
         yield SaslProvider(config.sasl)
     if config.oidc is not None:
         yield _oidc_provider(config.oidc)
-    yield from _plugins(config)
+    if config.plugins:
+        yield from _plugins(config)
 
 
 @functools.lru_cache(maxsize=1)

@@ -35,11 +35,15 @@ from proto.sealed_principal import seal
 from proxy.common.logs import get_logger
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
+from proxy.runtime.dns.hostnames import Hostnames
+from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused
 
+ISSUER_NAME_TIMEOUT_S = 3.0
+ISSUER_NAME_TTL_MAX_S = 30.0
 TOKEN_CHECK_INTERVAL_S = 2.0
 """How often the end of the proxy's own token is read: a file may change at any time."""
 
@@ -86,6 +90,8 @@ class AuthService:
 
     async def start(self) -> None:
         """Start to watch the proxy's own token; keys were read when the service was made."""
+        issuers = Resolver(self._nursery, timeout_s=ISSUER_NAME_TIMEOUT_S, ttl_max_s=ISSUER_NAME_TTL_MAX_S)
+        trio.socket.set_custom_hostname_resolver(Hostnames(issuers))
         self._nursery.start_soon(self._watch_own_token)
 
     async def _watch_own_token(self) -> None:

@@ -21,6 +21,7 @@ def _admin_files(config: Config) -> Iterator[str]:
 
 
 def _forwarder_files(config: Config) -> Iterator[str]:
+    yield from (RESOLV_CONF, HOSTS)  # for the names of brokers.service_url
     yield from _broker_tls_files(config.brokers)
     for listener in config.listener:
         if listener.tls is not None:

@@ -17,6 +17,7 @@ import socket
 import sys
 from importlib import import_module
 
+import dns.rdata
 import setproctitle
 
 import auth.providers
@@ -35,6 +36,9 @@ SERVICES = {
     Role.FORWARDER: ("proxy.forwarder.service", "ForwarderService", hardening.DATA_WORKER_OOM_SCORE),
 }
 """Module and name of each role's service, and what is added to its OOM score."""
+
+LATE_IMPORTS = ("dns._trio_backend", "encodings.idna", "httpcore._backends.trio", "idna.uts46data")
+"""What libraries import when they need it; a worker can read no module's file."""
 
 PROVIDERS = (
     *(f"auth.providers.{module.name}" for module in pkgutil.iter_modules(auth.providers.__path__)),
@@ -79,6 +83,9 @@ def import_all() -> None:
     """Import the services of all roles, and the authentication providers that can be imported here."""
     for module, _, _ in SERVICES.values():
         import_module(module)
+    for module in LATE_IMPORTS:
+        import_module(module)
+    dns.rdata.load_all_types()  # type: ignore[no-untyped-call]
     for module in PROVIDERS:
         with contextlib.suppress(ConfigError):  # Kerberos' library is missing
             import_module(module)

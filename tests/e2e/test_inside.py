@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +39,8 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCl
         folder = cluster.directory / "captured"
         folder.mkdir()
         hostile = Captured(folder)
-        cluster.tables["authentication.plugins.captured"] = hostile.options(cluster.runtime_dir)
+        requested = [cluster.config_path, folder / "others" / "secret", Path("/etc/hosts")]
+        cluster.tables["authentication.plugins.captured"] = hostile.options(cluster.runtime_dir, requested)
         cluster.write_config(cluster.tables)
         monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
         with running(cluster, ready=False):
@@ -51,6 +51,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCl
             hostile.go_on()
             hostile.report()
             yield cluster, hostile
+        hostile.close()
 
 
 def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[ProxyCluster, Captured]) -> None:
@@ -139,15 +140,27 @@ def test_no_process_writes_a_core_file_or_gains_privileges(captured: tuple[Proxy
         assert limit.split()[4:6] == ["0", "0"]
 
 
-def test_a_captured_worker_gets_no_call_at_a_socket_that_it_has_replaced(
-    captured: tuple[ProxyCluster, Captured],
-) -> None:
-    """Security: it has put one of its own in the place of the lookup worker's, and a forwarder connects."""
+def test_a_captured_worker_opens_makes_moves_and_removes_no_file(captured: tuple[ProxyCluster, Captured]) -> None:
+    """Security: they belong to its user, who may do all of that."""
+    attempts = captured[1].report()["files"]
+    assert set(attempts.values()) == {REFUSED}
+    assert len(attempts) == 6
+    assert (captured[1].directory / "others" / "secret").read_text() == "secret"
+
+
+def test_a_captured_worker_is_given_the_files_of_its_own_role_alone(captured: tuple[ProxyCluster, Captured]) -> None:
+    """Security: the supervisor opens what the configuration names for auth workers, as the table of hosts."""
+    configuration, secret, hosts = captured[1].report()["requests"].values()
+    assert (configuration, secret) == (REFUSED, REFUSED)
+    assert "localhost" in hosts
+
+
+def test_a_captured_worker_cannot_replace_another_workers_socket(captured: tuple[ProxyCluster, Captured]) -> None:
+    """Security: callers would find out (WrongListener), but would have nobody to call."""
     cluster, hostile = captured
-    os.kill(cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
-    cluster.wait_for_log("another process listens at a worker's socket; it gets no call", "lookup-0.sock")
-    received = eventually(hostile.bytes_received, what="the forwarder's successor has connected")
-    assert set(received) == {0}
+    assert hostile.report()["socket"] == REFUSED
+    assert (cluster.runtime_dir / "lookup-0.sock").is_socket()
+    assert not (cluster.runtime_dir / "lookup-0.sock.trap").exists()
 
 
 @pytest.mark.parametrize("target", ["loopback", "metadata"])

@@ -32,7 +32,6 @@ class DialCheck:
             nursery,
             timeout_s=seconds(config.connect_timeout_ms),
             ttl_max_s=seconds(config.dns_ttl_max_ms),
-            use_system_resolver=True,
         )
 
     async def check_target(self, broker: HostPort, addresses: Iterable[str]) -> None:

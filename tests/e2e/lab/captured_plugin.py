@@ -20,6 +20,7 @@ from typing import Any
 
 from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method
+from proxy.common.files import read_file
 from proxy.runtime.process import worker
 
 PTRACE_SEIZE = 0x4206
@@ -42,19 +43,25 @@ def _attack(options: dict[str, Any]) -> None:
     supervisor = os.getppid()
     report: dict[str, Any] = {"drains": {}, "memory": {}}
     for name, ask in _WAYS.items():
-        report["drains"][name] = _outcome(ask, options["control"])
-    while not Path(options["everybody_is_there"]).exists():
+        report["drains"][name] = _outcome(ask, _path(options["control"]))
+    while not Path(_path(options["everybody_is_there"])).exists():
         time.sleep(0.05)
     siblings = [pid for pid in _pids() if _parent(pid) == supervisor and pid != os.getpid()]
     report["signal"] = _outcome(_end, supervisor)
     for pid in (supervisor, *siblings):
         report["memory"][str(pid)] = looks(pid)
     report["calls"] = {name: _outcome(call, supervisor) for name, call in _CALLS.items()}
-    trap = _replace_socket(options["socket"])
-    unfinished = Path(options["report"] + ".part")
-    unfinished.write_text(json.dumps(report))
-    unfinished.rename(options["report"])
-    _accept_calls(trap, Path(options["calls"]))
+    report["files"] = {name: _outcome(attempt, _path(options["directory"])) for name, attempt in _FILES.items()}
+    report["requests"] = {path: _outcome(_request, _path(path)) for path in options["requested"]}
+    report["socket"] = _outcome(_replace_socket, _path(options["socket"]))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(_path(options["report"]))
+        sock.sendall(json.dumps(report).encode())
+
+
+def _path(told: str) -> str:
+    """A path of the options, which are without the first slash: a worker may read what its options name by path."""
+    return f"/{told}"
 
 
 def _outcome(attempt: Callable[[Any], str], what: Any) -> str:
@@ -196,24 +203,54 @@ _CALLS: dict[str, Callable[[int], str]] = {
 }
 
 
-# ---- another worker's socket
+# ---- files
 
 
-def _replace_socket(path: str) -> socket.socket:
+def _read(directory: str) -> str:
+    return Path(directory, "secret").read_text()
+
+
+def _list(directory: str) -> str:
+    return str(os.listdir(directory))
+
+
+def _write(directory: str) -> str:
+    return str(Path(directory, "secret").write_text("forged"))
+
+
+def _make(directory: str) -> str:
+    return str(Path(directory, "new").touch())
+
+
+def _remove(directory: str) -> str:
+    return str(Path(directory, "secret").unlink())
+
+
+def _rename(directory: str) -> str:
+    return str(Path(directory, "secret").rename(Path(directory, "elsewhere")))
+
+
+_FILES: dict[str, Callable[[str], str]] = {
+    "read": _read,
+    "list": _list,
+    "write": _write,
+    "make": _make,
+    "remove": _remove,
+    "rename": _rename,
+}
+
+
+def _request(path: str) -> str:
+    """Request a file of the supervisor."""
+    return read_file(path).decode()
+
+
+def _replace_socket(path: str) -> str:
     """Put a socket of this worker's in the place of another worker's."""
     trap = socket.socket(socket.AF_UNIX)
     trap.bind(f"{path}.trap")
-    trap.listen()
     Path(f"{path}.trap").rename(path)
-    return trap
-
-
-def _accept_calls(trap: socket.socket, calls: Path) -> None:
-    """Write down how many bytes each process sends that connects."""
-    while True:
-        connection, _ = trap.accept()
-        with connection, calls.open("a") as file:
-            file.write(f"{len(connection.recv(1000))}\n")
+    return "replaced"
 
 
 # ---- other processes

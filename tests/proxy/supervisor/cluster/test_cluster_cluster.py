@@ -595,10 +595,10 @@ async def test_no_process_to_replace_one_with(
     cluster = await setup.started(nursery)
     spawn = setup.workshop.spawn
 
-    async def no_lookup(fork_server: object, role: Role, **given: Any) -> FakeWorker:
+    async def no_lookup(fork_server: object, role: Role, *files: Any, **given: Any) -> FakeWorker:
         if role is Role.LOOKUP:
             raise OSError(12, "Cannot allocate memory")
-        return await spawn(fork_server, role, **given)
+        return await spawn(fork_server, role, *files, **given)
 
     monkeypatch.setattr(setup.workshop, "spawn", no_lookup)
     lookup = in_place(cluster, Role.LOOKUP)
