@@ -27,7 +27,7 @@ REFUSED = "PermissionError"
 
 
 @pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, Captured]]:
+def captured(request: pytest.FixtureRequest) -> Iterator[tuple[ProxyCluster, Captured]]:
     """A cluster without privileges whose auth worker is captured, and what that could do. It needs no broker."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         tables: dict[str, dict[str, Any]] = {
@@ -39,7 +39,8 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCl
         folder = cluster.directory / "captured"
         folder.mkdir()
         hostile = Captured(folder)
-        requested = [cluster.config_path, folder / "others" / "secret", Path("/etc/hosts")]
+        request.addfinalizer(hostile.close)  # noqa: PT021 -- whatever follows may fail
+        requested = [cluster.config_path, hostile.others / "secret", Path("/etc/hosts")]
         cluster.tables["authentication.plugins.captured"] = hostile.options(cluster.runtime_dir, requested)
         cluster.write_config(cluster.tables)
         monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
@@ -48,16 +49,14 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCl
                 lambda: cluster.get("/readyz").text == "no broker is reachable\n",
                 what="all workers answer",
             )
-            hostile.go_on()
-            hostile.report()
+            hostile.attack([pid for name, pid in cluster.worker_pids().items() if not name.startswith("auth")])
             yield cluster, hostile
-        hostile.close()
 
 
 def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: the captured worker asks for a drain; it cannot have a child, or a grandchild, that does."""
     cluster, hostile = captured
-    report = hostile.report()
+    report = hostile.report
     assert report["drains"] == {"itself": "", "a child": REFUSED, "an orphan": REFUSED}
     assert cluster.get("/healthz").status == 200
     assert "draining" not in cluster.log_text()
@@ -88,7 +87,7 @@ DENIED = dict.fromkeys(["mem", "environ", "fd", "pidfd_getfd", "ptrace"], "Permi
 
 def test_a_captured_worker_may_not_look_into_another(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: not even into one that is just starting."""
-    report = captured[1].report()
+    report = captured[1].report
     assert len(report["memory"]) >= 4, "the supervisor, an admin and a lookup worker, a forwarder"
     assert {str(outcome) for outcome in report["memory"].values()} == {str(DENIED)}
 
@@ -98,7 +97,7 @@ def test_a_captured_worker_may_not_end_the_cluster_by_a_signal(
 ) -> None:
     """Security: SIGTERM is a drain."""
     cluster, hostile = captured
-    report = hostile.report()
+    report = hostile.report
     assert report["signal"] == "PermissionError"
     assert "draining" not in cluster.log_text()
 
@@ -110,7 +109,7 @@ def test_a_captured_worker_can_call_the_kernel_for_nothing_that_no_worker_needs(
     nothing to the supervisor.
     """
     cluster, hostile = captured
-    attempts = hostile.report()["calls"]
+    attempts = hostile.report["calls"]
     assert set(attempts.values()) == {REFUSED}
     assert len(attempts) == 6
     confined = cluster.metrics()
@@ -142,15 +141,15 @@ def test_no_process_writes_a_core_file_or_gains_privileges(captured: tuple[Proxy
 
 def test_a_captured_worker_opens_makes_moves_and_removes_no_file(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: they belong to its user, who may do all of that."""
-    attempts = captured[1].report()["files"]
+    attempts = captured[1].report["files"]
     assert set(attempts.values()) == {REFUSED}
     assert len(attempts) == 6
-    assert (captured[1].directory / "others" / "secret").read_text() == "secret"
+    assert (captured[1].others / "secret").read_text() == "secret"
 
 
 def test_a_captured_worker_is_given_the_files_of_its_own_role_alone(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: the supervisor opens what the configuration names for auth workers, as the table of hosts."""
-    configuration, secret, hosts = captured[1].report()["requests"].values()
+    configuration, secret, hosts = captured[1].report["requests"].values()
     assert (configuration, secret) == (REFUSED, REFUSED)
     assert "localhost" in hosts
 
@@ -158,7 +157,7 @@ def test_a_captured_worker_is_given_the_files_of_its_own_role_alone(captured: tu
 def test_a_captured_worker_cannot_replace_another_workers_socket(captured: tuple[ProxyCluster, Captured]) -> None:
     """Security: callers would find out (WrongListener), but would have nobody to call."""
     cluster, hostile = captured
-    assert hostile.report()["socket"] == REFUSED
+    assert hostile.report["socket"] == REFUSED
     assert (cluster.runtime_dir / "lookup-0.sock").is_socket()
     assert not (cluster.runtime_dir / "lookup-0.sock.trap").exists()
 

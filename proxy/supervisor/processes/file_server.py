@@ -34,12 +34,11 @@ async def serve_files(sock: socket.socket, allowed_files: Callable[[], frozenset
                 if not data:
                     return
                 request = FileRequest.decode(data)
-                now_s = trio.current_time()
-                if now_s >= window_end_s:
-                    window_end_s, requests = now_s + 1, 0
-                requests += 1
-                if requests > REQUESTS_PER_S_MAX:
+                if requests == REQUESTS_PER_S_MAX:
                     await trio.sleep_until(window_end_s)
+                if trio.current_time() >= window_end_s:
+                    window_end_s, requests = trio.current_time() + 1, 0
+                requests += 1
                 await _answer(channel, request, allowed_files())
             except (OSError, msgspec.MsgspecError):
                 return

@@ -24,15 +24,15 @@ class Captured:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._report = directory / "report.sock"
-        self._told: Mapping[str, Any] | None = None
+        self._address = directory / "report.sock"
+        self.report: Mapping[str, Any] = {}
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._report))
-        self._report.chmod(0o777)
+        self._listener.bind(str(self._address))
+        self._address.chmod(0o777)
         self._listener.listen()
-        (directory / "others").mkdir(mode=0o777)
-        (directory / "others" / "secret").write_text("secret")
-        self._everybody_is_there = directory / "everybody-is-there"
+        self.others = directory.parent / "others"  # not below the plugin, whose folder is one of Python's
+        self.others.mkdir()
+        (self.others / "secret").write_text("secret")
         about = directory / "captured-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: captured\nVersion: 1.0\n")
@@ -40,7 +40,7 @@ class Captured:
             "[pulsar_trio_proxy.authentication]\ncaptured = captured_plugin:Provider\n"
         )
         (directory / "captured_plugin.py").write_text(_PLUGIN.read_text())
-        for one in (directory, directory / "others"):
+        for one in (directory, self.others):
             one.chmod(0o777)  # the cluster may run as another user
 
     def options(self, runtime_dir: Path, requested: list[Path]) -> dict[str, Any]:
@@ -51,25 +51,23 @@ class Captured:
         paths = {
             "control": runtime_dir / "control.sock",
             "socket": runtime_dir / "lookup-0.sock",
-            "report": self._report,
-            "everybody_is_there": self._everybody_is_there,
-            "directory": self.directory / "others",
+            "report": self._address,
+            "directory": self.others,
         }
         told: dict[str, Any] = {name: str(path).lstrip("/") for name, path in paths.items()}
         return told | {"requested": [str(path).lstrip("/") for path in requested]}
 
-    def go_on(self) -> None:
-        """Let it look at the others, once all of them have begun."""
-        self._everybody_is_there.touch()
-
-    def report(self, within_s: float = 60.0) -> Mapping[str, Any]:
-        """What it could do: by attempt, the error's name or what came of it."""
-        if self._told is None:
-            self._listener.settimeout(within_s)
-            connection, _ = self._listener.accept()
-            with connection, connection.makefile("rb") as data:
-                self._told = json.loads(data.read())
-        return self._told
+    def attack(self, siblings: list[int], within_s: float = 60.0) -> Mapping[str, Any]:
+        """Let it attack these processes, too, and return what it could do: by attempt, the error's name or what came
+        of it.
+        """
+        self._listener.settimeout(within_s)
+        connection, _ = self._listener.accept()
+        with connection, connection.makefile("rb") as data:
+            connection.settimeout(within_s)
+            connection.sendall(json.dumps(siblings).encode())
+            self.report = json.loads(data.read())
+        return self.report
 
     def close(self) -> None:
         """Close the socket at which it reports."""

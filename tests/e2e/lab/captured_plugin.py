@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,19 +43,21 @@ def _attack(options: dict[str, Any]) -> None:
     report: dict[str, Any] = {"drains": {}, "memory": {}}
     for name, ask in _WAYS.items():
         report["drains"][name] = _outcome(ask, _path(options["control"]))
-    while not Path(_path(options["everybody_is_there"])).exists():
-        time.sleep(0.05)
-    siblings = [pid for pid in _pids() if _parent(pid) == supervisor and pid != os.getpid()]
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(_path(options["report"]))
+        siblings = json.loads(sock.recv(1000))
+        _attack_others(report, supervisor, siblings)
+        report["files"] = {name: _outcome(attempt, _path(options["directory"])) for name, attempt in _FILES.items()}
+        report["requests"] = {path: _outcome(_request, _path(path)) for path in options["requested"]}
+        report["socket"] = _outcome(_replace_socket, _path(options["socket"]))
+        sock.sendall(json.dumps(report).encode())
+
+
+def _attack_others(report: dict[str, Any], supervisor: int, siblings: list[int]) -> None:
     report["signal"] = _outcome(_end, supervisor)
     for pid in (supervisor, *siblings):
         report["memory"][str(pid)] = looks(pid)
     report["calls"] = {name: _outcome(call, supervisor) for name, call in _CALLS.items()}
-    report["files"] = {name: _outcome(attempt, _path(options["directory"])) for name, attempt in _FILES.items()}
-    report["requests"] = {path: _outcome(_request, _path(path)) for path in options["requested"]}
-    report["socket"] = _outcome(_replace_socket, _path(options["socket"]))
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(_path(options["report"]))
-        sock.sendall(json.dumps(report).encode())
 
 
 def _path(told: str) -> str:
@@ -69,10 +70,6 @@ def _outcome(attempt: Callable[[Any], str], what: Any) -> str:
         return attempt(what)
     except OSError as error:
         return type(error).__name__
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _parent(pid: int) -> int:
