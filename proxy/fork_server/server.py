@@ -24,7 +24,7 @@ import auth.providers
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.runtime.observability.process_metrics import ProcessMetrics
-from proxy.runtime.process import hardening, seccomp
+from proxy.runtime.process import hardening, limits, seccomp
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.fork_request import DESCRIPTORS_MAX, READY, REQUEST_BYTES_MAX, ForkReply, ForkRequest
 from proxy.runtime.process.worker import Confinement, run_worker
@@ -69,6 +69,7 @@ def main() -> None:
         os.setpgid(0, 0)  # signals to the supervisor's group, as Ctrl-C, are for the supervisor alone
         process_metrics = ProcessMetrics()  # which opens files
         is_in_landlock = hardening.restrict_fork(oom_score, request.files)
+        limits.limit_open_files(request.role)
         confinement = Confinement(landlock=is_in_landlock, seccomp=seccomp.refuse_system_calls(request.role))
         set_title(request.role.value)
         run_worker(request.role, getattr(import_module(module), name), descriptors, confinement, process_metrics)

@@ -15,11 +15,13 @@ import pytest
 from local.ports import free_port
 
 from proto.pulsar_pb2 import ServerError
+from proto.roles import Role
+from proxy.runtime.process.limits import OPEN_FILES_MAX
 
 from .conftest import running
 from .lab.captured import NONSENSE, Captured
 from .lab.cluster import ROOT, ProxyCluster
-from .lab.processes import children, zombies
+from .lab.processes import PROC, children, zombies
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 
@@ -115,6 +117,22 @@ def test_a_captured_worker_can_call_the_kernel_for_nothing_that_no_worker_needs(
     confined = cluster.metrics()
     for role in ("auth", "lookup", "forwarder", "admin"):
         assert confined.total("pulsar_proxy_confined", role=role, by="seccomp") == 1
+
+
+def test_a_worker_may_open_no_more_files_than_its_role_needs(captured: tuple[ProxyCluster, Captured]) -> None:
+    """Security: it fills no table of the kernel. A forwarder keeps the supervisor's limit."""
+    cluster, _ = captured
+
+    def limits(pid: int) -> list[int]:
+        lines = (PROC / f"{pid}/limits").read_text().splitlines()
+        return next([int(one) for one in line.split()[3:5]] for line in lines if line.startswith("Max open files"))
+
+    supervisors = limits(cluster.pid)
+    workers = cluster.worker_pids()
+    assert limits(workers["forwarder-0"]) == supervisors
+    for name in ("admin-0", "auth-0", "lookup-0"):
+        assert limits(workers[name]) == [min(OPEN_FILES_MAX[Role(name.partition("-")[0])], supervisors[0])] * 2
+    assert OPEN_FILES_MAX[Role.AUTH] < supervisors[0], "this machine's limit shows something"
 
 
 def test_no_other_process_of_the_user_may_look_into_one(captured: tuple[ProxyCluster, Captured]) -> None:

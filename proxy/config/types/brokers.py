@@ -142,6 +142,6 @@ class Brokers(Strict, frozen=True):
     ejection_failures: Positive = 3
     ejection_time_ms: Positive = 5_000
     ejection_time_max_ms: Positive = 60_000
-    pooled_connections_max: Positive = 1_000
+    pooled_connections_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     pooled_connections_per_principal_max: Positive = 64
     idle_connection_timeout_ms: Positive = 60_000
