@@ -16,7 +16,7 @@ from local.ports import free_port
 
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
-from proxy.runtime.process.limits import OPEN_FILES_MAX
+from proxy.runtime.process.limits import IN_FLIGHT_DESCRIPTORS, OPEN_FILES_MAX
 
 from .conftest import running
 from .lab.captured import NONSENSE, Captured
@@ -120,7 +120,7 @@ def test_a_captured_worker_can_call_the_kernel_for_nothing_that_no_worker_needs(
 
 
 def test_a_worker_may_open_no_more_files_than_its_role_needs(captured: tuple[ProxyCluster, Captured]) -> None:
-    """Security: it fills no table of the kernel. A forwarder keeps the supervisor's limit."""
+    """Security: it fills no table of the kernel."""
     cluster, _ = captured
 
     def limits(pid: int) -> list[int]:
@@ -129,9 +129,10 @@ def test_a_worker_may_open_no_more_files_than_its_role_needs(captured: tuple[Pro
 
     supervisors = limits(cluster.pid)
     workers = cluster.worker_pids()
-    assert limits(workers["forwarder-0"]) == supervisors
+    most = supervisors[0] - IN_FLIGHT_DESCRIPTORS
+    assert limits(workers["forwarder-0"]) == [most, most]
     for name in ("admin-0", "auth-0", "lookup-0"):
-        assert limits(workers[name]) == [min(OPEN_FILES_MAX[Role(name.partition("-")[0])], supervisors[0])] * 2
+        assert limits(workers[name]) == [min(OPEN_FILES_MAX[Role(name.partition("-")[0])], most)] * 2
     assert OPEN_FILES_MAX[Role.AUTH] < supervisors[0], "this machine's limit shows something"
 
 

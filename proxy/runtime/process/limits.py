@@ -1,9 +1,11 @@
-"""The limit on open files of a worker by role (RLIMIT_NOFILE): a captured worker fills no table of the kernel.
+"""The limit on open files of a worker by role (RLIMIT_NOFILE): a captured worker does not fill the kernel's tables, or
+keep the supervisor from passing descriptors.
 
 There is no limit on threads and none on memory, for the reasons in docs/security.md.
 """
 
 import resource
+import sys
 
 from proto.roles import Role
 
@@ -12,8 +14,8 @@ OPEN_FILES_MAX: dict[Role, int] = {
     Role.AUTH: 8192,
     Role.LOOKUP: 32_768,
 }
-"""Open files by role, each at least twice what the role's own bounds allow in an unusual cluster. No limit for
-forwarders, whose number of connections is a setting: they keep the supervisor's limit.
+"""Open files by role, above what the role's own bounds allow in the largest cluster. Forwarders are not here, since
+their number of connections is a setting: they keep the supervisor's limit but for IN_FLIGHT_DESCRIPTORS.
 
 * Admin: 256 connections (``proxy.admin.http.CONNECTIONS_MAX``), and as many again that are being closed.
 * Auth: a connection from each forwarder and lookup worker, at most 512 of them and their 512 successors (four of each
@@ -23,13 +25,18 @@ forwarders, whose number of connections is a setting: they keep the supervisor's
   no more requests). Its callers as above, 64 probes and 32 logins, DNS as above.
 """
 
+IN_FLIGHT_DESCRIPTORS = 1024
+"""By how much a worker's limit is lower than the supervisor's. The kernel counts the descriptors that are on their way
+through Unix sockets by user, and compares the number with the limit of the process that sends more (unix(7),
+ETOOMANYREFS). A worker with the supervisor's limit could send so many to itself that the supervisor can pass none, and
+so fork no worker. Each message of a worker may exceed the worker's limit by 253; some may at the same time.
+"""
+
 
 def limit_open_files(role: Role) -> None:
     """Lower this process's limit on open files to its role's, for good unless it is root's. Raises OSError."""
-    if role not in OPEN_FILES_MAX:
-        return
-    limit = OPEN_FILES_MAX[role]
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard > limit:
-        hard = limit
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        hard = sys.maxsize
+    limit = min(hard - min(IN_FLIGHT_DESCRIPTORS, hard // 4), OPEN_FILES_MAX.get(role, sys.maxsize))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

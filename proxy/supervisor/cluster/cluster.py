@@ -40,6 +40,7 @@ from proxy.supervisor.processes.configure import (
 from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
 from proxy.supervisor.processes.library_files import files_of_libraries
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
+from proxy.supervisor.startup.open_files import stored_descriptors_max
 from proxy.supervisor.startup.sockets import RuntimeDirectory
 
 START_TIMEOUT_S = 30.0
@@ -86,6 +87,9 @@ class Cluster:
             *handover.fd_store_slots,
             *(FdStoreSlot() for _ in range(forwarders - len(handover.fd_store_slots))),
         ]
+        stored_max = stored_descriptors_max(config, forwarders)
+        for index, store_slot in enumerate(self.fd_store_slots):
+            store_slot.limit_descriptors(slot_key(Role.FORWARDER, index), stored_max)
         as_before = len(handover.fd_store_slots) == forwarders
         self._connections_fd = handover.connections_fd if as_before else create_shared_counters(forwarders)
         if handover.connections_fd not in {-1, self._connections_fd}:

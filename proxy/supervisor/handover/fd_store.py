@@ -10,6 +10,7 @@ once the process has ended: until then the old forwarder goes on counting in the
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -83,9 +84,19 @@ class FdStoreSlot:
     _in_use: trio.Lock = field(default_factory=trio.Lock)
     _record_bytes: int = field(default=0, init=False)
     _full_was_logged: bool = field(default=False, init=False)
+    _forwarder: str = field(default="", init=False)
+    _descriptors_max: int = field(default=sys.maxsize, init=False)
+    _excess_was_logged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._record_bytes = sum(len(stored.record) for stored in self.relays.values())
+
+    def limit_descriptors(self, forwarder: str, descriptors_max: int) -> None:
+        """Store no more than ``descriptors_max`` of the slot's forwarder, which has this name in the log.
+
+        What an earlier program has stored stays.
+        """
+        self._forwarder, self._descriptors_max = forwarder, descriptors_max
 
     async def serve_forwarder(
         self,
@@ -104,7 +115,7 @@ class FdStoreSlot:
         sockets and pipes are stored (``relay.crash_safe``).
         """
         async with self._in_use:
-            self._full_was_logged = False
+            self._full_was_logged = self._excess_was_logged = False
             with contextlib.closing(channel):
                 try:
                     self._channel = channel
@@ -152,9 +163,13 @@ class FdStoreSlot:
             self._store_relay(relay, *next(ends))
         for pipe in message.pipes:
             self._drop_pipe(pipe.id)
+            first, second = next(ends)
+            if not self._has_room():
+                close_descriptors((first, second))
+                continue
             # Not the message itself: it may hold unknown fields, as long as a whole packet.
             record = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
-            self.pipes[pipe.id] = StoredFds(record, *next(ends))
+            self.pipes[pipe.id] = StoredFds(record, first, second)
         if message.left_behind:
             self._record_left_behind(message.left_behind, pid)
 
@@ -189,6 +204,9 @@ class FdStoreSlot:
         """Store one relay, unless the records of this forwarder would exceed RECORDS_BYTES_MAX."""
         self._drop_relay(relay.id)
         record = relay.SerializeToString()
+        if not self._has_room():
+            close_descriptors((client, broker))
+            return
         too_long = len(record) > RECORD_BYTES_MAX
         if not too_long and self._record_bytes + len(record) <= RECORDS_BYTES_MAX:
             self.relays[relay.id] = StoredFds(record, client, broker)
@@ -204,6 +222,21 @@ class FdStoreSlot:
                 bytes=self._record_bytes,
                 most_bytes=RECORDS_BYTES_MAX,
             )
+
+    def _has_room(self) -> bool:
+        """Return True if two more descriptors may be stored; log the first time that they may not."""
+        stored = 2 * (len(self.relays) + len(self.pipes))
+        if stored + 2 <= self._descriptors_max:
+            return True
+        if not self._excess_was_logged:
+            self._excess_was_logged = True
+            get_logger().error(
+                "a relay is not crash-safe: its forwarder has its part of the supervisor's open files; raise ulimit -n",
+                who=self._forwarder,
+                stored=stored,
+                most=self._descriptors_max,
+            )
+        return False
 
     def _drop_relay(self, relay_id: int) -> None:
         stored = self.relays.pop(relay_id, None)

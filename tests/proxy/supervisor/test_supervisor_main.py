@@ -26,6 +26,7 @@ from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit_to_container
 from proxy.config.trial import BrokerTrial
 from proxy.config.types import Config
+from proxy.runtime.shared.relay_table import RELAYS_MAX
 from proxy.supervisor import main
 from proxy.supervisor.broker_changes import BrokerChanges
 from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
@@ -46,6 +47,7 @@ from proxy.supervisor.startup.open_files import (
     SPARE_DESCRIPTORS,
     open_files_needed,
     raise_open_file_limit,
+    stored_descriptors_max,
 )
 from proxy.supervisor.startup.sockets import StartFailed
 
@@ -992,3 +994,28 @@ def test_who_needs_the_most_files(forwarders: int, crash_safe: bool) -> None:
     needed = open_files_needed(config) - SPARE_DESCRIPTORS
     per_forwarder = 80_000 * DESCRIPTORS_PER_RELAY // forwarders
     assert needed == (80_000 * DESCRIPTORS_PER_RELAY if crash_safe else per_forwarder)
+
+
+@pytest.mark.parametrize("workers", [1, 4, 256])
+def test_beside_the_reserve_every_forwarder_may_store_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    config = make_config(
+        limits={"max_connections": 50_000},
+        cluster={"forwarders": workers, "auth_workers": workers, "lookup_workers": workers},
+    )
+    Limits(monkeypatch, 1024, may_raise=True)
+    raise_open_file_limit(config)
+    relays = -(-50_000 // workers)
+    assert stored_descriptors_max(config, workers) >= relays * DESCRIPTORS_PER_RELAY + 40
+
+
+def test_without_a_limit_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Limits(monkeypatch, resource.RLIM_INFINITY, may_raise=False)
+    raise_open_file_limit(config := make_config())
+    assert stored_descriptors_max(config, 4) > RELAYS_MAX * DESCRIPTORS_PER_RELAY
+
+
+def test_below_the_reserve_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 256))
+    assert stored_descriptors_max(make_config(), 1) == 0

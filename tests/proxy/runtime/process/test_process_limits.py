@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import resource
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +14,7 @@ from proto.roles import Role
 from proxy.admin.http import CONNECTIONS_MAX
 from proxy.config.types import Brokers
 from proxy.runtime.dns.queries import QUERIES_MAX
-from proxy.runtime.process.limits import OPEN_FILES_MAX
+from proxy.runtime.process.limits import IN_FLIGHT_DESCRIPTORS, OPEN_FILES_MAX
 from proxy.runtime.rpc.server import CONNECTIONS_PER_CALLER_MAX
 
 WORKERS_MAX = 256
@@ -51,7 +50,7 @@ def limited(role: Role, *, inherited: int = 0, most: int = 0) -> Any:
 @pytest.mark.parametrize("role", OPEN_FILES_MAX)
 def test_a_role_has_its_number_of_files(role: Role) -> None:
     seen = limited(role)
-    assert seen["after"] == [min(OPEN_FILES_MAX[role], resource.getrlimit(resource.RLIMIT_NOFILE)[1])] * 2
+    assert seen["after"] == [min(OPEN_FILES_MAX[role], seen["before"][1] - IN_FLIGHT_DESCRIPTORS)] * 2
 
 
 def test_the_kernel_keeps_a_captured_worker_to_it() -> None:
@@ -64,13 +63,60 @@ def test_the_kernel_keeps_a_captured_worker_to_it() -> None:
 
 
 def test_a_lower_limit_stays() -> None:
-    assert limited(Role.LOOKUP, inherited=300)["after"] == [300, 300]
+    """Three quarters of it: see IN_FLIGHT_DESCRIPTORS."""
+    assert limited(Role.LOOKUP, inherited=400)["after"] == [300, 300]
 
 
-def test_a_forwarder_keeps_the_supervisors() -> None:
+def test_a_forwarder_keeps_almost_the_supervisors() -> None:
     """The number of its connections is a setting (proxy.supervisor.startup.open_files)."""
-    seen = limited(Role.FORWARDER)
-    assert seen["after"] == seen["before"]
+    assert limited(Role.FORWARDER, inherited=10_000)["after"] == [10_000 - IN_FLIGHT_DESCRIPTORS] * 2
+
+
+_FLOOD = """
+import array, json, os, resource, socket, sys
+from proto.roles import Role
+from proxy.runtime.process import limits
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setuid(100_000 + os.getpid() % 10_000)  # a user whose descriptors on their way nobody else adds to
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+def send(sock, count):
+    sock.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * count))])
+def outcome(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno
+    return 0
+def flood():
+    while True:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pair[0].setblocking(False)
+        kept.append(pair)
+        try:
+            while True:
+                send(pair[0], 250)
+        except BlockingIOError:
+            pass
+kept = []
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+done, end = socket.socketpair()
+if os.fork() == 0:
+    limits.limit_open_files(Role[sys.argv[1]])
+    done.send(str(outcome(flood)).encode())
+    done.recv(1)
+    os._exit(0)
+captured = int(end.recv(10))
+print(json.dumps({"captured": captured, "supervisor": outcome(lambda: send(ours, 6))}))
+end.send(b"x")
+"""
+
+
+@pytest.mark.parametrize("role", ["AUTH", "FORWARDER"])
+def test_a_captured_worker_does_not_keep_the_supervisor_from_passing_descriptors(role: str) -> None:
+    """Security: or no worker could be forked."""
+    done = subprocess.run([sys.executable, "-c", _FLOOD, role], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"captured": errno.ETOOMANYREFS, "supervisor": 0}
 
 
 def test_the_numbers_hold_what_the_roles_bounds_allow() -> None:

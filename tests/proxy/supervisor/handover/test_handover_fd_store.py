@@ -7,6 +7,7 @@ import array
 import contextlib
 import gc
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from supervisor_fakes import no_listeners, same_file
+from supervisor_fakes import make_config, no_listeners, same_file
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
 from proxy.runtime.shared.fd_store_channel import (
@@ -32,6 +33,7 @@ from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.supervisor.handover import fd_store as module
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot, ListenerFds, StoredFds, _batches
+from proxy.supervisor.startup.open_files import stored_descriptors_max, supervisor_reserve
 
 NO_TABLES = AddressTableExchange().open_channel(0)
 PID = 4711
@@ -254,6 +256,65 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
     store.store_slot.close_stored()
     await store.told(*long[:2])
     assert list(store.store_slot.relays) == [1, 2]
+
+
+async def test_a_forwarder_takes_no_descriptor_of_the_supervisors_reserve_or_of_another_forwarder(store: Store) -> None:
+    """Security: with as many relays and pipes as it can name. All that the supervisor has to open, it can open."""
+    config = make_config(cluster={"forwarders": 2})
+    reserve = supervisor_reserve(config, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    orderly, opened = FdStoreSlot(), []
+    lines = store.line(), store.line()
+    before = open_files()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reserve + 400, hard))
+        for index, one in enumerate((store.store_slot, orderly)):
+            one.limit_descriptors(f"forwarder-{index}", stored_descriptors_max(config, 2))
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                serve = partial(store.store_slot.receive_messages, lines[0][0], NO_TABLES)
+                nursery.start_soon(serve)
+                for first in range(1, 1000, 100):
+                    ids = range(first, first + 100)
+                    await lines[0][1].send(
+                        StoreMessage(relays=[StoredRelay(id=one) for one in ids]),
+                        [store.client.fileno(), store.broker.fileno()] * 100,
+                    )
+                    await lines[0][1].send(
+                        StoreMessage(pipes=[StoredPipe(id=one) for one in ids]), [store.reading, store.writing] * 100
+                    )
+                lines[0][1].close()
+            assert len(store.store_slot.relays) == 100
+            assert not store.store_slot.pipes
+            serve = partial(orderly.receive_messages, lines[1][0], NO_TABLES)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve)
+                await store.send(lines[1][1], *range(1, 101))
+                lines[1][1].close()
+        assert sorted(orderly.relays) == list(range(1, 101)), "each has an equal part"
+        opened += [os.dup(0) for _ in range(reserve - before)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        close_descriptors(opened)
+        orderly.close_stored()
+        os.close(orderly.table_fd)
+    [entry] = logs
+    assert (entry["who"], entry["stored"], entry["most"]) == ("forwarder-0", 200, 200)
+
+
+async def test_what_is_stored_again_or_dropped_makes_room_for_another(store: Store) -> None:
+    store.store_slot.limit_descriptors("forwarder-0", 4)
+    with structlog.testing.capture_logs() as logs:
+        await store.told(
+            StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=1), StoredRelay(id=2)]),
+            StoreMessage(dropped_relays=[1], pipes=[StoredPipe(id=1), StoredPipe(id=1)]),
+        )
+        assert not logs
+        await store.told(StoreMessage(pipes=[StoredPipe(id=2), StoredPipe(id=3)]))
+        await store.told(StoreMessage(relays=[StoredRelay(id=3)]))
+    assert (list(store.store_slot.relays), list(store.store_slot.pipes)) == ([2], [1])
+    assert store.kept == 4
+    assert len(logs) == 2, "once for each forwarder"
 
 
 # ---- what its successor gets
