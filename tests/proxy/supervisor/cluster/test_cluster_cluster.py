@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.handover.exec_handover import HandoverState, SerializedHandover
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.startup.open_files import supervisor_reserve
 from proxy.supervisor.startup.sockets import StartFailed
 
 
@@ -47,6 +49,16 @@ async def test_all_is_bound_before_anything_starts(setup: Setup) -> None:
     setup.make(listener=[{"bind": "0.0.0.0:1"}, {"bind": "0.0.0.0:2"}], cluster={"auth_workers": 2})
     assert set(setup.directory.sockets) == {"auth-0.sock", "auth-1.sock", "lookup-0.sock"}
     assert setup.workshop.workers == []
+
+
+async def test_each_forwarder_has_its_part_of_the_fd_store(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: also of one that an earlier program has left."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (3000, 3000))
+    handover = HandoverState(seal_key=KEY, fd_store_slots=[FdStoreSlot()])
+    cluster = setup.make(handover, cluster={"forwarders": 2})
+    most = (3000 - supervisor_reserve(cluster.config, 2)) // 2
+    for index, slot in enumerate(cluster.fd_store_slots):
+        assert (slot._forwarder, slot._descriptors_max) == (f"forwarder-{index}", most)
 
 
 async def test_the_order_of_the_start(setup: Setup, nursery: trio.Nursery) -> None:
