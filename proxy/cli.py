@@ -20,10 +20,11 @@ from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import RpcClient, unix_connector
+from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcDeadlineExceeded, RpcError
 from proxy.status_text import status_text
 from proxy.supervisor.main import run_supervisor
+from proxy.supervisor.operators.ancestry import NotSupervisor, supervisor_connector
 from proxy.supervisor.operators.control import control_path
 
 if TYPE_CHECKING:
@@ -211,14 +212,16 @@ def drain(config_file: Path) -> None:
 async def _wait_for_end(path: str) -> None:
     """Wait until no process listens at a control socket any more."""
     while True:
-        if not await _is_listening(path):
-            return
+        with contextlib.suppress(NotSupervisor):  # it is ending, and has no child left
+            if not await _is_listening(path):
+                return
         await trio.sleep(0.1)
 
 
 async def _is_listening(path: str) -> bool:
+    """Return whether a supervisor listens at a control socket. Raises NotSupervisor where another process does."""
     try:
-        stream = await trio.open_unix_socket(path)
+        stream = await supervisor_connector(path)()
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     await stream.aclose()
@@ -296,7 +299,7 @@ def _call_cluster_at(path: str, method: int, request: Message = _NOTHING) -> str
 
 
 async def _call(path: str, method: int, request: Message = _NOTHING) -> str:
-    client = RpcClient(unix_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+    client = RpcClient(supervisor_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
         try:

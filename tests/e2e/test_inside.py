@@ -84,6 +84,30 @@ def test_adopted_orphans_are_reaped(captured: tuple[ProxyCluster, Captured]) -> 
     eventually(lambda: not zombies(cluster.pid), what="no child of the supervisor waits to be reaped")
 
 
+def test_operators_ask_nothing_of_a_captured_worker_that_has_replaced_control_sock(
+    captured: tuple[ProxyCluster, Captured],
+) -> None:
+    """Security: by a socket of its own, or by the one at which the supervisor listens for it."""
+    cluster, hostile = captured
+    control, kept = cluster.runtime_dir / "control.sock", cluster.runtime_dir / "kept.sock"
+    for trap, reason in (
+        (hostile.control_trap, f"process {cluster.worker_pids()['auth-0']}, which listens there"),
+        (cluster.runtime_dir / "auth-0.sock", "'auth-0.sock'"),
+    ):
+        control.rename(kept)
+        trap.rename(control)
+        try:
+            for command in ("status", "drain", "reload", "upgrade"):
+                done = cluster.command(command)
+                assert done.returncode == 1, command
+                assert reason in done.stderr, command
+        finally:
+            control.rename(trap)
+            kept.rename(control)
+    assert eventually(hostile.bytes_of_operators, what="commands have connected") == [0] * 4
+    assert cluster.command("status").returncode == 0
+
+
 DENIED = dict.fromkeys(["mem", "environ", "fd", "pidfd_getfd", "ptrace"], "PermissionError")
 
 

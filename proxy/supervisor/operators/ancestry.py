@@ -1,11 +1,15 @@
-"""Identification of callers at control.sock: descendants of the supervisor are no operators.
+"""Identification of both ends of control.sock: descendants of the supervisor are no operators, and no supervisor.
 
 All processes of a cluster run as one user, so a compromised worker could open control.sock like any operator, itself or
 by a process that it starts. It cannot choose its ancestors, though: the supervisor adopts every descendant that loses
 its parent (``become_subreaper``), so the chain of parents of every process that a worker has begun,
 directly or not, leads to the supervisor, for as long as that process lives.
+
+In the same way it could put a socket of its own in the place of control.sock, and answer operators. It cannot get rid
+of its filter of system calls, though, nor have a child with it (``require_supervisor``).
 """
 
+import contextlib
 import errno
 import os
 import select
@@ -18,12 +22,17 @@ import trio
 
 from proto.roles import Role
 from proxy.common.logs import get_logger
+from proxy.runtime.rpc.client import Connect
 from proxy.runtime.rpc.peers import Caller, peer_credentials
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
 _SO_PEERPIDFD = 77  # since Linux 6.5
 _PARENT_FIELD, _START_FIELD = 1, 19  # of /proc/<pid>/stat (proc_pid_stat(5)), counted after the command's name
 _GENERATIONS_MAX = 1000
 _ATTEMPTS = 3
+FIRST_CHILD_S = 2.0
+"""Time within which a supervisor that has just started, or whose fork server has just ended, has a child."""
+_CHILD_POLL_S = 0.05
 
 
 class ProcessStat(NamedTuple):
@@ -122,3 +131,73 @@ def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+class NotSupervisor(OSError):
+    """A process listens at control.sock that cannot be told from a worker. The text is for the operator."""
+
+
+def supervisor_connector(path: str) -> Connect:
+    """Return a function that connects to control.sock. It raises NotSupervisor before anything is sent."""
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        stream = await trio.open_unix_socket(path)
+        try:
+            await require_supervisor(stream.socket)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+
+    return connect
+
+
+async def require_supervisor(sock: trio.socket.SocketType) -> None:
+    """Raise NotSupervisor unless a supervisor listens at the other end of a connection to control.sock.
+
+    * The name at which the socket was bound has to be control.sock's. A rename does not change it: auth and lookup
+      workers have sockets on which the supervisor has called listen(2), and could move one here.
+    * The process that called listen(2) has to be alive, and not confined as a worker is: with a filter of system calls,
+      and without a child. A filter stays for life, and a worker's refuses to make processes. The supervisor may have
+      another one (a container's, systemd's), but it has children.
+
+    Where the kernel refuses workers their filter, nothing tells them from a supervisor.
+    """
+    pid, _uid = peer_credentials(sock)  # the folder lets in nobody but its owner and root
+    name = os.path.basename(os.fsdecode(sock.getpeername()))  # noqa: PTH119 -- a socket's address is text
+    if name != CONTROL_SOCKET:
+        raise NotSupervisor(errno.EPERM, f"the socket of another name was put there: {name!r}")
+    if pid == 0:
+        raise NotSupervisor(errno.EPERM, "the cluster's processes cannot be seen from here: ask in its container")
+    pidfd: int | None = None
+    try:
+        pidfd = _peer_pidfd(sock)
+        deadline = trio.current_time() + FIRST_CHILD_S
+        while not (pidfd is not None and _has_ended(pidfd)):
+            if not _has_filter(pid) or _has_child(pid):
+                return
+            if trio.current_time() >= deadline:
+                break
+            await trio.sleep(_CHILD_POLL_S)
+    except AncestryUnknown as error:
+        raise NotSupervisor(errno.EPERM, f"who listens there is not known: {error}") from None
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    raise NotSupervisor(errno.EPERM, f"process {pid}, which listens there, is not the supervisor, but may be a worker")
+
+
+def _has_filter(pid: int) -> bool:
+    try:
+        return b"\nSeccomp:\t0\n" not in Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        raise AncestryUnknown(f"/proc/{pid}/status cannot be read") from None
+
+
+def _has_child(pid: int) -> bool:
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(AncestryUnknown):  # it has just ended
+                if _look(int(path.name)).parent == pid:
+                    return True
+    return False

@@ -30,6 +30,8 @@ class Captured:
         self._listener.bind(str(self._address))
         self._address.chmod(0o777)
         self._listener.listen()
+        self.control_trap = directory / "control.sock"
+        """A socket of its own, to be moved to the place of the supervisor's of this name."""
         self.others = directory.parent / "others"  # not below the plugin, whose folder is one of Python's
         self.others.mkdir()
         (self.others / "secret").write_text("secret")
@@ -62,13 +64,20 @@ class Captured:
         of it.
         """
         self._listener.settimeout(within_s)
-        connection, _ = self._listener.accept()
-        with connection, connection.makefile("rb") as data:
-            connection.settimeout(within_s)
-            connection.sendall(json.dumps(siblings).encode())
-            self.report = json.loads(data.read())
+        self._connection, _ = self._listener.accept()
+        self._connection.settimeout(within_s)
+        with socket.socket(socket.AF_UNIX) as trap:  # which it could not bind by itself
+            trap.bind(str(self.control_trap))
+            socket.send_fds(self._connection, [json.dumps(siblings).encode()], [trap.fileno()])
+        self._lines = self._connection.makefile("rb")
+        self.report = json.loads(self._lines.readline())
         return self.report
+
+    def bytes_of_operators(self) -> int:
+        """What the next process sent that has connected to ``control_trap``."""
+        return int(self._lines.readline())
 
     def close(self) -> None:
         """Close the socket at which it reports."""
-        self._listener.close()
+        for one in (self._listener, self._connection, self._lines):
+            one.close()

@@ -45,12 +45,14 @@ def _attack(options: dict[str, Any]) -> None:
         report["drains"][name] = _outcome(ask, _path(options["control"]))
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(_path(options["report"]))
-        siblings = json.loads(sock.recv(1000))
+        told, [trap], _, _ = socket.recv_fds(sock, 1000, 1)
+        siblings = json.loads(told)
         _attack_others(report, supervisor, siblings)
         report["files"] = {name: _outcome(attempt, _path(options["directory"])) for name, attempt in _FILES.items()}
         report["requests"] = {path: _outcome(_request, _path(path)) for path in options["requested"]}
         report["socket"] = _outcome(_replace_socket, _path(options["socket"]))
-        sock.sendall(json.dumps(report).encode())
+        sock.sendall(json.dumps(report).encode() + b"\n")
+        _accept_calls(trap, sock)
 
 
 def _attack_others(report: dict[str, Any], supervisor: int, siblings: list[int]) -> None:
@@ -248,6 +250,16 @@ def _replace_socket(path: str) -> str:
     trap.bind(f"{path}.trap")
     Path(f"{path}.trap").rename(path)
     return "replaced"
+
+
+def _accept_calls(descriptor: int, told: socket.socket) -> None:
+    """Listen at a socket, and tell how many bytes each process sends that connects."""
+    with socket.socket(fileno=descriptor) as trap:
+        trap.listen()
+        while True:
+            connection, _ = trap.accept()
+            with connection:
+                told.sendall(b"%d\n" % len(connection.recv(1000)))
 
 
 # ---- other processes

@@ -4,9 +4,12 @@ tests/e2e/test_inside.py."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,15 @@ import trio
 from proto.roles import Role
 from proxy.runtime.rpc.peers import Caller
 from proxy.supervisor.operators import ancestry as descent
-from proxy.supervisor.operators.ancestry import AncestryUnknown, ProcessStat, identify_operator, is_descendant
+from proxy.supervisor.operators.ancestry import (
+    AncestryUnknown,
+    NotSupervisor,
+    ProcessStat,
+    identify_operator,
+    is_descendant,
+    supervisor_connector,
+)
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
 SUPERVISOR, WORKER, GRANDCHILD, SHELL, OPERATOR = 50, 51, 60, 40, 77
 UID = 1000
@@ -185,3 +196,114 @@ def test_what_proc_says(tmp_path: Path) -> None:
     assert began >= descent._look(parent).began
     with pytest.raises(AncestryUnknown, match="cannot be read"):
         descent._look(2**30)
+
+
+# ---- who listens at control.sock
+
+
+_LISTEN = """
+import os, socket, sys, time
+from proto.roles import Role
+from proxy.runtime.process.hardening import harden_process
+from proxy.runtime.process.seccomp import refuse_system_calls
+path, *ways = sys.argv[1:]
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(path)
+sock.listen()
+if "with a child" in ways and os.fork() == 0:
+    time.sleep(60)
+if "gone" in ways and os.fork():
+    os._exit(0)
+if "with a filter" in ways:
+    harden_process()
+    assert refuse_system_calls(Role.AUTH)
+    try:
+        os.fork()
+    except PermissionError:
+        pass
+os.write(1, b"ready")
+sock.accept()[0].recv(1)
+"""
+WORKER_LIKE = ("with a filter",)
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts a process that listens at a path, in a group that ends with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*ways: str, name: str = CONTROL_SOCKET) -> str:
+        path = str(tmp_path / name)
+        command = [sys.executable, "-c", _LISTEN, path, *ways]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"ready"
+        return path
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+async def connected(path: str) -> bool:
+    """Whether an operator's command takes the process that listens for the supervisor."""
+    try:
+        stream = await supervisor_connector(path)()
+    except NotSupervisor:
+        return False
+    await stream.aclose()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("ways", "is_supervisor"),
+    [(WORKER_LIKE, False), ((*WORKER_LIKE, "with a child"), True), (("gone", *WORKER_LIKE, "with a child"), False)],
+)
+async def test_who_is_confined_as_a_worker_is_no_supervisor(
+    listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], is_supervisor: bool
+) -> None:
+    """Security: a filter and no child; nor is a process that has ended, whose number may be another's."""
+    monkeypatch.setattr(descent, "FIRST_CHILD_S", 0.1)
+    assert await connected(listen(*ways)) is is_supervisor
+
+
+async def test_without_a_filter_it_needs_no_child(listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a supervisor that has just started, outside of containers."""
+    path = listen()
+    monkeypatch.setattr(descent, "_has_child", lambda _pid: False)
+    assert await connected(path) is not descent._has_filter(os.getpid())  # here, as where tests run in a container
+
+
+async def test_a_child_may_come_a_little_later(listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = listen(*WORKER_LIKE), []
+
+    def has_child(pid: int) -> bool:
+        asked.append(pid)
+        return len(asked) > 2
+
+    monkeypatch.setattr(descent, "_has_child", has_child)
+    assert await connected(path)
+
+
+async def test_a_socket_that_was_moved_there_is_not_the_supervisors(listen: Callable[..., str]) -> None:
+    """Security: auth and lookup workers have sockets at which the supervisor listens."""
+    path = listen("with a child", name="auth-0.sock")
+    moved = path.replace("auth-0.sock", CONTROL_SOCKET)
+    os.rename(path, moved)
+    with pytest.raises(NotSupervisor, match=r"the socket of another name was put there: 'auth-0\.sock'"):
+        await supervisor_connector(moved)()
+
+
+async def test_a_process_that_cannot_be_seen_is_not_known(
+    listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: it is in another namespace of process ids, or /proc is hidden."""
+    path = listen()
+    monkeypatch.setattr(descent, "peer_credentials", lambda _sock: (0, 0))
+    with pytest.raises(NotSupervisor, match="ask in its container"):
+        await supervisor_connector(path)()
+    monkeypatch.setattr(descent, "peer_credentials", lambda _sock: (2**22 + 1, 0))
+    with pytest.raises(NotSupervisor, match="status cannot be read"):
+        await supervisor_connector(path)()

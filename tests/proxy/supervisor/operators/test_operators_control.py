@@ -3,9 +3,11 @@ answers."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.supervisor.broker_changes import IN_FORCE_WAIT_S
 from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
+from proxy.supervisor.operators.ancestry import NotSupervisor
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
 from proxy.supervisor.processes.broker_trial import START_GRACE_S
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -150,6 +153,7 @@ async def test_over_a_real_socket(
 ) -> None:
     """Security: who may come is the kernel's word (SO_PEERCRED, so no socket in memory will do)."""
     directory = RuntimeDirectory(str(tmp_path))
+    monkeypatch.setattr("proxy.supervisor.operators.ancestry._has_filter", lambda _pid: False)
     nursery.start_soon(operated.control.serve, directory.bind_socket(CONTROL_SOCKET))
     assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
     uid = os.geteuid()
@@ -369,6 +373,22 @@ def test_an_upgrade_that_is_refused(run: Run, running: dict[int, Any]) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "drain", "reload", "upgrade"])
+def test_a_command_says_that_no_supervisor_listens(
+    run: Run, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: and asks nothing."""
+
+    async def worker() -> Any:
+        await trio.lowlevel.checkpoint()
+        raise NotSupervisor(errno.EPERM, "process 7 is not the supervisor")
+
+    monkeypatch.setattr(cli, "supervisor_connector", lambda _path: worker)
+    result = run(command)
+    assert result.exit_code == 1
+    assert result.stderr == f"pulsar-trio-proxy: {tmp_path / CONTROL_SOCKET}: process 7 is not the supervisor\n"
+
+
+@pytest.mark.parametrize("command", ["status", "drain", "reload", "upgrade"])
 def test_no_cluster_is_running(run: Run, command: str, tmp_path: Path) -> None:
     result = run(command)
     assert result.exit_code == 1
@@ -400,7 +420,7 @@ def test_nobody_listens_at_what_is_left_of_a_cluster(run: Run, tmp_path: Path, m
 
         return connect
 
-    monkeypatch.setattr(cli, "unix_connector", nobody)
+    monkeypatch.setattr(cli, "supervisor_connector", nobody)
     result = run("status")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
@@ -425,7 +445,7 @@ def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.Mo
 
         return connect
 
-    monkeypatch.setattr(cli, "unix_connector", nobody)
+    monkeypatch.setattr(cli, "supervisor_connector", nobody)
     monkeypatch.setattr(cli, "CALL_TIMEOUT_S", 0.01)
     result = run("status")
     assert result.exit_code == 1
@@ -465,9 +485,11 @@ async def test_wait_for_end(monkeypatch: pytest.MonkeyPatch, autojump_clock: tri
         await trio.lowlevel.checkpoint()
         if trio.current_time() > 2:
             raise FileNotFoundError
+        if trio.current_time() > 1:
+            raise NotSupervisor(errno.EPERM, "it is ending, and has no child left")
         return Stream()
 
-    monkeypatch.setattr(trio, "open_unix_socket", open_socket)
+    monkeypatch.setattr(cli, "supervisor_connector", lambda path: partial(open_socket, path))
     await cli._wait_for_end("x")
     assert 2 < trio.current_time() < 2.5
     assert closed
@@ -478,7 +500,7 @@ async def test_a_call_that_is_refused(
 ) -> None:
     operated.reload_error = ReloadRefused("because")
     connect = operated.client(nursery)._connect
-    monkeypatch.setattr(cli, "unix_connector", lambda _path: connect)
+    monkeypatch.setattr(cli, "supervisor_connector", lambda _path: connect)
     with pytest.raises(RpcCallRefused, match="because"):
         await cli._call("x", Method.CLUSTER_RELOAD)
 
