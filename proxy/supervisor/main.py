@@ -35,7 +35,7 @@ from proxy.supervisor.handover.installed_program import installed_program_fault
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport
-from proxy.supervisor.processes.children import child_reaper
+from proxy.supervisor.processes.children import child_reaper, end_descendants
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.processes.fork_server import ForkServer
 from proxy.supervisor.processes.library_files import watch_library_files
@@ -373,6 +373,8 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
         fail("; ".join(sorted({str(error) for error in _leaves(group)})))
     except* StoppedBySecondSignal:
         fail("ended at once, as asked")
+    finally:
+        end_descendants()
 
 
 def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
@@ -400,7 +402,5 @@ def _with_runtime_dir(config: Config, handover: HandoverState) -> Config:
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     """Flatten nested exception groups."""
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
+    parts = (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error] for error in group.exceptions)
+    return [error for part in parts for error in part]

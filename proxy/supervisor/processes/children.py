@@ -2,16 +2,25 @@
 
 The code that spawned a worker waits for it. No code waits for an adopted child: it is reaped here, or the process ids
 would run out. The two kinds must not be mixed up, since the kernel gives out an exit code only once.
+
+None of either kind outlives the supervisor's own end: what a captured worker has left would hold its clients' sockets.
 """
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import trio
 
+from proxy.common.logs import get_logger
+
 REAP_INTERVAL_S = 1.0
+END_TIMEOUT_S = 5.0
+_END_POLL_S = 0.01
 
 
 class AwaitedProcess(Protocol):
@@ -81,3 +90,40 @@ def _ended_child() -> int:
 
 child_reaper = ChildReaper()
 """The reaper of this process; one instance, as the kernel has one set of children for each process."""
+
+
+def end_descendants() -> None:
+    """Kill and reap every process that this one has begun, directly or not, within END_TIMEOUT_S.
+
+    Call it last: nobody fetches an exit code afterwards. Descendants of a child that has ended are children of this
+    process (``become_subreaper``), so they come in turn. Children from before this program stay, as a shell's
+    ``exec pulsar-trio-proxy serve > >(logger)`` has them. They lack the flag that descendants inherit and never lose
+    (PR_SET_NO_NEW_PRIVS); where the service's own processes have it, systemd or the container ends all of them anyway.
+    """
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while left := [pid for pid in _children() if _has_no_new_privileges(pid)]:
+        if time.monotonic() >= deadline:
+            get_logger().error("processes that a worker has begun cannot be ended", pids=left)
+            return
+        for pid in left:
+            with contextlib.suppress(ChildProcessError, PermissionError, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_END_POLL_S)
+
+
+def _children() -> list[int]:
+    parent_line = f"\nPPid:\t{os.getpid()}\n"
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and parent_line in _status(path)]
+
+
+def _has_no_new_privileges(pid: int) -> bool:
+    return "\nNoNewPrivs:\t1\n" in _status(Path(f"/proc/{pid}"))
+
+
+def _status(process: Path) -> str:
+    """Return /proc/<pid>/status; "" for a process that has ended and was reaped."""
+    try:
+        return (process / "status").read_text(errors="replace")
+    except OSError:
+        return ""

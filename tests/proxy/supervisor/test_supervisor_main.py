@@ -166,7 +166,7 @@ class Setup:
         monkeypatch.setattr(ControlServer, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "raise_open_file_limit", lambda _config: None)
-        for name in ("harden_process", "become_subreaper"):
+        for name in ("harden_process", "become_subreaper", "end_descendants"):
             monkeypatch.setattr(main, name, partial(self.hardened.append, name))
         monkeypatch.setattr(child_reaper, "reap_adopted", trio.sleep_forever)
         monkeypatch.setattr(trio, "open_signal_receiver", self._signals)
@@ -826,7 +826,7 @@ def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None
     setup.signal(signal.SIGTERM)
     run_supervisor(setup.plan(), setup.config_file, None, failures.append)
     assert failures == []
-    assert setup.hardened == ["harden_process", "become_subreaper"]
+    assert setup.hardened == ["harden_process", "become_subreaper", "end_descendants"]
 
 
 @pytest.mark.usefixtures("quiet")

@@ -3,15 +3,22 @@ for them."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
-from proxy.supervisor.processes.children import REAP_INTERVAL_S, ChildReaper
+from proxy.supervisor.processes import children as children_module
+from proxy.supervisor.processes.children import REAP_INTERVAL_S, ChildReaper, end_descendants
 
 
 class Kernel:
@@ -110,3 +117,67 @@ async def test_it_looks_again_and_again(kernel: Kernel, autojump_clock: trio.tes
                 kernel.ended.append(pid)
                 await trio.sleep(1.1 * REAP_INTERVAL_S)
     assert kernel.reaped == [7, 8]
+
+
+# ---- the end
+
+
+_END = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from proxy.runtime.process.hardening import become_subreaper, harden_process
+from proxy.supervisor.processes.children import end_descendants
+def running(pid):
+    try:
+        return "State:\\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+before = subprocess.Popen(["sleep", "60"])
+harden_process()
+become_subreaper()
+reading, writing = os.pipe()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.setsid()
+        os.write(writing, (str(os.getpid()) + " ").encode())
+    time.sleep(60)
+told = b""
+while told.count(b" ") < 2:
+    told += os.read(reading, 100)
+left = [int(one) for one in told.split()]
+assert len(left) == 2 and all(map(running, left)), left
+began = time.monotonic()
+end_descendants()
+print(json.dumps({
+    "left": [running(pid) for pid in left],
+    "before": running(before.pid),
+    "at once": time.monotonic() - began < 2,
+}))
+before.kill()
+"""
+
+
+def test_nothing_lives_on_but_what_was_there_before() -> None:
+    """Security: a child, its child and its grandchild, in sessions of their own and deaf to SIGTERM."""
+    done = subprocess.run([sys.executable, "-c", _END], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {
+        "left": [False, False],
+        "before": "NoNewPrivs:\t1" not in Path("/proc/self/status").read_text(),
+        "at once": True,
+    }
+
+
+def test_what_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children_module, "_children", lambda: [os.getpid()])
+    monkeypatch.setattr(children_module, "_has_no_new_privileges", lambda _pid: True)
+    monkeypatch.setattr(children_module, "END_TIMEOUT_S", 0.05)
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _pid, number: signals.append(number))
+    with structlog.testing.capture_logs() as logs:
+        end_descendants()
+    assert set(signals) == {signal.SIGKILL}
+    assert [entry["pids"] for entry in logs] == [[os.getpid()]]
