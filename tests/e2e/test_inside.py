@@ -108,6 +108,30 @@ def test_operators_ask_nothing_of_a_captured_worker_that_has_replaced_control_so
     assert cluster.command("status").returncode == 0
 
 
+_UNDER_A_FILTER = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None)
+allow = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000))
+program = struct.pack("@HP", 1, ctypes.addressof(allow))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_operators_know_a_supervisor_that_is_filtered_itself() -> None:
+    """As in containers, and by systemd's SystemCallFilter."""
+    tables: dict[str, dict[str, Any]] = {
+        "brokers": {"service_url": f"pulsar://127.0.0.1:{free_port()}"},
+        "cluster": {"forwarders": 1},
+    }
+    with running(ProxyCluster(tables, prefix=[sys.executable, "-c", _UNDER_A_FILTER]), ready=False) as cluster:
+        assert "Seccomp:\t2\n" in Path(f"/proc/{cluster.pid}/status").read_text()
+        for command in ("status", "reload", "upgrade", "status", "drain"):
+            done = cluster.command(command, timeout_s=300)
+            assert done.returncode == 0, (command, done.stderr)
+        cluster.wait()
+
+
 DENIED = dict.fromkeys(["mem", "environ", "fd", "pidfd_getfd", "ptrace"], "PermissionError")
 
 
