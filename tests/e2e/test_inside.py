@@ -104,7 +104,7 @@ def test_operators_ask_nothing_of_a_captured_worker_that_has_replaced_control_so
         finally:
             control.rename(trap)
             kept.rename(control)
-    assert eventually(hostile.bytes_of_operators, what="commands have connected") == [0] * 4
+    assert [hostile.bytes_of_operators() for _ in range(4)] == [0] * 4
     assert cluster.command("status").returncode == 0
 
 

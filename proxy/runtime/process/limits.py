@@ -29,7 +29,7 @@ IN_FLIGHT_DESCRIPTORS = 512
 """By how much a worker's limit is lower than the supervisor's. The kernel counts the descriptors that are on their way
 through Unix sockets by user, and compares the number with the limit of the process that sends more (unix(7),
 ETOOMANYREFS). A worker with the supervisor's limit could send so many to itself that the supervisor can pass none, and
-so fork no worker. The last message of a worker may exceed the worker's limit by 253, and so may another one that is sent
+so fork no worker. The last message of a worker may exceed its limit by 253, and so may another one that is sent
 at the same moment. Many threads that send at the same moment may exceed it by more: that is not held.
 """
 
