@@ -6,6 +6,7 @@ waits in the socket's queue, within its deadline.
 
 import contextlib
 import itertools
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -278,18 +279,25 @@ def unix_connector(path: str, *, listener_pid: int | None = None) -> Connect:
     """Return a function that connects to the Unix socket at ``path``.
 
     ``listener_pid``: the process that has called listen(2) there. The function raises WrongListener where another one
-    has, before anything is sent.
+    has, or where the socket was bound under another name (one worker's was moved to the place of another's), before
+    anything is sent.
     """
 
     async def connect() -> trio.abc.HalfCloseableStream:
         stream = await trio.open_unix_socket(path)
+        if listener_pid is None:
+            return stream
         found_pid, _ = peer_credentials(stream.socket)
-        if listener_pid not in {None, found_pid}:
+        bound_path = str(stream.socket.getpeername())
+        if found_pid != listener_pid or os.path.basename(bound_path) != os.path.basename(path):  # noqa: PTH119 -- text
             await trio.aclose_forcefully(stream)
             get_logger().error(
-                "another process listens at a worker's socket; it gets no call", path=path, pid=found_pid
+                "another process listens at a worker's socket; it gets no call",
+                path=path,
+                pid=found_pid,
+                bound=bound_path,
             )
-            raise WrongListener(f"{path}: process {found_pid} listens, not {listener_pid}")
+            raise WrongListener(f"{path}: process {found_pid} listens at {bound_path}, not {listener_pid}")
         return stream
 
     return connect

@@ -160,11 +160,24 @@ async def test_a_socket_at_which_another_process_listens_gets_no_call(tmp_path: 
         stream = await unix_connector(path, listener_pid=os.getpid())()
         await stream.aclose()
         bound.accept()[0].close()
-        with structlog.testing.capture_logs() as logs, pytest.raises(WrongListener, match="listens, not 1"):
+        with structlog.testing.capture_logs() as logs, pytest.raises(WrongListener, match="auth-0.sock, not 1"):
             await unix_connector(path, listener_pid=1)()
         with bound.accept()[0] as accepted:
             assert accepted.recv(100) == b""
     assert [(entry["path"], entry["pid"]) for entry in logs] == [(path, os.getpid())]
+
+
+async def test_another_workers_socket_in_the_place_of_a_workers_gets_no_call(tmp_path: Path) -> None:
+    """Security: the supervisor listens for both; a captured lookup worker would get the clients' credentials."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "lookup-0.sock"))
+        bound.listen()
+        bound.setblocking(False)
+        (tmp_path / "lookup-0.sock").rename(tmp_path / "auth-0.sock")
+        with pytest.raises(WrongListener, match=r"listens at .*/lookup-0\.sock"):
+            await unix_connector(str(tmp_path / "auth-0.sock"), listener_pid=os.getpid())()
+        with bound.accept()[0] as accepted:
+            assert accepted.recv(100) == b""
 
 
 async def test_the_process_that_listens_counts_not_the_one_that_accepts(tmp_path: Path) -> None:
