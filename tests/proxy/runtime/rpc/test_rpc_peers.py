@@ -160,7 +160,7 @@ async def test_a_socket_at_which_another_process_listens_gets_no_call(tmp_path: 
         stream = await unix_connector(path, listener_pid=os.getpid())()
         await stream.aclose()
         bound.accept()[0].close()
-        with structlog.testing.capture_logs() as logs, pytest.raises(WrongListener, match="auth-0.sock, not 1"):
+        with structlog.testing.capture_logs() as logs, pytest.raises(WrongListener, match=r"auth-0\.sock, not 1"):
             await unix_connector(path, listener_pid=1)()
         with bound.accept()[0] as accepted:
             assert accepted.recv(100) == b""
