@@ -17,6 +17,7 @@ from fake_gssapi import FakeKerberos, Flag, GSSError, library
 from auth.broker_credentials import broker_authentication
 from auth.state import CredentialsUnavailable
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_file
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S
 
@@ -89,7 +90,7 @@ async def test_what_is_asked_of_the_library(kerberos: FakeKerberos, keytab: Path
     assert context.flags == Flag.integrity | Flag.replay_detection | Flag.out_of_sequence_detection
     copy = credential.store["client_keytab"].removeprefix("FILE:")
     assert copy.startswith("/proc/self/fd/"), "a worker cannot open the file"
-    assert Path(copy).read_text() == keytab.read_text()
+    assert read_file(copy) == read_file(str(keytab))
     caches = {one.store["ccache"] for one in kerberos.credentials if one.usage == "initiate"}
     assert len(caches) == 1, "the KDC would be asked for each connection"
     assert caches.pop().startswith("MEMORY:")

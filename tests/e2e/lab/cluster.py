@@ -182,7 +182,10 @@ class ProxyCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        log = self.log_text()
         self._removal()
+        late = [line for line in log.splitlines() if "Permission denied: '" in line and "/lib/python3" in line]
+        assert not late, f"a worker imports this only when it needs it (LATE_IMPORTS): {late}"
 
     # ---- looks
 
