@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from .lab.processes import PROC
 from .lab.waiting import eventually
 
 _PLUGIN = '''
-import os, signal, time
-from pathlib import Path
+import os, signal, socket, time
 
 class Provider:
     """Leaves a grandchild: in a session of its own, deaf to SIGTERM."""
@@ -31,9 +31,9 @@ class Provider:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if os.fork() == 0:
-                part = Path(options["left"] + ".part")
-                part.write_text(str(os.getpid()))
-                part.rename(options["left"])
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.connect(options["left"])
+                    sock.sendall(str(os.getpid()).encode())
                 os.closerange(0, 1000)
                 time.sleep(600)
             os._exit(0)
@@ -55,15 +55,19 @@ def test_what_a_captured_worker_has_left_ends_with_the_cluster(
     (tmp_path / "sitecustomize.py").write_text(_WITHOUT_FILTER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     left = tmp_path / "left"
+    told = socket.socket(socket.AF_UNIX)
+    told.bind(str(left))
+    told.listen()
+    told.settimeout(60)
     tables: dict[str, dict[str, Any]] = {
         "brokers": {"service_url": f"pulsar://127.0.0.1:{free_port()}"},
         "cluster": {"forwarders": 1},
         "authentication": {"enabled": True},
         "authentication.plugins.leaving": {"left": str(left)},
     }
-    with running(ProxyCluster(tables), ready=False) as cluster:
-        eventually(left.exists, what="a worker has left a process")
-        process = PROC / left.read_text() / "cmdline"
+    with told, running(ProxyCluster(tables), ready=False) as cluster:
+        with told.accept()[0] as accepted:
+            process = PROC / accepted.recv(20).decode() / "cmdline"
         eventually(lambda: cluster.get("/readyz").text == "no broker is reachable\n", what="all workers answer")
         assert process.exists()
         for one in signals:
