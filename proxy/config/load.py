@@ -171,5 +171,8 @@ def _parse_value(value: str, kind: Any, name: str) -> Any:
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a worker, without the variables of the configuration, which may hold secrets."""
-    return {name: value for name, value in environment.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    """Return the environment for a worker, without the variables of the configuration, which may hold secrets, and
+    without the name of the file to which OpenSSL would write the keys of sessions.
+    """
+    dropped = (ENVIRONMENT_PREFIX, "SSLKEYLOGFILE")
+    return {name: value for name, value in environment.items() if not name.startswith(dropped)}

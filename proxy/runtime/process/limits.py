@@ -19,8 +19,8 @@ their number of connections is a setting: they keep the supervisor's limit but f
 
 * Admin: 256 connections (``proxy.admin.http.CONNECTIONS_MAX``), and as many again that are being closed.
 * Auth: a connection from each forwarder and lookup worker, at most 512 of them and their 512 successors (four of each
-  that was captured). A connection to each issuer or KDC, 16 threads of the system's resolver, 64 DNS queries, files
-  that are read: a few hundred.
+  that was captured). A connection to each issuer or KDC, 64 DNS queries, files that
+  are read: a few hundred.
 * Lookup: 2.5 times ``brokers.pooled_connections_max``, which is at most 10,000 (pooled, isolated, and those that take
   no more requests). Its callers as above, 64 probes and 32 logins, DNS as above.
 """

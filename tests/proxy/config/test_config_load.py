@@ -373,6 +373,8 @@ def test_types_are_frozen_and_forbid_what_they_do_not_know() -> None:
         msgspec.convert({"log": {"x": 1}}, Config)
 
 
-def test_the_environment_of_a_worker_has_no_configuration() -> None:
-    environment = {"PATH": "/bin", "PULSAR_TRIO_PROXY__BROKERS__CREDENTIALS__TOKEN": "hush", "PULSAR_TRIO": "x"}
+def test_the_environment_of_a_worker_has_no_configuration_and_no_log_of_session_keys() -> None:
+    """Security."""
+    secrets = {"PULSAR_TRIO_PROXY__BROKERS__CREDENTIALS__TOKEN": "hush", "SSLKEYLOGFILE": "/tmp/keys"}
+    environment = {"PATH": "/bin", "PULSAR_TRIO": "x", **secrets}
     assert worker_environment(environment) == {"PATH": "/bin", "PULSAR_TRIO": "x"}
