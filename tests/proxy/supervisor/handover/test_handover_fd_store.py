@@ -265,11 +265,13 @@ async def test_a_forwarder_takes_no_descriptor_of_the_supervisors_reserve_or_of_
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     orderly, opened = FdStoreSlot(), []
     lines = store.line(), store.line()
-    before = open_files()
+    before = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (reserve + 400, hard))
         for index, one in enumerate((store.store_slot, orderly)):
             one.limit_descriptors(f"forwarder-{index}", stored_descriptors_max(config, 2))
+        # As in a supervisor that has nothing else open: other tests have left descriptors in this process.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + reserve + 400, hard))
         with structlog.testing.capture_logs() as logs:
             async with trio.open_nursery() as nursery:
                 serve = partial(store.store_slot.receive_messages, lines[0][0], NO_TABLES)
@@ -292,7 +294,7 @@ async def test_a_forwarder_takes_no_descriptor_of_the_supervisors_reserve_or_of_
                 await store.send(lines[1][1], *range(1, 101))
                 lines[1][1].close()
         assert sorted(orderly.relays) == list(range(1, 101)), "each has an equal part"
-        opened += [os.dup(0) for _ in range(reserve - before)]
+        opened += [os.dup(0) for _ in range(reserve)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         close_descriptors(opened)
