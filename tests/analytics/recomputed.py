@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 from deltalake import DeltaTable
+from pyarrow import fs
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 WIDTHS_MS = {"1m": 60_000, "1h": HOUR_MS, "1d": DAY_MS}
@@ -124,6 +125,16 @@ def usage(connection: duckdb.DuckDBPyConnection, batch: int, lookback_days: int)
     return " union all ".join(widths).replace("$batch", str(batch))
 
 
+def _arrows_own(delta: DeltaTable) -> fs.FileSystem | None:
+    """Return Arrow's file system for a local table; None for another one.
+
+    Through deltalake's, which calls Python, a thread of Arrow's that waits for the GIL and a reader that waits for
+    Arrow's lock with the GIL held have once waited for each other for ever.
+    """
+    folder = delta.table_uri.removeprefix("file://")
+    return fs.SubTreeFileSystem(folder, fs.LocalFileSystem()) if folder.startswith("/") else None
+
+
 def register(
     connection: duckdb.DuckDBPyConnection, root: Path | Callable[[str], DeltaTable], *tables: str
 ) -> list[int]:
@@ -133,7 +144,7 @@ def register(
     connection.execute("set TimeZone = 'UTC'")
     found = [root(table) if callable(root) else DeltaTable(root / table) for table in tables]
     for table, delta in zip(tables, found, strict=True):
-        connection.register(f"all_{table}", delta.to_pyarrow_dataset())
+        connection.register(f"all_{table}", delta.to_pyarrow_dataset(filesystem=_arrows_own(delta)))
     return [delta.version() for delta in found]
 
 
