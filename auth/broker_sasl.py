@@ -62,7 +62,7 @@ class SaslCredentials:
         if not _HOST.fullmatch(broker_host):
             raise CredentialsUnavailable(f"no principal can be made of the broker's host {broker_host[:255]!r}")
         broker = f"{self._config.broker_service}/{broker_host}@{self._realm}"
-        await self._keytab.current_path()
+        await self._keytab.refresh()
         return _Initiator(self._config.principal, self._keytab, self._cache, broker)
 
 

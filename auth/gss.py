@@ -82,10 +82,9 @@ class Keytab:
             text = error_text(error).replace(self.path, file)
             raise ConfigError(f"{key}: {file} holds no key of {principal}: {text}") from None
 
-    async def current_path(self) -> str:
-        """Return the path of the present content, which is always the same."""
+    async def refresh(self) -> None:
+        """Replace the content if the file has changed; the path stays."""
         await self._copy.current_value()
-        return self.path
 
     def _copy_file(self) -> None:
         copy = copy_into_memory(self._file)

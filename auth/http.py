@@ -17,9 +17,9 @@ import msgspec
 import trio
 
 from proxy.common.errors import ConfigError
-from proxy.common.files import new_client_context
 from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.tls import new_client_context
 
 ANSWER_BYTES_MAX = 1024 * 1024
 DETAIL_CHARACTERS_MAX = 200

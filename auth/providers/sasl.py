@@ -77,7 +77,7 @@ class _SaslAuthState(Identified):
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is None:
             raise AuthenticationDenied("unexpected_round", "data after the exchange was over")
-        await acceptor.keytab.current_path()
+        await acceptor.keytab.refresh()
         # A thread that is left behind gives its place in line back, but goes on to count among the threads.
         step = partial(run_in_thread, partial(acceptor.step, data), self._threads, timeout_s=ROUND_TIMEOUT_S)
         try:

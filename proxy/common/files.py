@@ -73,17 +73,3 @@ def _open_system_authorities() -> int:
                 os.write(memory, file.read_bytes() + b"\n")
     os.lseek(memory, 0, os.SEEK_SET)
     return memory
-
-
-def new_client_context(trust: str) -> ssl.SSLContext:
-    """Return a context for connections to servers. ``trust``: PEM file of authorities; empty: the system's.
-
-    Raises OSError and ssl.SSLError for a file that cannot be used.
-    """
-    try:
-        with path_of_copy(trust or SYSTEM_AUTHORITIES) as path:
-            return ssl.create_default_context(cafile=path)
-    except (OSError, ssl.SSLError):  # ssl.SSLError is an OSError
-        if trust:
-            raise
-    return ssl.create_default_context()  # of a system without authorities: no certificate is valid

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.common.errors import ConfigError
-from proxy.common.files import new_client_context, path_of_copy, read_file
+from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 
@@ -290,6 +290,20 @@ def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
 
     front.sni_callback = switch_context
     return front
+
+
+def new_client_context(trust: str) -> ssl.SSLContext:
+    """Return a context for connections to servers. ``trust``: PEM file of authorities; empty: the system's.
+
+    Raises OSError and ssl.SSLError for a file that cannot be used.
+    """
+    try:
+        with path_of_copy(trust or SYSTEM_AUTHORITIES) as path:
+            return ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError):  # ssl.SSLError is an OSError
+        if trust:
+            raise
+    return ssl.create_default_context()  # of a system without authorities: no certificate is valid
 
 
 def broker_context(config: BrokerTls) -> HeldFile[ssl.SSLContext]:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 
-import msgspec
+from proxy.runtime.process.packet import PacketMessage
 
 REQUEST_BYTES_MAX = 8192
 """More than the longest path (PATH_MAX)."""
@@ -18,36 +18,18 @@ TIMEOUT_S = 10.0
 """Longest wait for a file: its file system may hang."""
 
 
-class FileRequest(msgspec.Struct, frozen=True):
+class FileRequest(PacketMessage, frozen=True):
     """Request for a file. ``number``: the reply's, since one that came too late must not be taken for another's."""
 
     number: int
     path: str
 
-    def encode(self) -> bytes:
-        """Encode as JSON."""
-        return msgspec.json.encode(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> "FileRequest":
-        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
-        return msgspec.json.decode(data, type=cls)
-
-
-class FileReply(msgspec.Struct, frozen=True):
+class FileReply(PacketMessage, frozen=True):
     """Reply to a request, with the descriptor, or the errno of the refusal."""
 
     number: int
     error: int = 0
-
-    def encode(self) -> bytes:
-        """Encode as JSON."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> "FileReply":
-        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
-        return msgspec.json.decode(data, type=cls)
 
 
 class FileClient:

@@ -3,10 +3,9 @@
 The request carries the worker's descriptors (SCM_RIGHTS) in the order of ``names``.
 """
 
-import msgspec
-
 from proto.roles import Role
 from proxy.runtime.process.hardening import FileAccess
+from proxy.runtime.process.packet import PacketMessage
 
 REQUEST_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 16
@@ -15,7 +14,7 @@ READY = b"ready"
 """First message of the fork server: all kinds of workers are imported."""
 
 
-class ForkRequest(msgspec.Struct, frozen=True):
+class ForkRequest(PacketMessage, frozen=True):
     """Request for a worker. ``names``: the fields of ``proxy.runtime.process.descriptors.Descriptors`` that come with
     it. ``files``: what it may open by itself.
     """
@@ -24,27 +23,9 @@ class ForkRequest(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     files: FileAccess = FileAccess()
 
-    def encode(self) -> bytes:
-        """Encode as JSON."""
-        return msgspec.json.encode(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> "ForkRequest":
-        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
-        return msgspec.json.decode(data, type=cls)
-
-
-class ForkReply(msgspec.Struct, frozen=True):
+class ForkReply(PacketMessage, frozen=True):
     """Reply of the fork server: the worker's process id, or the errno of a fork that failed."""
 
     pid: int = 0
     error: int = 0
-
-    def encode(self) -> bytes:
-        """Encode as JSON."""
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def decode(cls, data: bytes) -> "ForkReply":
-        """Decode what ``encode`` returned. Raises msgspec.MsgspecError."""
-        return msgspec.json.decode(data, type=cls)

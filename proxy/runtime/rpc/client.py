@@ -6,10 +6,10 @@ waits in the socket's queue, within its deadline.
 
 import contextlib
 import itertools
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -21,7 +21,7 @@ from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
-from proxy.runtime.rpc.peers import peer_credentials
+from proxy.runtime.rpc.peers import bound_path, peer_credentials
 from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
@@ -288,16 +288,16 @@ def unix_connector(path: str, *, listener_pid: int | None = None) -> Connect:
         if listener_pid is None:
             return stream
         found_pid, _ = peer_credentials(stream.socket)
-        bound_path = str(stream.socket.getpeername())
-        if found_pid != listener_pid or os.path.basename(bound_path) != os.path.basename(path):  # noqa: PTH119 -- text
+        bound = bound_path(stream.socket)
+        if found_pid != listener_pid or bound.name != Path(path).name:
             await trio.aclose_forcefully(stream)
             get_logger().error(
                 "another process listens at a worker's socket; it gets no call",
                 path=path,
                 pid=found_pid,
-                bound=bound_path,
+                bound=str(bound),
             )
-            raise WrongListener(f"{path}: process {found_pid} listens at {bound_path}, not {listener_pid}")
+            raise WrongListener(f"{path}: process {found_pid} listens at {bound}, not {listener_pid}")
         return stream
 
     return connect

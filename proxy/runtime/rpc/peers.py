@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -30,6 +31,11 @@ def peer_credentials(sock: trio.socket.SocketType) -> tuple[int, int]:
     """Return the peer's process id and user id, as the kernel recorded them at connect time."""
     pid, uid, _gid = _UCRED.unpack(sock.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
+
+
+def bound_path(sock: trio.socket.SocketType) -> Path:
+    """Return the path at which the peer's Unix socket was bound; no rename changes it."""
+    return Path(os.fsdecode(sock.getpeername()))
 
 
 class PeerTable:

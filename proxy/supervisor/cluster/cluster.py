@@ -128,7 +128,7 @@ class Cluster:
                 spawn=partial(self._spawn, role, connections=self._connections_fd),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
-                serve_files=self._serve_files,
+                allowed_files=partial(self._files_of, role),
                 serve_channel=partial(self._serve_fd_store, index),
                 on_process_ended=self.fd_store_slots[index].on_process_ended,
             )
@@ -138,7 +138,7 @@ class Cluster:
                 spawn=partial(self._spawn, role, service=service),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
-                serve_files=self._serve_files,
+                allowed_files=partial(self._files_of, role),
                 serve_channel=self._serve_admin if role is Role.ADMIN else None,
             )
         return WorkerSlot(role, index, hooks)
@@ -146,9 +146,6 @@ class Cluster:
     async def _spawn(self, role: Role, **descriptors: int) -> WorkerProcess:
         own_files = files_of_libraries(self.config) if role is Role.AUTH else NO_FILES
         return await WorkerProcess.spawn(self.fork_server, role, own_files, **descriptors)
-
-    async def _serve_files(self, worker: WorkerProcess) -> None:
-        await worker.serve_files(lambda: self._files_of(worker.role))
 
     def _files_of(self, role: Role) -> frozenset[str]:
         """Return the files that workers of a role may read; during a reload by either configuration."""

@@ -55,10 +55,10 @@ class SlotHooks:
     """What the cluster does for one slot.
 
     ``spawn`` makes a process. ``start`` sends it all that it needs to serve, and makes it the slot's worker. ``on_end``
-    is called after a worker has ended unexpectedly. ``serve_files`` opens files for a worker. ``serve_channel`` serves
-    a worker's own channel until it is drained: for a forwarder the fd store, for an admin worker its calls.
-    ``on_process_ended`` is called with the process id of each worker that has ended, after everything that it sent was
-    applied.
+    is called after a worker has ended unexpectedly. ``serve_channel`` serves a worker's own channel until it is
+    drained: for a forwarder the fd store, for an admin worker its calls. ``on_process_ended`` is called with the
+    process id of each worker that has ended, after everything that it sent was applied. ``allowed_files`` returns the
+    files that are opened for a worker.
     """
 
     spawn: SpawnWorker
@@ -66,7 +66,7 @@ class SlotHooks:
     on_end: Callable[["WorkerSlot"], None]
     serve_channel: ServeChannel | None = None
     on_process_ended: Callable[[int], None] = _ignore_pid
-    serve_files: ServeChannel | None = None
+    allowed_files: Callable[[], frozenset[str]] = frozenset
 
 
 class WorkerSlot:
@@ -180,8 +180,7 @@ class WorkerSlot:
                 nursery.start_soon(self._serve_channel_of, run)
                 async with trio.open_nursery() as talking:
                     talking.start_soon(worker.run_channel)
-                    if self._hooks.serve_files is not None:
-                        talking.start_soon(self._hooks.serve_files, worker)
+                    talking.start_soon(worker.serve_files, self._hooks.allowed_files)
                     run.exit_code = await worker.wait()
                     talking.cancel_scope.cancel()
             self._hooks.on_process_ended(worker.pid)

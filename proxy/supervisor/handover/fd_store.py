@@ -83,10 +83,10 @@ class FdStoreSlot:
     """The channel of the running forwarder, which gets a message when a predecessor has ended."""
     _in_use: trio.Lock = field(default_factory=trio.Lock)
     _record_bytes: int = field(default=0, init=False)
-    _full_was_logged: bool = field(default=False, init=False)
     _forwarder: str = field(default="", init=False)
     _descriptors_max: int = field(default=sys.maxsize, init=False)
-    _excess_was_logged: bool = field(default=False, init=False)
+    _logged: set[str] = field(default_factory=set, init=False)
+    """The events that the present forwarder has caused."""
 
     def __post_init__(self) -> None:
         self._record_bytes = sum(len(stored.record) for stored in self.relays.values())
@@ -115,7 +115,7 @@ class FdStoreSlot:
         sockets and pipes are stored (``relay.crash_safe``).
         """
         async with self._in_use:
-            self._full_was_logged = self._excess_was_logged = False
+            self._logged.clear()
             with contextlib.closing(channel):
                 try:
                     self._channel = channel
@@ -215,9 +215,8 @@ class FdStoreSlot:
         close_descriptors((client, broker))
         if too_long:
             get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
-        elif not self._full_was_logged:
-            self._full_was_logged = True
-            get_logger().error(
+        else:
+            self._log_once(
                 "relays are not crash-safe: the records of their forwarder's relays are too long together",
                 bytes=self._record_bytes,
                 most_bytes=RECORDS_BYTES_MAX,
@@ -228,15 +227,19 @@ class FdStoreSlot:
         stored = 2 * (len(self.relays) + len(self.pipes))
         if stored + 2 <= self._descriptors_max:
             return True
-        if not self._excess_was_logged:
-            self._excess_was_logged = True
-            get_logger().error(
-                "a relay is not crash-safe: its forwarder has its part of the supervisor's open files; raise ulimit -n",
-                who=self._forwarder,
-                stored=stored,
-                most=self._descriptors_max,
-            )
+        self._log_once(
+            "a relay is not crash-safe: its forwarder has its part of the supervisor's open files; raise ulimit -n",
+            who=self._forwarder,
+            stored=stored,
+            most=self._descriptors_max,
+        )
         return False
+
+    def _log_once(self, event: str, **fields: object) -> None:
+        """Log an error, once for each forwarder process: each further relay would cause it again."""
+        if event not in self._logged:
+            self._logged.add(event)
+            get_logger().error(event, **fields)
 
     def _drop_relay(self, relay_id: int) -> None:
         stored = self.relays.pop(relay_id, None)

@@ -9,7 +9,6 @@ In the same way it could put a socket of its own in the place of control.sock, a
 of its filter of system calls, though, nor have a child with it (``require_supervisor``).
 """
 
-import contextlib
 import errno
 import os
 import select
@@ -23,7 +22,8 @@ import trio
 from proto.roles import Role
 from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import Connect
-from proxy.runtime.rpc.peers import Caller, peer_credentials
+from proxy.runtime.rpc.peers import Caller, bound_path, peer_credentials
+from proxy.supervisor.processes.children import children_of
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
 _SO_PEERPIDFD = 77  # since Linux 6.5
@@ -164,8 +164,7 @@ async def require_supervisor(sock: trio.socket.SocketType) -> None:
     Where the kernel refuses workers their filter, nothing tells them from a supervisor.
     """
     pid, _uid = peer_credentials(sock)  # the folder lets in nobody but its owner and root
-    name = os.path.basename(os.fsdecode(sock.getpeername()))  # noqa: PTH119 -- a socket's address is text
-    if name != CONTROL_SOCKET:
+    if (name := bound_path(sock).name) != CONTROL_SOCKET:
         raise NotSupervisor(errno.EPERM, f"the socket of another name was put there: {name!r}")
     if pid == 0:
         raise NotSupervisor(errno.EPERM, "the cluster's processes cannot be seen from here: ask in its container")
@@ -174,7 +173,7 @@ async def require_supervisor(sock: trio.socket.SocketType) -> None:
         pidfd = _peer_pidfd(sock)
         deadline = trio.current_time() + FIRST_CHILD_S
         while not (pidfd is not None and _has_ended(pidfd)):
-            if not _has_filter(pid) or _has_child(pid):
+            if not _has_filter(pid) or children_of(pid):
                 return
             if trio.current_time() >= deadline:
                 break
@@ -192,12 +191,3 @@ def _has_filter(pid: int) -> bool:
         return b"\nSeccomp:\t0\n" not in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         raise AncestryUnknown(f"/proc/{pid}/status cannot be read") from None
-
-
-def _has_child(pid: int) -> bool:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with contextlib.suppress(AncestryUnknown):  # it has just ended
-                if _look(int(path.name)).parent == pid:
-                    return True
-    return False

@@ -101,7 +101,7 @@ def end_descendants() -> None:
     (PR_SET_NO_NEW_PRIVS); where the service's own processes have it, systemd or the container ends all of them anyway.
     """
     deadline = time.monotonic() + END_TIMEOUT_S
-    while left := [pid for pid in _children() if _has_no_new_privileges(pid)]:
+    while left := [pid for pid in children_of(os.getpid()) if _has_no_new_privileges(pid)]:
         if time.monotonic() >= deadline:
             get_logger().error("processes that a worker has begun cannot be ended", pids=left)
             return
@@ -112,8 +112,9 @@ def end_descendants() -> None:
         time.sleep(_END_POLL_S)
 
 
-def _children() -> list[int]:
-    parent_line = f"\nPPid:\t{os.getpid()}\n"
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of a process's children, those included that have ended and were not reaped."""
+    parent_line = f"\nPPid:\t{pid}\n"
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and parent_line in _status(path)]
 
 

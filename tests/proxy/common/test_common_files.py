@@ -14,7 +14,6 @@ import trustme
 from proxy.common import files
 from proxy.common.files import (
     SYSTEM_AUTHORITIES,
-    new_client_context,
     open_directly,
     path_of_copy,
     read_file,
@@ -72,7 +71,6 @@ def test_the_systems_authorities_are_its_file_of_them(tmp_path: Path, monkeypatc
     authority.cert_pem.write_to_path(str(tmp_path / "all.pem"))
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths(tmp_path / "all.pem", tmp_path))
     assert read_file(SYSTEM_AUTHORITIES) == authority.cert_pem.bytes()
-    assert len(new_client_context("").get_ca_certs()) == 1
 
 
 def test_the_systems_authorities_are_the_files_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,23 +79,8 @@ def test_the_systems_authorities_are_the_files_of_its_folder(tmp_path: Path, mon
         trustme.CA().cert_pem.write_to_path(str(tmp_path / name))
     (tmp_path / "ffffffff.0").symlink_to(tmp_path / "gone")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths(None, tmp_path))
-    assert len(new_client_context("").get_ca_certs()) == 2
-
-
-def test_a_system_without_authorities_trusts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths(None, None))
-    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
-    context = new_client_context("")
-    assert context.get_ca_certs() == []
-    assert context.verify_mode is ssl.CERT_REQUIRED
-
-
-def test_a_file_without_authorities_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with pytest.raises(ssl.SSLError):
-        new_client_context(str(tmp_path / "empty"))
-    with pytest.raises(FileNotFoundError):
-        new_client_context(str(tmp_path / "missing"))
+    context = ssl.create_default_context(cadata=read_file(SYSTEM_AUTHORITIES).decode())
+    assert len(context.get_ca_certs()) == 2
 
 
 def test_one_opener_is_the_processs(tmp_path: Path) -> None:

@@ -272,18 +272,18 @@ async def test_who_is_confined_as_a_worker_is_no_supervisor(
 async def test_without_a_filter_it_needs_no_child(listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a supervisor that has just started, outside of containers."""
     path = listen()
-    monkeypatch.setattr(descent, "_has_child", lambda _pid: False)
+    monkeypatch.setattr(descent, "children_of", lambda _pid: [])
     assert await connected(path) is not descent._has_filter(os.getpid())  # here, as where tests run in a container
 
 
 async def test_a_child_may_come_a_little_later(listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = listen(*WORKER_LIKE), []
 
-    def has_child(pid: int) -> bool:
+    def children_of(pid: int) -> list[int]:
         asked.append(pid)
-        return len(asked) > 2
+        return [os.getpid()] if len(asked) > 2 else []
 
-    monkeypatch.setattr(descent, "_has_child", has_child)
+    monkeypatch.setattr(descent, "children_of", children_of)
     assert await connected(path)
 
 

@@ -172,7 +172,7 @@ def test_nothing_lives_on_but_what_was_there_before() -> None:
 
 
 def test_what_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children_module, "_children", lambda: [os.getpid()])
+    monkeypatch.setattr(children_module, "children_of", lambda _pid: [os.getpid()])
     monkeypatch.setattr(children_module, "_has_no_new_privileges", lambda _pid: True)
     monkeypatch.setattr(children_module, "END_TIMEOUT_S", 0.05)
     signals: list[int] = []
