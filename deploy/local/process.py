@@ -149,6 +149,7 @@ def side_by_side(*works: Callable[[Progress], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():  # in steps: a signal that comes just before Python waits does not end an endless wait
+            thread.join(_POLL_S)
     if errors:
         raise errors[0]

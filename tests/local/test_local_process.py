@@ -17,13 +17,14 @@ _DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 # The FIFO is open for writing in the child and its own child: a reader sees its end when both are gone.
 _HOLD = 'exec 3>"$0"; echo ready >&3; sleep 1000 & wait'
 _PARENT = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from local.process import OwnedProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
 OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
 with open(sys.argv[2] + ".started", "w"):
-    signal.pause()
+    while True:  # not signal.pause(), which misses a signal that comes just before it
+        time.sleep(0.1)
 """
 
 _SIDE_BY_SIDE = """
@@ -31,6 +32,18 @@ import signal, sys
 from local.process import run_reporting, side_by_side
 signal.signal(signal.SIGINT, signal.default_int_handler)
 side_by_side(lambda progress: run_reporting(["sh", "-c", *sys.argv[1:]], str, progress))
+"""
+
+# The signal's handler runs in the work's own thread, as for one that comes just before the main thread waits.
+_UNNOTICED_SIGNAL = """
+import signal, threading, time
+from local.process import side_by_side
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def work(progress):
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    threading.Event().wait()
+side_by_side(work)
 """
 
 
@@ -124,3 +137,9 @@ def test_works_side_by_side_end_at_an_interrupt_with_what_they_run(fifo: Path) -
         parent.send_signal(signal.SIGINT)
         assert reader.read() == ""
         assert b"KeyboardInterrupt" in parent.communicate()[1]
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_ends_works_side_by_side() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(_DEPLOY)}
+    ended = subprocess.run([sys.executable, "-c", _UNNOTICED_SIGNAL], env=environment, capture_output=True, check=False)
+    assert b"KeyboardInterrupt" in ended.stderr
