@@ -45,7 +45,7 @@ async def secret(file: Path) -> bytes:
     return await SecretCredentials("basic", str(file)).get_auth_data("broker-1").authenticate(None)
 
 
-def test_without_credentials_the_proxy_is_nobody() -> None:
+def test_without_credentials_the_proxy_has_no_broker_authentication() -> None:
     assert broker_authentication(None) is None
 
 

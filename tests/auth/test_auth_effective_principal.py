@@ -30,7 +30,7 @@ def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
 
 
 @pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
-def test_a_client_that_names_nobody(blank: str) -> None:
+def test_a_client_with_a_blank_original_principal_is_itself(blank: str) -> None:
     """As the broker: what is blank is not there."""
     assert resolve_effective_principal(
         "alice", "token", ProxyClaim(original_principal=blank), PROXIES
@@ -77,7 +77,7 @@ def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool
 
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["", " ", "\t\n", "\u3000"])
-def test_a_proxy_that_names_nobody(original: str, through_proxy: bool) -> None:
+def test_a_proxy_without_an_original_principal_is_denied(original: str, through_proxy: bool) -> None:
     """Security: a proxy never acts in its own name, which has the rights of all."""
     denied = denial("proxy-a", ProxyClaim(original, through_proxy))
     assert denied.reason == INVALID_ROLES

@@ -92,7 +92,9 @@ async def test_a_state_is_forgotten_in_time(autojump_clock: trio.testing.MockClo
     assert denial(kept) == "unknown_round"
 
 
-async def test_an_old_state_cannot_be_taken_even_if_nobody_looked(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_expired_state_cannot_be_taken_even_before_it_is_collected(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     kept = new_rounds()
     kept.store_exchange(KEY, "sasl", "state", number=1)
     await trio.sleep(10)

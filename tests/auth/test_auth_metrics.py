@@ -88,7 +88,7 @@ def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegist
     assert b"_created" not in generate_latest(registry)
 
 
-def test_who_judges_may_change_with_a_reload(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
+def test_the_provider_may_change_with_a_reload(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     class Nobody:
         methods = ()
 

@@ -63,7 +63,7 @@ async def test_many_at_once_cost_one_fetch(source: Source, autojump_clock: Clock
     assert trio.current_time() == pytest.approx(1)
 
 
-async def test_who_leaves_takes_nobody_along(source: Source, autojump_clock: Clock) -> None:
+async def test_a_cancelled_caller_leaves_the_others_waiting(source: Source, autojump_clock: Clock) -> None:
     """Not even the first, for whom the fetch was begun."""
     found: list[int] = []
 
@@ -144,9 +144,7 @@ async def test_a_slow_failure_is_remembered_from_its_end_on(source: Source, auto
     assert source.fetches == 1
 
 
-async def test_nobody_who_has_an_old_value_waits_for_an_issuer_that_is_known_to_be_down(
-    source: Source, autojump_clock: Clock
-) -> None:
+async def test_an_old_value_is_used_while_the_issuer_is_known_to_be_down(source: Source, autojump_clock: Clock) -> None:
     await source.renewed.current_value()
     source.error = HttpFailed("down")
     await trio.sleep(FRESH_S)

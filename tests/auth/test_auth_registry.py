@@ -30,7 +30,7 @@ def registry_with_token(secret_file: str) -> ProviderRegistry:
     return ProviderRegistry(config, configured_providers)
 
 
-def test_nothing_configured_nobody_judges() -> None:
+def test_without_configuration_there_is_no_provider() -> None:
     assert list(configured_providers(Authentication())) == []
     assert ProviderRegistry(Authentication(), configured_providers).methods == ()
 
@@ -113,7 +113,7 @@ def test_who_makes_the_other_providers(
     assert [provider.config for provider in providers] == list(settings.values()) * count
 
 
-def test_who_judges_a_method(secret_file: str) -> None:
+def test_the_provider_of_a_method(secret_file: str) -> None:
     registry = registry_with_token(secret_file)
     assert registry.provider_name("token") == "TokenProvider"
     assert registry.provider_name("sasl") == "none"
@@ -393,6 +393,6 @@ def test_a_plugin_whose_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
         with_plugin("gone")
 
 
-def test_plugins_are_not_loaded_where_nobody_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_that_are_not_configured_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EntryPoint, "load", lambda _self: pytest.fail("a stranger's code was loaded"))
     assert list(configured_providers(Authentication())) == []

@@ -317,7 +317,7 @@ async def test_a_token_has_no_second_round(worker: Worker) -> None:
 
 
 @pytest.mark.conforms("pip-30.53")
-async def test_without_any_provider_everybody_is_denied(nursery: trio.Nursery) -> None:
+async def test_without_any_provider_every_client_is_denied(nursery: trio.Nursery) -> None:
     worker = Worker(Config(), nursery)
     assert await worker.denial("token", token()) == "unknown_method"
     assert worker.service.status() == {"methods": [], "authentications_under_way": 0}
@@ -382,7 +382,7 @@ async def test_a_denial_ends_the_exchange(many_rounds: Worker, logs: list[Any]) 
 
 
 @pytest.mark.conforms("pip-30.51")
-async def test_a_defect_of_a_provider_lets_nobody_in(many_rounds: Worker, logs: list[Any]) -> None:
+async def test_a_defect_of_a_provider_denies_the_client(many_rounds: Worker, logs: list[Any]) -> None:
     """To the client a denial as any other; to the operator an error in the log."""
     await many_rounds.challenge(b"first")
     assert await many_rounds.denial("rounds", b"defect", first=False) == "defect"
@@ -420,13 +420,15 @@ async def test_another_method_in_a_later_round(many_rounds: Worker, method: str)
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 
-async def test_a_round_that_nobody_began(many_rounds: Worker, provider: RoundsProvider) -> None:
+async def test_a_round_that_was_not_begun_is_denied(many_rounds: Worker, provider: RoundsProvider) -> None:
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
     assert provider.states == []
 
 
 @pytest.mark.parametrize("how", [{"exchange": 2}, {"caller": OTHER_FORWARDER}])
-async def test_nobody_answers_for_another(many_rounds: Worker, how: dict[str, Any]) -> None:
+async def test_a_round_is_not_answered_for_another_exchange_or_forwarder(
+    many_rounds: Worker, how: dict[str, Any]
+) -> None:
     await many_rounds.challenge(b"first")
     assert await many_rounds.denial("rounds", b"last", first=False, **how) == "unknown_round"
     assert (await many_rounds.principal("rounds", b"last", first=False)).name == "alice"
@@ -466,7 +468,7 @@ async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyP
     assert (await many_rounds.principal("rounds", b"last", first=False, exchange=1)).name == "alice"
 
 
-async def test_what_nobody_goes_on_with_is_forgotten(many_rounds: Worker) -> None:
+async def test_an_abandoned_exchange_is_forgotten(many_rounds: Worker) -> None:
     """Otherwise strangers who leave between two rounds could fill the room that others need."""
     await many_rounds.challenge(b"first", exchange=1)
     await many_rounds.challenge(b"first", exchange=2)
@@ -627,7 +629,7 @@ async def test_a_credential_that_ends_before_the_last_word_is_answered(
 
 
 @pytest.mark.conforms("pip-30.17")
-async def test_the_certificate_is_for_the_provider_to_judge(many_rounds: Worker, provider: RoundsProvider) -> None:
+async def test_the_certificate_is_passed_to_the_provider(many_rounds: Worker, provider: RoundsProvider) -> None:
     provider.next_state = lambda: ScriptedAuthState([])
     await many_rounds.principal("rounds", b"last", client_certificate=b"DER")
     assert provider.clients == [ClientContext(ADDRESS, b"DER")]
@@ -727,7 +729,7 @@ async def test_a_claim_counts_for_nothing_before_the_credential_is_good(behind: 
     assert await behind.denial("token", token(OTHER_SECRET, sub="proxy-a"), **claim) == "bad_signature"
 
 
-async def test_without_proxy_roles_nobody_is_a_proxy(worker: Worker) -> None:
+async def test_without_proxy_roles_no_client_is_a_proxy(worker: Worker) -> None:
     assert await worker.denial("token", token(sub="proxy-a"), **PROXY) == "not_a_proxy"
     assert (await worker.principal("token", token(sub="proxy-a"))).name == "proxy-a"
 
@@ -1044,7 +1046,7 @@ class SlowAuthState(ScriptedAuthState):
         return await super().authenticate(data)
 
 
-async def test_a_reload_ends_a_round_that_is_being_judged_too(many_rounds: Worker, provider: RoundsProvider) -> None:
+async def test_a_reload_ends_a_round_under_way_too(many_rounds: Worker, provider: RoundsProvider) -> None:
     """Its state was made from the old keys: it must not go on among the new ones."""
     SlowAuthState.gate = trio.Event()
     provider.next_state = lambda: SlowAuthState([b"challenge"])

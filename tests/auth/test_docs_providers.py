@@ -187,7 +187,7 @@ class Mute(AuthenticationProvider):
 
 
 @pytest.mark.conforms("pip-30.23")
-async def test_a_provider_that_can_judge_nothing_lets_nobody_in(registry: Registry) -> None:
+async def test_a_provider_without_its_source_denies_clients(registry: Registry) -> None:
     state = registry({"mute": {}}, {"mute": Mute}).new_auth_state("mute", CLIENT)
     with pytest.raises(NotImplementedError, match="Mute has neither"):
         await state.authenticate(b"")

@@ -123,7 +123,7 @@ def test_labels_by_which_pods_are_found_stay(component: str, label: str) -> None
         render(analytics=analytics)
 
 
-def test_a_receiver_has_a_token_that_nobody_knows_before(tmp_path: Path) -> None:
+def test_a_receivers_token_is_random(tmp_path: Path) -> None:
     """Another one in each rendering, of 40 letters and digits; none is made beside one that is named."""
     values = tmp_path / "values.json"
     values.write_text(json.dumps({"analytics": ANALYTICS}))

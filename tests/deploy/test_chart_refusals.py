@@ -435,7 +435,7 @@ def test_the_defaults_in_the_chart_are_those_of_the_values() -> None:
         "pulsar://[2001:db8::1]:0", "pulsar://a://b",
     ],
 )  # fmt: skip
-def test_the_service_url_is_judged_as_the_program_does(url: str) -> None:
+def test_the_service_url_is_checked_as_the_program_does(url: str) -> None:
     try:
         parse_broker_url(url)
     except AddressInvalid:

@@ -95,7 +95,7 @@ def test_the_volume_has_room_beside_the_spool(total: int, gibibytes: int, fits: 
 # ---- executors
 
 
-def test_without_executors_the_pod_has_no_token_and_nobody_may_connect() -> None:
+def test_without_executors_the_pod_has_no_token_and_accepts_no_connection() -> None:
     manifests = rendered(ANALYTICS)
     spec = pod_of(manifests)
     assert spec["automountServiceAccountToken"] is False
@@ -149,7 +149,7 @@ def test_peers_authenticate_and_encrypt_as_installed() -> None:
     assert "secret" not in str(pipeline(manifests)["env"]).lower()
 
 
-def test_executors_reach_the_driver_and_nobody_else_does() -> None:
+def test_only_executors_reach_the_driver() -> None:
     manifests = rendered()
     ports = {settings(manifests)[f"spark.{name}.port"] for name in ("driver", "blockManager")}
     labels = executor_pod(manifests)["metadata"]["labels"]

@@ -123,7 +123,7 @@ def test_the_process_that_reads_strangers_http_knows_no_secret(cluster: ProxyClu
     assert holds(pids["auth-0"], SECRET.encode())
 
 
-def test_a_killed_admin_worker_is_replaced_and_nobody_else_notices(cluster: ProxyCluster) -> None:
+def test_a_killed_admin_worker_is_replaced_alone(cluster: ProxyCluster) -> None:
     before = worker_pids(cluster)
     os.kill(before["admin-0"], signal.SIGKILL)
     eventually(lambda: cluster.get("/healthz").status == 200, what="it answers again")
@@ -132,7 +132,7 @@ def test_a_killed_admin_worker_is_replaced_and_nobody_else_notices(cluster: Prox
     assert after == before
 
 
-def test_slow_clients_keep_nobody_from_being_answered(cluster: ProxyCluster) -> None:
+def test_slow_clients_keep_no_other_client_from_being_answered(cluster: ProxyCluster) -> None:
     """Security: more connections than there may be, each with half a request, which is never finished."""
     pid = admin_pid(cluster)
     loris: list[socket.socket] = []

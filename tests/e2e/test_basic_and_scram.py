@@ -162,7 +162,7 @@ def test_basic_that_is_refused(proxy: ProxyCluster, secured_broker: Standalone, 
         witness.counted(FAILURES, auth_method="basic", provider_name="BasicProvider", reason=reason)
 
 
-def test_basic_tells_nobody_who_exists(proxy: ProxyCluster) -> None:
+def test_basic_does_not_reveal_which_users_exist(proxy: ProxyCluster) -> None:
     """Byte for byte."""
     seen = set()
     for user in ("alice", "nobody"):
@@ -205,7 +205,7 @@ def test_scram_that_is_refused(  # noqa: PLR0917 -- pytest names them
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_scram_tells_nobody_who_exists(proxy: ProxyCluster, mechanism: str) -> None:
+def test_scram_does_not_reveal_which_users_exist(proxy: ProxyCluster, mechanism: str) -> None:
     """Rounds, lengths, the shape of the first answer, and every byte of the second."""
     firsts, ends, salts = set(), set(), {}
     for user in ("alice", "nobody", "alice", "nobody"):
@@ -278,7 +278,7 @@ def test_the_last_word_is_answered_with_nothing(wire: WireClient, proxy: ProxyCl
 
 
 @pytest.mark.conforms("pip-30.8")
-def test_nobody_is_in_before_the_last_answer(wire: WireClient) -> None:
+def test_no_client_is_authenticated_before_the_last_answer(wire: WireClient) -> None:
     dialogue = ScramDialogue(wire, "alice", PASSWORD)
     dialogue.respond(dialogue.begin())
     dialogue.take_last_word()

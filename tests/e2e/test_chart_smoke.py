@@ -48,7 +48,7 @@ def test_with_a_token_and_not_without(secured_proxy: ProxyCluster, secured_broke
     assert "attempt 1: CONNECT" in denied.stderr
 
 
-def test_nobody_there() -> None:
+def test_a_proxy_that_is_absent_fails_the_smoke_test() -> None:
     failed = smoke(f"pulsar://127.0.0.1:{free_port()}", ATTEMPTS="2")
     assert failed.returncode == 1
     assert [line.partition(":")[0] for line in failed.stderr.splitlines()] == ["attempt 1", "attempt 2"]

@@ -209,7 +209,7 @@ def assert_group_reads(folder: Path, *secrets: str) -> None:
 CONFIGURED = ("ca.crt", "proxy.crt", "proxy.key", "proxy.jwt", "token-public.der", "admin-token", "proxy.toml")
 
 
-def test_the_proxys_user_can_read_what_it_needs_and_nobody_else_its_secrets(started: World) -> None:
+def test_only_the_proxys_user_can_read_its_secrets(started: World) -> None:
     """The unit of systemd runs it as a user of its own, which is in the files' group."""
     program = started.directory / "opt/pulsar-trio-proxy/bin/pulsar-trio-proxy"
     assert program.stat().st_mode & 0o005 == 0o005
@@ -264,7 +264,7 @@ def _part(block: Block, text: str) -> Block:
     return Block(**fields, language=block.language, text=text)
 
 
-def test_nobody_comes_in_with_another_keys_token(started: World) -> None:
+def test_a_token_of_another_key_is_denied(started: World) -> None:
     """The page's other way to keys and tokens makes what brokers take, but not those that know another key."""
     started.read(START, "Without Pulsar's tools")
     validate = 'pulsar tokens validate --public-key "file://$PWD/token-public.der" --token-file "$PWD/alice.jwt"'

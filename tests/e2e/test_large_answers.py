@@ -120,7 +120,7 @@ def attack(bounded: Bounded, topic: str, connections: int, request_of: Callable[
 
 @pytest.mark.parametrize("request_of", [get_schema, hidden])
 @pytest.mark.parametrize("connections", [1, 20])
-def test_schemas_that_nobody_reads_cost_bounded_memory_and_hold_up_nobody(
+def test_unread_schemas_cost_bounded_memory_and_delay_no_other_client(
     bounded: Bounded, connections: int, request_of: Callable[[str], bytes]
 ) -> None:
     """Of one client's connection, and of many; also where each request begins as one for little."""

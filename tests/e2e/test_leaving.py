@@ -144,7 +144,7 @@ def test_relays_are_ended_one_after_the_other() -> None:
         assert it.cluster.wait(timeout_s=BUSY_S) == 0
 
 
-def test_a_forwarder_killed_in_the_drain_has_a_successor_that_accepts_nobody() -> None:
+def test_a_forwarder_killed_in_the_drain_has_a_successor_that_accepts_no_client() -> None:
     with (
         scene({"cluster": {"forwarders": 1}, "limits": {"drain_timeout_ms": 600_000}}) as it,
         Crowd(it.cluster.port, it.broker_port) as crowd,

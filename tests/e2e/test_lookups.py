@@ -376,7 +376,7 @@ LIST_BYTES = 4 * MIB
 LISTS_AT_A_TIME = 2
 
 
-def test_topic_lists_that_nobody_reads_cost_bounded_memory_and_delay_no_lookup() -> None:
+def test_unread_topic_lists_cost_bounded_memory_and_delay_no_lookup() -> None:
     """40 clients ask for 4 MB each, half of them never read. limits.max_topic_lists_bytes is what two of them cost."""
     counts = CountingBroker(LIST_BYTES)
     frame_bytes = counts.list_bytes + MIB // 2

@@ -83,7 +83,7 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyClus
 
 @pytest.mark.conforms("kip-368.53")
 @pytest.mark.parametrize("when", ["at once", "in lookup mode"])
-def test_1024_random_bytes_harm_nobody(edge_proxy: ProxyCluster, when: str) -> None:
+def test_1024_random_bytes_harm_no_other_client(edge_proxy: ProxyCluster, when: str) -> None:
     """Twenty times, from a fixed seed; every connection ends within the handshake's time limit."""
     noise = random.Random(20261121)
     with nobody_harmed(edge_proxy) as witness:

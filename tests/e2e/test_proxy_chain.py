@@ -83,7 +83,7 @@ def test_another_user_is_refused_through_two_clusters(
     assert refusal in f"{outcome.result['error_type']} {outcome.result['error']}"
 
 
-def test_the_broker_takes_nobody_from_a(secured_broker: Standalone) -> None:
+def test_the_broker_refuses_clients_of_proxy_a_alone(secured_broker: Standalone) -> None:
     """The control: without `b`, nothing of what follows would work."""
     fields = {"token": token_of(secured_broker, "proxy-a"), "original_principal": "alice", "proxy_version": "a"}
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
@@ -203,7 +203,7 @@ def test_roles_that_do_not_go_together_are_refused_as_by_the_broker(
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
 
 
-def test_a_client_that_claims_to_be_another_harms_nobody(secured_broker: Standalone, b: ProxyCluster) -> None:
+def test_a_client_that_claims_to_be_another_is_refused_alone(secured_broker: Standalone, b: ProxyCluster) -> None:
     alice = secured_broker.token("alice")
     with nobody_harmed(b, topic=GRANTED, token=alice) as witness:
         with WireClient(b.port) as client:
@@ -303,7 +303,7 @@ def test_the_brokers_word_on_a_clients_token_counts(strict_broker: Standalone, f
         assert token.split(".")[2] not in forwarding.log_text()
 
 
-def test_without_their_credentials_nobody_is_taken(strict_broker: Standalone, keeping: ProxyCluster) -> None:
+def test_without_forwarded_credentials_clients_are_denied(strict_broker: Standalone, keeping: ProxyCluster) -> None:
     """The control: this broker does look, and after the proxy's own login everybody is told so."""
     token = strict_broker.token("alice")
     eventually(lambda: keeping.get("/readyz").text.startswith("clients by token"), what="it is known")

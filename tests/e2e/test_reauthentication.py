@@ -114,7 +114,7 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.conforms("kip-368.12", "kip-368.13")
-def test_everybody_is_challenged_and_nobody_before_85_percent(stage: Stage) -> None:
+def test_every_client_is_challenged_and_none_before_85_percent(stage: Stage) -> None:
     """The tokens never end; the listener's maximum does. (How challenges spread is for tests without a real clock.)"""
     with ExitStack() as stack, stage.counting():
         clients = [client for _ in range(10) for client in stage.all_kinds(stack)]

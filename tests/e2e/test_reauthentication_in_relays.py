@@ -115,7 +115,7 @@ def always(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.conforms("kip-368.27")
-def test_never_asks_nobody_in_a_relay(never: Relays) -> None:
+def test_the_policy_never_asks_no_client_in_a_relay(never: Relays) -> None:
     """Whoever could be asked is not, and is counted; its relay ends when it is used past its end. In lookup mode it is
     asked.
     """
@@ -193,7 +193,7 @@ def body_of(payload: bytes) -> bytes:
     return payload[4 + int.from_bytes(payload[:4], "big") :]
 
 
-def test_always_asks_everybody_who_can_be(always: Relays) -> None:
+def test_the_policy_always_asks_every_capable_client(always: Relays) -> None:
     """With a producer or without, built on C++ or not. A client that is asked in the middle of a frame of its own
     finishes that first.
     """

@@ -160,7 +160,7 @@ def test_nor_is_it_left_uncounted(stage: Stage, disguise: Callable[[bytes], byte
     eventually(lambda: counted() == before + 1, what="the one message that came is counted")
 
 
-def test_a_lookup_that_begins_as_a_ping_is_answered_by_nobody(stage: Stage) -> None:
+def test_a_lookup_that_begins_as_a_ping_is_not_answered(stage: Stage) -> None:
     """Nor one that is several commands: before the end and past it."""
     for age_s in (0.0, 1.1 * LIFETIME_S):
         with ExitStack() as stack:

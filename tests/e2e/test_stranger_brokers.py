@@ -130,7 +130,7 @@ def test_of_a_name_with_addresses_of_both_only_the_brokers_is_dialled(lab: Lab) 
 
 
 @pytest.mark.parametrize("host", [STRANGER, STRANGERS_ADDRESS, NEIGHBOUR])
-def test_a_captured_broker_sends_nobody_to_a_stranger(lab: Lab, host: str) -> None:
+def test_a_captured_broker_cannot_redirect_clients_to_a_stranger(lab: Lab, host: str) -> None:
     """Neither the proxy by a redirect, nor a client by its answer."""
     url = f"{lab.scheme}://{host}:{lab.port}"
     said = {"authoritative": True, "broker_service_url": url, "broker_service_url_tls": url}
@@ -147,7 +147,7 @@ def test_a_captured_broker_sends_nobody_to_a_stranger(lab: Lab, host: str) -> No
 
 
 @pytest.mark.parametrize("lab", ["pulsar"], indirect=True)
-def test_the_operator_is_not_let_open_it_to_everybody(lab: Lab) -> None:
+def test_rules_that_allow_every_target_are_refused(lab: Lab) -> None:
     """`check` and `serve` say why, and what to set instead; a cluster that runs goes on as it was."""
     cluster = lab.cluster
     wide = {**cluster.tables, "brokers": {**cluster.tables["brokers"], "allowed_hosts": ["*"]}}

@@ -56,7 +56,7 @@ class TlsClient(WireClient):
 
 
 @pytest.mark.parametrize("what", ["silent", "silent at a TLS listener", "half-open TLS handshakes"])
-def test_strangers_keep_nobody_out(cluster: ManyListenersCluster, authority: Authority, what: str) -> None:
+def test_strangers_keep_no_client_out(cluster: ManyListenersCluster, authority: Authority, what: str) -> None:
     """Security: 5,000 connections from one address, where the cluster takes 4,000. Every user comes in and is served,
     from another address and, as behind a load balancer, from the very same; strangers have a bounded part.
     """

@@ -103,7 +103,7 @@ def test_another_jar_is_fetched_again_into_an_empty_repository(cache: Path, mave
     assert sorted(path.name for path in cache.iterdir()) == ["lock", "pulsar-5.0"]
 
 
-def test_jars_that_nobody_tried_are_refused(cache: Path, maven: Maven, jars: BrokerJars) -> None:
+def test_untested_jars_are_refused(cache: Path, maven: Maven, jars: BrokerJars) -> None:
     maven.deliver("released tomorrow", "released tomorrow")
     with pytest.raises(DistributionError, match=r"not those that were tried: their digest is [0-9a-f]{64}, not "):
         pulsar_home(quiet, jars)

@@ -55,7 +55,7 @@ def test_a_jar_that_is_cut_off_is_fetched_again(jars: Path) -> None:
     assert (s3a_jars(quiet) / "hadoop-aws.jar").read_text() == "good"
 
 
-def test_jars_that_nobody_tried_are_refused(jars: Path, cache: Path) -> None:
+def test_untested_jars_are_refused(jars: Path, cache: Path) -> None:
     (jars / "released-tomorrow.jar").write_text("new")
     with pytest.raises(DistributionError, match="not those that were tried: their digest is"):
         s3a_jars(quiet)

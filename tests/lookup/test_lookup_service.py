@@ -838,7 +838,7 @@ async def test_a_defect_that_an_answer_meets_ends_neither_the_worker_nor_other_c
     await served.answer()
 
 
-async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, broker: FakeBroker) -> None:
+async def test_answers_for_a_forwarder_that_has_gone_are_dropped(serve: Serve, broker: FakeBroker) -> None:
     broker.script = lambda _request: None
     served = serve()
     server = RpcServer(served.service.handlers(), max_frame_bytes=65536)

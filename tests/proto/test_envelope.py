@@ -164,7 +164,9 @@ def test_the_principal_of_a_relay_is_the_one_under_the_seal() -> None:
         ({}, NOW_MS + 1, "expired"),
     ],
 )
-def test_a_relay_for_another_or_for_nobody(changes: dict[str, object], now_ms: int, text: str) -> None:
+def test_a_relay_for_another_principal_or_for_none_is_refused(
+    changes: dict[str, object], now_ms: int, text: str
+) -> None:
     """Security: a forwarder opens no relay in a name that no auth worker has sealed."""
     with pytest.raises(EnvelopeRefused, match=text) as caught:
         EnvelopeVerifier().verify_target(target(**changes), KEY, now_ms)

@@ -171,7 +171,7 @@ async def test_an_unknown_users_name_is_not_told_to_the_log(make: Make) -> None:
 
 
 @pytest.mark.conforms("pip-30.47")
-async def test_sizes_are_judged_before_any_hash_is_made(make: Make, checks: Checks) -> None:
+async def test_sizes_are_checked_before_any_hash_is_made(make: Make, checks: Checks) -> None:
     provider = make()
     await denial(provider, login("alice", "x" * (DATA_BYTES_MAX - 5)))
     assert checks.asked == []
@@ -180,7 +180,7 @@ async def test_sizes_are_judged_before_any_hash_is_made(make: Make, checks: Chec
 
 
 @given(data=st.binary(max_size=64) | st.builds(lambda end: b"alice:" + end, st.binary(max_size=200)))
-def test_whatever_comes_is_judged(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_random_bytes_are_answered_with_a_verdict(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     file = tmp_path_factory.mktemp("basic") / "users"
     file.write_text(ALICE)
     provider = BasicProvider(BasicAuthentication(file=str(file)))
@@ -367,7 +367,7 @@ async def test_a_user_who_was_let_in_goes_before_strangers_at_its_own_address(ma
     assert [password for *_, password in gate.asked] == [b"w0", PASSWORD.encode(), b"w1", b"w2"]
 
 
-async def test_a_password_that_was_right_once_lets_nobody_in(
+async def test_a_password_that_was_right_once_is_denied(
     make: Make, autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
     """Security: what is remembered of a login is good for a place in the line."""

@@ -173,7 +173,9 @@ async def test_the_role_in_another_claim(make: Make) -> None:
         ...,
     ],
 )
-async def test_nobody_is_asked_whom_only_a_token_names(provider: OidcProvider, issuer: FakeIssuer, name: Any) -> None:
+async def test_an_issuer_that_only_a_token_names_is_not_asked(
+    provider: OidcProvider, issuer: FakeIssuer, name: Any
+) -> None:
     assert await denial(provider, issued(issuer=name)) == "unknown_issuer"
     assert not issuer.asked
 
@@ -538,7 +540,7 @@ async def test_many_clients_at_once_cost_one_request(
     assert issuer.fetches == 1
 
 
-async def test_a_client_that_leaves_takes_nobody_along(
+async def test_a_cancelled_client_leaves_the_others_served(
     issuer: FakeIssuer, provider: OidcProvider, autojump_clock: Clock
 ) -> None:
     issuer.delay_s = 1
@@ -600,7 +602,7 @@ async def test_many_invented_keys_at_once_cost_one_request(
     assert issuer.fetches == 2
 
 
-async def test_a_stranger_with_an_invented_key_delays_nobody(
+async def test_a_stranger_with_an_invented_key_delays_no_other_client(
     issuer: FakeIssuer, provider: OidcProvider, autojump_clock: Clock
 ) -> None:
     await role(provider, issued())

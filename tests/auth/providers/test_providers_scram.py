@@ -341,7 +341,7 @@ async def test_a_user_of_one_mechanism_is_none_of_the_other(make: Make) -> None:
         max_size=3,
     )
 )
-def test_whatever_comes_lets_nobody_in(make: Make, messages: list[bytes]) -> None:
+def test_random_messages_are_denied(make: Make, messages: list[bytes]) -> None:
     provider = make()
 
     async def verify() -> None:
@@ -460,14 +460,14 @@ async def test_a_mechanism_without_users_looks_like_the_other(make: Make) -> Non
     assert (await shape(provider, "alice"))[1] == 7000
 
 
-async def test_who_guesses_nobodys_key_is_still_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_guessed_mock_key_is_denied_as_an_unknown_user(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     client_key = bytes(32)
     monkeypatch.setattr(scram, "token_bytes", lambda _size: hashlib.sha256(client_key).digest())
     peer, state = await begun(make(), user="nobody")
     assert (await denial(state, peer.final_by(client_key))).reason == "unknown_user"
 
 
-def test_nobodys_key_is_a_secret_of_full_length(make: Make) -> None:
+def test_the_mock_key_is_a_secret_of_full_length(make: Make) -> None:
     for mechanism, length in ((SHA_256, 32), (SHA_512, 64)):
         one, two = (make()._users.value[mechanism].find("nobody")[0].stored_key for _ in range(2))
         assert len(one) == length

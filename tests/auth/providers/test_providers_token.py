@@ -511,7 +511,7 @@ async def test_with_two_keys_the_one_that_fits_says_why_not(with_two_keys: Token
     assert await denial(with_two_keys, b"rubbish") == "malformed"
 
 
-async def test_without_a_key_nobody_is_believed() -> None:
+async def test_without_a_key_every_token_is_denied() -> None:
     assert await denial(TokenProvider(TokenAuthentication()), token()) == "malformed"
 
 

@@ -187,7 +187,7 @@ async def test_nothing_is_below_an_address(make: Make, names: Names) -> None:
     assert (await worker.denied("10.0.0.11:6650")).reason == "host"
 
 
-async def test_a_name_that_leads_to_a_brokers_name_is_judged_by_its_address(make: Make, names: Names) -> None:
+async def test_a_name_that_leads_to_a_brokers_name_is_checked_by_its_address(make: Make, names: Names) -> None:
     """A CNAME is the word of the name's owner."""
     names.server.add("evil.example", "CNAME", "evil2.example.")
     names.server.add("evil2.example", "A", "203.0.113.66")
@@ -491,7 +491,7 @@ def test_the_pattern_for_a_host(host: str, pattern: str) -> None:
     assert host_pattern_for(host) == pattern
 
 
-def test_nothing_known_is_nobody() -> None:
+def test_an_empty_configuration_knows_no_broker() -> None:
     nobody = configured_brokers((), (), ())
     assert not nobody.has_host("")
     assert not nobody.has_name("")

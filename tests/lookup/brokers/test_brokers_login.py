@@ -481,7 +481,9 @@ async def test_other_credentials_are_tried_at_once(
     nursery.cancel_scope.cancel()
 
 
-async def test_nobody_asks(network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_lookups_no_login_is_tried(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     ring = Ring(network, nursery, count=1, login_interval_ms=0)
     ring.refuse()
     ring.run()
@@ -588,7 +590,7 @@ async def test_what_is_known_of_brokers_that_are_gone_is_bounded(
     nursery.cancel_scope.cancel()
 
 
-async def test_brokers_that_hang_at_a_login_hold_nobody_up(
+async def test_brokers_that_hang_at_a_login_delay_no_lookup(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """They answer a PING. Others are looked at all the same, and the instance is ready soon."""

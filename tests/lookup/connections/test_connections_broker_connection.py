@@ -205,7 +205,7 @@ async def test_an_error_for_the_connection_ends_it(line: Line) -> None:
     assert line.connection.closed
 
 
-async def test_an_error_for_an_id_that_nobody_waits_for_is_dropped(line: Line) -> None:
+async def test_an_error_for_an_unknown_id_is_dropped(line: Line) -> None:
     await line.broker.send(commands.error(12345, 6, "?"))
     line.ask("a")
     await line.answer(await line.request(), "a")

@@ -195,7 +195,7 @@ async def test_what_looks_like_a_known_answer_within_another_is_none(open_line: 
     assert not line.connection.closed
 
 
-async def test_what_nobody_made_ready_is_not_known(open_line: Open, parsed: list[bytes]) -> None:
+async def test_an_answer_that_was_not_prepared_is_parsed_each_time(open_line: Open, parsed: list[bytes]) -> None:
     """A redirect, a topic list: it is looked at again each time."""
     line, heard = await open_line(AnswerTemplates()), Heard()
     for _ in range(3):

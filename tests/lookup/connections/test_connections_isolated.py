@@ -140,7 +140,7 @@ async def settled(worker: Worker) -> None:
 
 @pytest.mark.parametrize("brokers", [1, 2])
 @pytest.mark.parametrize("place", [0, 13, 99])
-async def test_a_fatal_request_costs_nobody_else_an_answer(
+async def test_a_fatal_request_leaves_the_other_requests_answered(
     make: Make, brokers: int, place: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: all hundred are of one principal, and so on the same connections."""
@@ -300,9 +300,7 @@ async def nowhere() -> tuple[str, ...]:
     return ("10.0.0.1",)
 
 
-async def test_a_connection_over_which_nobody_asks_any_more_ends(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_an_unused_connection_ends(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     suspects, fake = IsolatedConnections(nursery, 2), FakeConnection()
 
     async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:

@@ -579,7 +579,7 @@ async def test_eviction_takes_from_the_principal_with_the_most(
     assert [connection.closed for connection in (oldest, *greedy[5:])] == [False, True, False, False]
 
 
-async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, nursery: trio.Nursery) -> None:
+async def test_connections_in_use_are_not_evicted_at_the_bound(network: Network, nursery: trio.Nursery) -> None:
     """Of the principal with the most only what is idle can go, and what it uses cannot."""
     pools = Pools(network, nursery, pooled_connections_max=4)
     pools.broker.script = lambda _request: None
@@ -944,7 +944,7 @@ async def test_credentials_that_have_ended_or_nearly_are_no_reason_for_a_storm(
     assert len(pools.broker.connects) <= 1 + 10 / RENEWAL_RETRY_S
 
 
-async def test_what_nobody_uses_is_not_renewed(
+async def test_an_unused_connection_is_not_renewed(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery, idle_connection_timeout_ms=10**7)

@@ -283,7 +283,7 @@ async def test_what_differs_in_anything_is_asked_apart(make: Make) -> None:
     assert len({(one.asker, one.command.SerializeToString()) for one in it.lookups.asked}) == 1 + len(OTHERS)
 
 
-async def test_what_a_client_says_of_itself_is_forgotten_and_tells_nobody_apart(make: Make) -> None:
+async def test_a_clients_own_claims_are_forgotten_and_distinguish_no_principal(make: Make) -> None:
     """Security: only the connection's handshake, which is the proxy's, says who asks."""
     it = make()
     for name in ("admin", "root"):
@@ -353,7 +353,7 @@ async def test_the_limit_of_a_reload_counts_for_who_comes_now(make: Make) -> Non
     assert it.heard == [("", 4, ServerError.TooManyRequests)]
 
 
-async def test_a_reload_that_shortens_the_time_keeps_nobody_waiting_for_the_old_one(
+async def test_a_reload_that_shortens_the_time_applies_to_waiting_requests(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = make()
@@ -432,7 +432,7 @@ async def test_room_that_is_given_back_is_not_all_the_greedy_ones(make: Make) ->
     assert fill(it, "third") >= 1
 
 
-async def test_without_authentication_there_is_nobody_to_share_with(make: Make) -> None:
+async def test_without_authentication_one_owner_may_use_all_slots(make: Make) -> None:
     it = make(max_concurrent_lookups=100)
     assert fill(it, "") == 100
 
@@ -540,7 +540,7 @@ async def test_a_connection_lost_on_the_short_way_leads_to_the_long_one(make: Ma
 
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.1, 0.24])
-async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
+async def test_an_unanswered_request_is_ended_in_time_and_forgotten(
     make: Make, autojump_clock: trio.testing.MockClock, phase_s: float
 ) -> None:
     it = make()

@@ -146,7 +146,7 @@ async def test_an_address_as_target_is_held_against_the_networks_too(
 
 
 @pytest.mark.parametrize("text", ["127.1:6650", "2130706433:6650", "0x7f000001:6650", "0177.0.0.1:6650"])
-async def test_odd_spellings_of_an_address_are_judged_by_what_they_resolve_to(
+async def test_odd_spellings_of_an_address_are_checked_by_what_they_resolve_to(
     network: Network, text: str, denial: Denial
 ) -> None:
     network.names[text.partition(":")[0]] = [["127.0.0.1"]]
@@ -521,7 +521,7 @@ async def test_a_target_without_a_port_is_told_so(network: Network, rules: Rules
 # ---- again each time
 
 
-async def test_each_target_is_judged_by_what_its_name_leads_to_now(
+async def test_each_target_is_checked_by_what_its_name_resolves_to_now(
     monkeypatch: pytest.MonkeyPatch, rules: Rules, denial: Denial, autojump_clock: trio.testing.MockClock
 ) -> None:
     names = Names(monkeypatch)

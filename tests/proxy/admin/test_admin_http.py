@@ -155,7 +155,7 @@ async def test_one_that_says_nothing_and_leaves(setup: Setup) -> None:
     assert setup.server.connections == 0
 
 
-async def test_who_holds_connections_open_keeps_nobody_out(setup: Setup) -> None:
+async def test_open_connections_keep_no_other_client_out(setup: Setup) -> None:
     """Security: as many as there may be, and more, from one address, none of which ever asks."""
     loris = [await setup.connect("192.0.2.1") for _ in range(CONNECTIONS_MAX + 50)]
     assert setup.server.connections == CONNECTIONS_MAX

@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def test_without_a_file_everybody_may() -> None:
+async def test_without_a_token_file_every_request_is_allowed() -> None:
     access = TokenCheck(Admin())
     assert await access.is_allowed([])
     assert await access.is_allowed([b"Bearer anything"])

@@ -69,9 +69,7 @@ def before(*ports: int) -> Config:
     return Config(brokers=Brokers(service_url=f"pulsar://{','.join(f'127.0.0.1:{port}' for port in ports)}"))
 
 
-async def test_one_that_accepts_is_enough_and_nobody_waits_for_the_others(
-    logins: Logins, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_one_broker_that_accepts_ends_the_trial(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
     logins.results = {7000: SILENT, 7001: ACCEPTED}
     logins.takes_s = {7000: 10, 7001: 1}
     assert await try_brokers(before(7000, 7001, 7002)) == BrokerTrial(accepted=True)

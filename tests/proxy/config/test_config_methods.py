@@ -61,7 +61,7 @@ def test_plugins_say_how_many_rounds_they_need() -> None:
     assert "an exchange of several rounds cannot be forwarded" in refused["double"]
 
 
-def test_nobody_is_refused_where_no_principal_is_named_or_another_proxy_is_next() -> None:
+def test_no_method_is_refused_without_principals_or_before_another_proxy() -> None:
     assert refused_methods(config({**EVERY, "enabled": False})) == {}
     assert refused_methods(config(EVERY, through_proxy=True)) == {}
 

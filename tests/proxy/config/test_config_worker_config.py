@@ -21,7 +21,7 @@ def test_it_travels_to_workers_whole(files: Files, tmp_path: Path) -> None:
     assert decode_config(encode_config(Config())) == Config()
 
 
-def test_who_judges_nobody_is_told_no_secret() -> None:
+def test_workers_that_do_not_authenticate_get_no_secret() -> None:
     """Security: forwarders and lookup workers face strangers; keys and the names of their files are auth workers'."""
     config = msgspec.convert(
         {

@@ -60,7 +60,7 @@ async def test_no_tls_with_a_client(serve: Serve) -> None:  # noqa: F811
     assert [(entry["client"], entry["reason"]) for entry in logs] == [("192.0.2.1:4000", "the peer does not speak TLS")]
 
 
-async def test_a_drain_while_a_client_is_in_the_door(serve: Serve) -> None:  # noqa: F811
+async def test_a_drain_ends_a_tls_handshake_under_way(serve: Serve) -> None:  # noqa: F811
     """It has no session yet that could be told."""
     served = await serve()
     listener = FakeTransport()

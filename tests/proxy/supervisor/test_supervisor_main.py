@@ -786,7 +786,7 @@ async def test_an_exec_that_fails(
     await ended.wait()
 
 
-async def test_nobody_could_have_asked(setup: Setup, upgrades: Upgrades) -> None:
+async def test_an_upgrade_without_a_way_to_ask_raises(setup: Setup, upgrades: Upgrades) -> None:
     supervisor = Supervisor(setup.config, setup.config_file, HandoverState())
     with pytest.raises(RuntimeError, match="without a way to ask"):
         await supervisor._exec_next_program()

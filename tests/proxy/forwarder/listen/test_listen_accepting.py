@@ -100,7 +100,7 @@ async def test_shares_become_even(shared: SharedListener, monkeypatch: pytest.Mo
     assert abs(shared.taken.count(0) - shared.taken.count(1)) <= 1
 
 
-async def test_one_above_its_share_takes_what_nobody_else_does(shared: SharedListener) -> None:
+async def test_a_forwarder_above_its_share_takes_clients_left_by_the_others(shared: SharedListener) -> None:
     """The others are gone, or hang."""
     for _ in range(5):
         shared.admissions[0].admit_client("127.0.0.1")
@@ -141,7 +141,7 @@ class TroubledListener:
 
 
 @pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN])
-async def test_errors_of_one_client_are_nobody_elses(shared: SharedListener, number: int) -> None:
+async def test_accept_errors_of_one_client_are_not_reported(shared: SharedListener, number: int) -> None:
     listener = TroubledListener(shared.listener.dup(), *(OSError(number, "trouble") for _ in range(3)))
     shared.open(0, sock=listener)
     with structlog.testing.capture_logs() as logs:

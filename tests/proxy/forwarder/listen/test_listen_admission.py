@@ -56,7 +56,7 @@ def test_the_limit_is_the_clusters(memory: int) -> None:
 
 
 @pytest.mark.parametrize("lie", [2**62, -(2**62)])
-def test_what_a_forwarder_says_that_was_taken_over_refuses_nobody(memory: int, lie: int) -> None:
+def test_counters_of_a_captured_forwarder_refuse_no_client(memory: int, lie: int) -> None:
     """Security: every counter is in memory that every forwarder can write."""
     counters = ConnectionCounters(memory)
     admission = Admission(Limits(max_connections=10), counters, 0)
@@ -226,7 +226,7 @@ def test_silent_ones_are_evicted_where_the_forwarder_is_full(memory: int) -> Non
     assert admission.check_admission("c") == "max_connections"
 
 
-def test_nobody_gives_way_for_whom_the_proxy_works(memory: int) -> None:
+def test_busy_connections_are_not_evicted(memory: int) -> None:
     admission = Admission(Limits(max_unauthenticated_connections=8), ConnectionCounters(memory), 0)
     evicted: list[str] = []
     for address in ("a", "a", "b", "c"):

@@ -213,7 +213,7 @@ def test_each_listener_has_its_own(server: Pair) -> None:
 # ---- sessions of TLS are not resumed
 
 
-door_streams: list[Stream] = []
+accepted_streams: list[Stream] = []
 """The server's ends: OpenSSL forgets the session of a connection that goes without a close_notify."""
 
 
@@ -235,7 +235,7 @@ async def meet(
         nursery.start_soon(come)
         try:
             server, _ = await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
-            door_streams.append(server)
+            accepted_streams.append(server)
         except TlsFailed as error:
             failure = str(error)
             nursery.cancel_scope.cancel()

@@ -254,7 +254,7 @@ async def test_a_pipe_that_was_bound_and_empty_is_free(place: Place, lane: Lane)
     assert await read(lane.broker, 1) == b"x"
 
 
-async def test_a_pipe_with_bytes_of_nobody_is_thrown_away(place: Place, lane: Lane) -> None:
+async def test_a_pipe_with_bytes_of_no_relay_is_dropped(place: Place, lane: Lane) -> None:
     """Security: of a relay that had never begun, or was ended in that very moment; nobody else may get them."""
     first = await place.forwarder()
     await first.begin(lane)

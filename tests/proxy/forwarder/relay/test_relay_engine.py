@@ -369,7 +369,7 @@ async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
 async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sender has said all, and nobody else says anything: the loop must not sleep while one stands in line."""
+    """Its sender has sent its end and no descriptor is ready: the loop must not sleep while a relay is queued."""
     monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
     engine.open(lane)
 
@@ -469,7 +469,7 @@ async def test_an_unexpected_error_where_a_pipe_is_taken(
     assert [entry["log_level"] for entry in logs] == ["error"]
 
 
-async def test_what_an_error_left_in_a_pipe_reaches_nobody_else(
+async def test_bytes_left_in_a_pipe_by_an_error_reach_no_other_relay(
     engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: another client's bytes."""

@@ -187,7 +187,7 @@ async def test_a_predecessor_that_ends_during_a_hand_over(place: Place) -> None:
     assert (used(third), third.relays.left_behind.count) == (3, 0)
 
 
-async def test_relays_that_move_are_nobodys_to_wait_for(lane: Lane) -> None:
+async def test_relays_that_move_delay_no_drain(lane: Lane) -> None:
     async with open_place() as place:
         first = await place.forwarder()
         about = await first.begin(lane, to_broker=b"1")

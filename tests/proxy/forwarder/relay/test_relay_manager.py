@@ -102,7 +102,7 @@ async def test_first_bytes_of_both_ways_go_first(place: Place, lane: Lane) -> No
     assert (lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()) == (-1, -1), "they are the relay's"
 
 
-async def test_nobody_is_told_anything_before_the_store_is(place: Place, lane: Lane) -> None:
+async def test_bytes_are_sent_only_after_the_store_has_the_relay(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
     async with busy_channel(it.fd_store) as free_it, trio.open_nursery() as nursery:
 

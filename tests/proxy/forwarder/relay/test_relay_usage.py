@@ -70,7 +70,7 @@ def test_by_name_of_those_that_live_and_those_that_ended() -> None:
     assert found(principals) == {"alice": (15, 6), "bob": (21, 2)}
 
 
-def test_no_more_names_than_wanted_and_nobody_moves() -> None:
+def test_names_are_bounded_and_counted_ones_stay() -> None:
     table = RelayTable()
     principals = PrincipalUsage(table, 2)
     for number, name in enumerate(["a", "b", "c", "d", "a"]):

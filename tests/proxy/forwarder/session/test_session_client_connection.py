@@ -118,7 +118,7 @@ async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Sta
     assert await it.end() == "client_closed"
 
 
-async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
+async def test_the_client_leaves_while_it_is_authenticated(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [trio.sleep_forever]
     await it.client.send(connect())
@@ -128,7 +128,7 @@ async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
 
 
 @pytest.mark.parametrize("ends", ["leaves", "answers wrongly"])
-async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Start, ends: str) -> None:
+async def test_the_auth_worker_is_told_of_an_abandoned_exchange(play: Start, ends: str) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [challenge(b"q")]
     await it.client.send(connect())

@@ -478,7 +478,7 @@ async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names
 
 
 @pytest.mark.conforms("pip-1.9")
-async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> None:
+async def test_an_unauthenticated_client_reaches_no_broker(play: Start) -> None:
     """Security."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
     it.workers.authentication.answers = [RpcDeadlineExceeded("no answer")]

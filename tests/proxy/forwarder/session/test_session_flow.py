@@ -174,7 +174,7 @@ TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
 """It begins as a lookup, and cannot be parsed."""
 
 
-async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_room_that_comes_with_the_end_resumes_no_reading(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is over is read no further, or its descriptor would be watched while it is closed."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
     it = await play().in_lookup_mode()

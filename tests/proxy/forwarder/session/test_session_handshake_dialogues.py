@@ -75,7 +75,7 @@ PROXIES = {**AUTHENTICATED, "proxy_roles": ["proxy-a"]}
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 
 
-async def test_a_proxy_is_for_the_auth_worker_to_judge(play: Start) -> None:
+async def test_a_connect_of_a_proxy_is_left_to_the_auth_worker(play: Start) -> None:
     it = play(authentication=PROXIES)
     it.workers.authentication.answers = [authenticated(BEHIND)]
     await it.client.send(connect(proxy_version="a", original_principal="alice"))
@@ -109,7 +109,7 @@ async def test_roles_that_do_not_go_together_are_told_as_brokers_do_and_after_th
     assert it.workers.opened == []
 
 
-async def test_without_authentication_nobody_is_behind_anybody(play: Start) -> None:
+async def test_without_authentication_no_original_principal_is_forwarded(play: Start) -> None:
     it = play(brokers={"forward_authorization_credentials": True})
     await it.client.send(connect(original_principal="admin", original_auth_data="x", original_auth_method="token"))
     await it.client.expect_command(BaseCommand.CONNECTED)
@@ -210,7 +210,7 @@ async def test_a_round_answered_twice(play: Start) -> None:
 
 @pytest.mark.conforms("pip-30.21", "pip-30.51")
 @pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
-async def test_whatever_is_in_an_answer_is_the_auth_workers_to_judge(play: Start, data: bytes) -> None:
+async def test_the_data_of_an_answer_is_passed_to_the_auth_worker(play: Start, data: bytes) -> None:
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [challenge(b"q"), authenticated()]
     await it.client.send(connect(auth_data=data))
@@ -312,7 +312,7 @@ async def test_no_verdict_is_no_admission(play: Start, error: Exception) -> None
     assert len(it.workers.authentication.rounds) == 2
 
 
-async def test_authentication_off_asks_nobody(play: Start) -> None:
+async def test_without_authentication_no_auth_worker_is_asked(play: Start) -> None:
     it = await play().in_lookup_mode()
     assert it.workers.authentication.rounds == []
 

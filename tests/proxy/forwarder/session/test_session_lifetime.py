@@ -108,7 +108,7 @@ async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clo
 
 @pytest.mark.conforms("kip-368.7")
 @pytest.mark.parametrize("tables", [{}, {"metrics": {"count_messages": True}}])
-async def test_without_authentication_nobody_is_asked(
+async def test_without_authentication_no_client_is_asked(
     life: Begin, autojump_clock: trio.testing.MockClock, tables: dict[str, Any]
 ) -> None:
     """Not even with a maximum: there is nothing that a client could show."""
@@ -145,7 +145,9 @@ async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.M
 
 
 @pytest.mark.conforms("kip-368.14")
-async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_answer_is_verified_as_a_new_connection_would_be(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
     """Security: with the certificate and the address of this connection, and all that its CONNECT said."""
     proxies = {"proxy_roles": ["proxy-a"]}
     it = await life(100, token(100), authentication=proxies).enter(original_principal="bob", proxy_version="1")
@@ -317,7 +319,7 @@ async def test_another_principal_is_closed(
 
 
 @pytest.mark.conforms("kip-368.48")
-async def test_another_method_in_the_answer_is_closed_and_never_judged(
+async def test_another_method_in_the_answer_is_closed_and_never_verified(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100, token(100)).enter()
@@ -360,7 +362,7 @@ async def test_an_answer_that_is_none_is_closed(life: Begin, autojump_clock: tri
     assert len(it.workers.authentication.requests) == 1
 
 
-async def test_a_second_answer_while_the_first_is_judged_is_closed(
+async def test_a_second_answer_while_the_first_is_verified_is_closed(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     verdict = trio.Event()
@@ -382,7 +384,7 @@ async def test_a_second_answer_while_the_first_is_judged_is_closed(
     [RpcConnectionLost("gone"), RpcDeadlineExceeded("late"), denied("unknown_round")],
     ids=["it dies", "it is late", "it does not know the round"],
 )
-async def test_where_nobody_could_judge_the_client_is_asked_again(
+async def test_without_an_auth_worker_the_client_is_asked_again(
     life: Begin, autojump_clock: trio.testing.MockClock, trouble: Any
 ) -> None:
     it = await life(100, trouble, token(1000)).enter()
@@ -567,7 +569,7 @@ async def test_a_command_waits_for_the_verdict_in_vain(life: Begin, autojump_clo
 
 
 @pytest.mark.parametrize("trouble", [RpcConnectionLost("gone"), denied("unknown_round")])
-async def test_a_command_waited_and_nobody_could_judge(
+async def test_a_command_waited_and_the_auth_worker_was_unavailable(
     life: Begin, autojump_clock: trio.testing.MockClock, trouble: Any
 ) -> None:
     """It is use past the end, then."""
@@ -614,7 +616,7 @@ async def test_who_waits_for_a_verdict_is_not_taken_for_silent(
 
 
 @pytest.mark.parametrize("verdict", [challenge(b"q"), authenticated(), denied()])
-async def test_the_client_leaves_while_it_is_judged(
+async def test_the_client_leaves_while_it_is_authenticated(
     life: Begin, autojump_clock: trio.testing.MockClock, verdict: AuthenticateResponse
 ) -> None:
     gate = trio.Event()
@@ -997,7 +999,7 @@ async def test_in_lookup_mode_all_are_asked_that_can_be(
 
 
 @pytest.mark.conforms("kip-368.58")
-async def test_after_a_restart_nobody_is_counted_until_the_first_such_client_connects(
+async def test_after_a_restart_nothing_is_counted_until_the_first_such_client_connects(
     relay_setup: MakeRelaySetup,
 ) -> None:
     name = "pulsar_proxy_authentication_no_reauth_total"
@@ -1058,7 +1060,7 @@ async def test_a_relay_counts_who_is_not_asked_by_the_policy(
     assert {reason: value for reason, value in found.items() if value} == counted
 
 
-async def test_lookup_mode_counts_nobody_by_the_policy_of_relays(
+async def test_lookup_mode_counts_no_client_by_the_policy_of_relays(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100, session={"relay_reauthentication": "never"}).enter()
@@ -1089,7 +1091,7 @@ async def test_a_session_that_never_authenticated_ends(relay_setup: MakeRelaySet
     relay_setup().lifetime.abandon_reauthentication()
 
 
-async def test_a_successor_judges_as_its_predecessor_did(relay_setup: MakeRelaySetup) -> None:
+async def test_a_successor_authenticates_as_its_predecessor_did(relay_setup: MakeRelaySetup) -> None:
     """All but secrets is kept: the auth worker is told the same, in the same words."""
     it = relay_setup().expiring()
     session = it.relay_session(
@@ -1113,7 +1115,7 @@ async def test_a_successor_judges_as_its_predecessor_did(relay_setup: MakeRelayS
     assert before[0].client_certificate == CERTIFICATE
 
 
-async def test_a_successor_judges_by_the_settings_in_force(relay_setup: MakeRelaySetup) -> None:
+async def test_a_successor_authenticates_by_the_settings_in_force(relay_setup: MakeRelaySetup) -> None:
     it = relay_setup().expiring()
     relay = StoredRelay(client_address=CLIENT)
     relay.session.CopyFrom(it.relay_session().to_stored_session())

@@ -878,7 +878,7 @@ async def test_a_client_that_has_gone(make: Make) -> None:
         lambda sent: sent.send(b"\xff\xff"),
     ],
 )
-async def test_answers_after_the_session_has_ended_are_nobodys(
+async def test_answers_after_the_session_has_ended_are_dropped(
     nursery: trio.Nursery, fast_path: bool, late: Callable[[SentEnvelope], None]
 ) -> None:
     async with trio.open_nursery() as session:

@@ -159,7 +159,7 @@ async def test_a_client_that_is_heard_now_and_then_is_pinged_an_interval_after_t
     assert await it.end() == "keep_alive_timeout"
 
 
-async def test_a_client_that_nobody_reads_is_not_taken_for_silent(
+async def test_a_client_that_is_not_read_is_not_taken_for_silent(
     play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """While its answers are waited for, what it says stays in the kernel, its PONGs, too."""

@@ -182,7 +182,7 @@ async def test_what_the_library_does_not_foresee_is_no_answer(
     assert "what bytes can do" in await Group(nursery).failure("b")
 
 
-async def test_nobody_answers_in_time(
+async def test_a_query_without_an_answer_times_out(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.delay_s = lambda *_: math.inf
@@ -291,7 +291,7 @@ async def test_who_asks_at_the_same_time_shares_one_query(
     assert names.server.count("b") == 1
 
 
-async def test_who_gives_up_takes_the_answer_from_nobody(
+async def test_a_caller_that_gives_up_leaves_the_answer_to_the_others(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.add("b", "A", "10.0.0.1")
@@ -403,7 +403,7 @@ async def test_a_name_that_was_not_asked_for_in_its_time_is_not_known_to_have_no
         askers.cancel_scope.cancel()
 
 
-async def test_where_nobody_wants_a_name_any_more_it_is_not_asked_for(
+async def test_a_name_without_waiting_callers_is_not_queried(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.delay_s = lambda *_: math.inf

@@ -17,7 +17,7 @@ def test_the_first_half_is_whoever_comes() -> None:
     assert budget.shares_enforced
 
 
-def test_of_the_rest_nobody_gets_more_than_an_equal_share() -> None:
+def test_of_the_rest_each_owner_gets_at_most_an_equal_share() -> None:
     budget = ByteBudget(1200)
     assert budget.reserve_bytes("a", 400)
     assert budget.reserve_bytes("b", 200)

@@ -83,7 +83,7 @@ def test_a_newcomer_from_a_quiet_owner_is_let_in_however_full_it_is() -> None:
     assert queue.enqueue("c", 1000) == ("a", 50)
 
 
-def test_who_is_in_line_is_not_dropped_for_an_equal() -> None:
+def test_a_queued_item_is_not_dropped_for_an_equal() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=3), "abc")
     assert queue.enqueue("d", 9) == ("d", 9)
     assert queue.enqueue("a", 9) == ("a", 9)

@@ -35,7 +35,7 @@ async def deadlines(nursery: trio.Nursery) -> Deadlines:
     return made
 
 
-async def test_nobody_is_woken_early_and_nobody_much_late(
+async def test_no_deadline_is_early_and_none_much_late(
     deadlines: Deadlines, autojump_clock: trio.testing.MockClock
 ) -> None:
     began = trio.current_time()

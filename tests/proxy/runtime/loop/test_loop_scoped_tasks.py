@@ -8,7 +8,7 @@ import trio.testing
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
 
 
-async def test_they_end_together_and_nobody_elses(nursery: trio.Nursery) -> None:
+async def test_tasks_of_one_owner_end_together_and_leave_the_others(nursery: trio.Nursery) -> None:
     ended: list[str] = []
 
     async def work(name: str) -> None:

@@ -22,7 +22,7 @@ def ends(*seconds_left: float) -> list[SessionEnd]:
     return [SessionEnd(left, f"192.0.2.7:{number}", "alice") for number, left in enumerate(seconds_left)]
 
 
-def test_nobody() -> None:
+def test_without_clients_there_is_no_near_expiry() -> None:
     assert summarize_near_expiry([]) == NONE
     assert merge_near_expiry([]) == NONE
 

@@ -113,7 +113,7 @@ async def test_a_refusal_travels_with_status_and_detail(wires: MakeWires) -> Non
     assert caught.value.status == Status.INVALID_REQUEST
 
 
-async def test_a_handler_that_crashes_harms_nobody_else(wires: MakeWires, nursery: trio.Nursery) -> None:
+async def test_a_handler_that_crashes_leaves_other_calls_unharmed(wires: MakeWires, nursery: trio.Nursery) -> None:
     gate = trio.Event()
 
     async def handler(data: bytes, _caller: Caller) -> bytes:
@@ -171,7 +171,7 @@ async def test_the_callers_deadline(wires: MakeWires, autojump_clock: trio.testi
     assert client.in_flight == 0
 
 
-async def test_the_deadline_holds_while_nobody_is_there(
+async def test_the_deadline_holds_while_the_server_is_absent(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def nobody() -> trio.abc.HalfCloseableStream:
@@ -371,7 +371,7 @@ async def test_who_does_not_wait_any_more_says_so(
     await raw.reply(following.correlation_id)
 
 
-async def test_a_call_whose_answer_nobody_waits_for(raw: RawServer, client: RpcClient) -> None:
+async def test_an_answer_to_an_abandoned_call_is_dropped(raw: RawServer, client: RpcClient) -> None:
     client.send_notification(Method.ENVELOPE, Text(text="before there is a connection"), timeout_s=1.0)
     await trio.testing.wait_all_tasks_blocked()
     client.send_notification(Method.ENVELOPE, Text(text="bye"), timeout_s=1.0)

@@ -219,7 +219,7 @@ async def test_when_the_worker_goes_each_is_told_once(raw: RawServer, client: Rp
     assert heard == [[(b"in time", False)], [None], [None]]
 
 
-async def test_what_breaks_in_a_listener_harms_nobody_else(raw: RawServer, client: RpcClient) -> None:
+async def test_a_listener_that_raises_leaves_other_calls_unharmed(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
 
     def broken(_reply: Reply | None) -> None:
@@ -287,7 +287,7 @@ async def test_a_refusal_after_a_part(raw: RawServer, client: RpcClient) -> None
             await call.next_part()
 
 
-async def test_parts_that_nobody_waits_for_any_more_are_dropped(raw: RawServer, client: RpcClient) -> None:
+async def test_parts_of_an_abandoned_call_are_dropped(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5):
         correlation_id = (await raw.read()).correlation_id
         await send_reply(raw, correlation_id, b"a", more=True)
@@ -473,7 +473,7 @@ async def test_calls_in_parts_count_until_their_last_part(
     assert statuses == [Status.OK, Status.INVALID_REQUEST, Status.INVALID_REQUEST, Status.TOO_MANY_REQUESTS]
 
 
-async def test_answers_after_the_caller_has_gone_are_nobodys(line: Line) -> None:
+async def test_answers_after_the_caller_has_gone_are_dropped(line: Line) -> None:
     await line.call(1)
     await line.call(2)
     line.handler.answers[0](b"a", True)

@@ -84,7 +84,7 @@ async def test_a_table_that_claims_more_than_one_forwarder_may_have_is_not_belie
     assert reader.others_connections(ADDRESS, 10, 200) == 0
 
 
-def test_nobody_else_can_write_a_table() -> None:
+def test_only_its_owner_can_write_a_table() -> None:
     """Security: also not by opening the memory once more."""
     tables: list[int] = []
     writer = AddressTables()

@@ -125,7 +125,7 @@ async def test_what_was_sent_arrives_although_its_sender_is_gone(ends: Ends) -> 
     close_descriptors([*received[1], writing])
 
 
-async def test_nobody_is_there_any_more(ends: Ends) -> None:
+async def test_a_send_to_a_closed_channel_raises_store_lost(ends: Ends) -> None:
     one, other = ends
     other.close()
     with pytest.raises(StoreLost):

@@ -104,7 +104,7 @@ async def test_to_the_others_it_is_a_stranger(setup: AdminSetup, nursery: trio.N
     nursery.cancel_scope.cancel()
 
 
-async def test_it_is_replaced_when_it_dies_and_nobody_else_is(
+async def test_a_dead_admin_worker_is_replaced_alone(
     setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     await setup.start(nursery)

@@ -118,7 +118,7 @@ async def test_forwarders_never_get_the_seal_key(setup: Setup, nursery: trio.Nur
     nursery.cancel_scope.cancel()
 
 
-async def test_everybody_knows_everybody(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_each_worker_knows_all_other_workers(setup: Setup, nursery: trio.Nursery) -> None:
     await setup.started(nursery)
     everybody = {(worker.pid, worker.role.value) for worker in setup.workshop.workers}
     for role in (Role.AUTH, Role.LOOKUP):
@@ -207,7 +207,7 @@ async def test_the_clients_of_a_dead_forwarder_count_no_more(
 # ---- reload
 
 
-async def test_reload_tells_everybody_in_order(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_a_reload_tells_all_workers_in_order(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     config = config_with(limits={"max_connections": 5})
     await cluster.reload(config)
@@ -236,7 +236,7 @@ async def test_a_reload_that_needs_a_restart_is_refused(setup: Setup, nursery: t
     nursery.cancel_scope.cancel()
 
 
-async def test_all_or_nobody(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_a_reload_that_one_worker_refuses_changes_no_worker(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     before = cluster.config
     [lookup] = setup.workshop.of(Role.LOOKUP)
@@ -475,7 +475,7 @@ async def test_nothing_is_kept_where_that_is_not_wanted(
 
 
 @pytest.mark.parametrize("crash_safe", [True, False])
-async def test_a_forwarder_that_nobody_understands_is_ended(
+async def test_a_forwarder_that_sends_malformed_messages_is_ended(
     setup: Setup, nursery: trio.Nursery, crash_safe: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: only its own clients may notice."""
@@ -496,7 +496,7 @@ async def test_a_forwarder_without_a_line(setup: Setup) -> None:
         await cluster._serve_fd_store(cluster.fd_store_slots[0], FakeWorker(Role.FORWARDER))  # type: ignore[arg-type]
 
 
-async def test_what_nobody_will_take_over_is_not_kept(
+async def test_relays_without_a_successor_are_not_kept(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.crash_safe(nursery)

@@ -40,7 +40,7 @@ class Place:
                 self._spawn,  # type: ignore[arg-type]
                 self._start,  # type: ignore[arg-type]
                 lambda _slot: None,
-                self._keep_shelf,  # type: ignore[arg-type]
+                self._keep_fd_store_slot,  # type: ignore[arg-type]
                 self.store_slot.on_process_ended,
             ),
         )
@@ -72,7 +72,7 @@ class Place:
         slot.worker = worker  # type: ignore[assignment]
         slot.state = SlotState.RUNNING
 
-    async def _keep_shelf(self, worker: FakeWorker) -> None:
+    async def _keep_fd_store_slot(self, worker: FakeWorker) -> None:
         assert worker.store_channel is not None
         tables = AddressTableExchange().open_channel(0)
         await self.store_slot.serve_forwarder(

@@ -76,10 +76,10 @@ class ForwarderPlace(Place):
         self.slot = WorkerSlot(
             Role.FORWARDER,
             0,
-            SlotHooks(self._spawn, self._start, self.ended.append, self._keep_shelf),  # type: ignore[arg-type]
+            SlotHooks(self._spawn, self._start, self.ended.append, self._keep_fd_store_slot),  # type: ignore[arg-type]
         )
 
-    async def _keep_shelf(self, worker: FakeWorker) -> None:
+    async def _keep_fd_store_slot(self, worker: FakeWorker) -> None:
         assert worker.store_channel is not None
         await self.store_slot.serve_forwarder(
             worker.store_channel,
@@ -750,7 +750,9 @@ async def test_no_process_for_a_successor(
     nursery.cancel_scope.cancel()
 
 
-async def test_nobody_to_replace(place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_replacing_a_dead_worker_adds_no_second_successor(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     """Whoever comes after a death is new already."""
     await started(place, nursery)
     place.worker.end(1)

@@ -74,7 +74,7 @@ def test_tables_go_to_all_others(exchange: AddressTableExchange) -> None:
         forwarder.close()
 
 
-def test_one_that_does_not_listen_keeps_nobody_waiting(exchange: AddressTableExchange) -> None:
+def test_a_forwarder_that_does_not_read_delays_no_other(exchange: AddressTableExchange) -> None:
     one, other = Forwarder(exchange, 0), Forwarder(exchange, 1)
     other.ours.sock.setsockopt(1, 7, 1)  # SO_SNDBUF: as little as may be
     with structlog.testing.capture_logs() as logs:

@@ -419,7 +419,7 @@ async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
     theirs.close()
 
 
-async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
+async def test_a_predecessor_that_ends_before_its_successor_reads(store: Store) -> None:
     store.store_slot.apply_message(behind(1), [], 7)
     store.store_slot.on_process_ended(7)
     assert store.store_slot.left_behind == {}
@@ -457,7 +457,7 @@ async def test_each_relay_stays_behind_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
-async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
+async def test_a_forwarder_that_sends_malformed_messages_is_cut_off(store: Store, what: bytes) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
     for keeps in (True, False):
         serve = partial(store.store_slot.serve_forwarder, stores_relays=keeps)
@@ -727,7 +727,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     assert store.kept == 2
 
 
-async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
+async def test_a_successor_continues_with_the_fd_store_slot(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
     nursery.start_soon(

@@ -395,7 +395,9 @@ def test_no_cluster_is_running(run: Run, command: str, tmp_path: Path) -> None:
     assert f"no cluster is running in {tmp_path}" in result.stderr
 
 
-def test_nobody_listens_at_what_is_left_of_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_socket_left_of_a_dead_cluster_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a kill of the supervisor control.sock is still there; half a minute of silence is no answer."""
     (tmp_path / CONTROL_SOCKET).touch()
     clock = trio.testing.MockClock(autojump_threshold=0)

@@ -43,9 +43,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Child:
     return Child(monkeypatch)
 
 
-async def test_it_gets_the_whole_configuration_and_nobody_sees_it(
-    child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_trial_gets_the_whole_configuration_unseen(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PULSAR_TRIO_PROXY__BROKERS__CREDENTIALS__TOKEN", TOKEN)
     assert await run_trial(CONFIG) == BrokerTrial(accepted=True)
     assert json.loads(child.options["stdin"])["brokers"]["credentials"]["token"] == TOKEN

@@ -61,7 +61,7 @@ def test_adopted_ones_are_reaped(kernel: Kernel) -> None:
     assert kernel.reaped == [7, 8]
 
 
-def test_nobody_has_ended(kernel: Kernel) -> None:
+def test_without_ended_children_none_is_reaped(kernel: Kernel) -> None:
     ChildReaper().reap_ended()
     kernel.any_children = False
     ChildReaper().reap_ended()
@@ -90,7 +90,7 @@ def test_a_number_that_was_an_own_ones(kernel: Kernel) -> None:
     assert kernel.reaped == [7]
 
 
-def test_nobody_is_reaped_while_one_starts(kernel: Kernel) -> None:
+def test_no_child_is_reaped_while_one_starts(kernel: Kernel) -> None:
     """Its number is not known yet."""
     children = ChildReaper()
     kernel.ended = [7]

@@ -172,7 +172,7 @@ async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_answer_that_was_being_judged(
+async def test_an_answer_that_was_being_verified_is_given_to_the_successor(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
 ) -> None:
     reauthenticator.gate = trio.Event()

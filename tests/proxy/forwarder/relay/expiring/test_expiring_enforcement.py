@@ -310,7 +310,7 @@ async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: 
     assert await read(stage.client, len(CHALLENGE)) == CHALLENGE, "in its new life it is asked"
 
 
-async def test_answers_that_follow_each_other_too_closely_cost_no_judging(begin: Any) -> None:
+async def test_answers_that_follow_each_other_too_closely_are_not_verified(begin: Any) -> None:
     stage = await begin()
     stage.reauthenticator.verdict = denied
     stage.now.s += 5

@@ -306,7 +306,9 @@ async def test_a_client_that_comes_by_itself(
     assert counted(forwarder.metrics.failure, method="token") == 1
 
 
-async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator) -> None:
+async def test_an_unreachable_auth_worker_leaves_the_client_to_be_asked_again(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
     """That is not the client's fault: it is asked again, though not at once."""
 
     def unreachable(_data: bytes) -> Any:
