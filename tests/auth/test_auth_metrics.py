@@ -7,7 +7,7 @@ from auth.metrics import AuthMetrics
 
 
 class TokensOnly:
-    """One provider judges method `token`, and none any other."""
+    """One provider serves method `token`, and none any other."""
 
     methods = ("token",)
 
@@ -23,7 +23,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> AuthMetrics:
-    """The counts of a worker that judges tokens."""
+    """The counts of a worker that verifies tokens."""
     made = AuthMetrics(registry)
     made.providers = TokensOnly()
     return made

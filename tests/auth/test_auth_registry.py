@@ -1,4 +1,4 @@
-"""Which provider judges which method; a method without one is denied. And providers from elsewhere."""
+"""Which provider serves which method; a method without one is denied. And providers from elsewhere."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -221,7 +221,7 @@ async def test_the_first_denial_is_the_one_that_is_told() -> None:
 
 
 class Denying:
-    """Denies everybody for one reason."""
+    """Denies every client for one reason."""
 
     method = "token"
 

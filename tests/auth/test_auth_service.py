@@ -637,7 +637,7 @@ async def test_the_certificate_is_passed_to_the_provider(many_rounds: Worker, pr
 
 @pytest.mark.conforms("pip-30.21", "pip-30.51")
 async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvider) -> None:
-    """Empty data, and rubbish, are the mechanism's to judge: in any round."""
+    """Empty data, and rubbish, are passed to the mechanism, in any round."""
     for first in (b"", b"\xff" * 1024, b"wrong"):
         provider.next_state = lambda: ScriptedAuthState([b"challenge"])
         response = await many_rounds.ask("rounds", first)
@@ -1037,7 +1037,7 @@ async def test_a_reload_ends_the_rounds_under_way(many_rounds: Worker) -> None:
 
 
 class SlowAuthState(ScriptedAuthState):
-    """Judges its data only when it is let."""
+    """Verifies its data only once the gate is open."""
 
     gate: trio.Event
 

@@ -31,7 +31,7 @@ LOADED_ONLY = {
     "voucher": "the provider is the page's own, and not installed; tests/auth/test_docs_providers.py runs it",
     "sasl": "a keytab needs a KDC; tests/e2e/test_kerberos.py has one",
 }
-"""Fragments that `check` cannot judge here beyond their keys, by a word in them."""
+"""Fragments that `check` cannot verify here beyond their keys, by a word in them."""
 
 
 def _of(language: str) -> list[Block]:

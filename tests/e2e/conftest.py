@@ -68,7 +68,7 @@ def pulsar_home() -> Path:
 
 @pytest.fixture(scope="session")
 def broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker that lets everybody in."""
+    """A broker without authentication."""
     with Standalone(pulsar_home, tmp_path_factory.mktemp("broker"), conf=NO_PINGS) as standalone:
         yield standalone
 

@@ -24,7 +24,7 @@ from .lab.scram import MECHANISMS, ScramDialogue
 from .lab.security import NAMESPACE
 from .lab.waiting import eventually
 from .lab.wire import WireClient
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 
 GRANTED = f"persistent://{NAMESPACE}/passwords"
 NOT_GRANTED = "persistent://public/default/passwords"
@@ -155,7 +155,7 @@ def test_basic_in_a_relay(wire: WireClient, secured_broker: Standalone) -> None:
 )
 def test_basic_that_is_refused(proxy: ProxyCluster, secured_broker: Standalone, data: bytes, reason: str) -> None:
     alice = secured_broker.token("alice")
-    with nobody_harmed(proxy, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(proxy, topic=GRANTED, token=alice) as witness:
         with WireClient(proxy.port) as client:
             client.send_connect(auth_method_name="basic", auth_data=data)
             refused(client, proxy, reason)
@@ -196,7 +196,7 @@ def test_scram_that_is_refused(  # noqa: PLR0917 -- pytest names them
     proxy: ProxyCluster, secured_broker: Standalone, mechanism: str, user: str, password: str, reason: str
 ) -> None:
     alice = secured_broker.token("alice")
-    with nobody_harmed(proxy, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(proxy, topic=GRANTED, token=alice) as witness:
         with WireClient(proxy.port) as client:
             dialogue = ScramDialogue(client, user, password, mechanism)
             dialogue.respond(dialogue.begin())

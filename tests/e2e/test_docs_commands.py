@@ -193,7 +193,7 @@ def test_getting_started(started: World) -> None:
 
 
 def assert_group_reads(folder: Path, *secrets: str) -> None:
-    """Assert that a user who is only in the folder's group can read these files, and everybody else none of them."""
+    """Assert that a user who is only in the folder's group can read these files, and all other users none of them."""
     assert folder.stat().st_gid == GROUP_ID
     found = {name: folder.joinpath(name).stat() for name in secrets}
     assert {name: (state.st_mode & 0o777, state.st_gid) for name, state in found.items()} == dict.fromkeys(

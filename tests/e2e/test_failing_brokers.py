@@ -18,7 +18,7 @@ from .lab.fakes import Behaviour, FakeBroker, LookupBroker, Recorder, hangs_up, 
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
 from .lab.wire import WireClient
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 
 TOPIC = "persistent://public/default/failing"
 ENDED = "pulsar_proxy_ended_connections_total"
@@ -58,7 +58,7 @@ RELAY_FAILURES: dict[str, tuple[Behaviour | None, str, int]] = {
 def test_a_relay_to_a_failing_broker_ends_with_an_error(edge_proxy: ProxyCluster, fake_port: int, what: str) -> None:
     """The Java proxy just closes, and loses a broker's own error."""
     behaviour, reason, expected_code = RELAY_FAILURES[what]
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         if behaviour is None:
             error = failed_relay(client, fake_port)
         else:
@@ -108,7 +108,7 @@ def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker
     """The client learns nothing of why; the log does. The Java proxy answers one of these AuthenticationError."""
     target, reason = DENIED[what]
     target = target.format(port=broker.broker_port)
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         answer = client.connect(proxy_to_broker_url=target)
         assert answer.type == BaseCommand.ERROR
         expected = (ServerError.ServiceNotReady, "Target broker cannot be validated.")

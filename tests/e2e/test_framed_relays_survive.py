@@ -54,7 +54,7 @@ def streams_on(on: Scene, lifetime_s: float, tls: ssl.SSLContext | None = None) 
 
 
 def assert_renewed(streams: FramedCopyLoop, on: Scene, *, each: int) -> None:
-    """Everybody was asked so often, and nobody failed to answer."""
+    """Each client was asked so often, and each one answered."""
     asked = [count for number, count in enumerate(streams.challenges) if number not in streams.expired]
     assert min(asked) >= each, streams.challenges
     assert on.cluster.metrics().total(FAILURES) == 0

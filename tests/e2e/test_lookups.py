@@ -88,7 +88,7 @@ class Principal:
 def principals(secured_broker: Standalone) -> list[Principal]:
     """Each with its grant."""
     key, admin = secured_broker.secret_key.read_bytes(), secured_broker.admin()
-    everybody = [Principal(number, make_token(key, f"principal-{number}")) for number in range(PRINCIPALS)]
+    all_principals = [Principal(number, make_token(key, f"principal-{number}")) for number in range(PRINCIPALS)]
 
     def prepare(principal: Principal) -> None:
         admin.create_namespace(principal.namespace)
@@ -99,12 +99,12 @@ def principals(secured_broker: Standalone) -> list[Principal]:
             admin.grant_topic(principal.topic, principal.role)
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(prepare, everybody))
+        list(pool.map(prepare, all_principals))
     admin.create_namespace(EVENS_NAMESPACE)
     admin.create_topic(EVENS_TOPIC)
-    for principal in everybody[::2]:  # one after the other: they are written to the same policies
+    for principal in all_principals[::2]:  # one after the other: they are written to the same policies
         admin.grant_topic(EVENS_TOPIC, principal.role)
-    return everybody
+    return all_principals
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def requests_of(principal: Principal, neighbour: Principal) -> list[SentRequest]
 
 
 async def ask_all(port: int, principals: Sequence[Principal]) -> list[tuple[Principal, list[SentRequest]]]:
-    """Everybody asks at the same moment, over a connection of its own."""
+    """All clients ask at the same moment, each over its own connection."""
     async with AsyncExitStack() as stack:
         askers = [await stack.enter_async_context(questioner(port, token=one.token)) for one in principals]
         asked = []

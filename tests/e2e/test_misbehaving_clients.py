@@ -27,7 +27,7 @@ from .lab.fakes import (
 from .lab.schema import NO_REQUEST_ID
 from .lab.waiting import BUSY_S, eventually
 from .lab.wire import Ended, WireClient, frame
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 
 ENDED = "pulsar_proxy_ended_connections_total"
 TOPIC = "persistent://public/default/misbehaving"
@@ -57,7 +57,7 @@ GARBAGE = {
 @pytest.mark.parametrize("what", GARBAGE)
 def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, what: str) -> None:
     data, cause = GARBAGE[what]
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.send_bytes(data)
         code, _ = last_error(client.wait_for_end())
         assert code == ServerError.NotAllowedError
@@ -70,7 +70,7 @@ def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, 
 @pytest.mark.parametrize("when", ["before CONNECT", "in lookup mode"])
 def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyCluster, when: str) -> None:
     """Nothing of the announced 2^31-1 bytes is waited for, also after a good beginning."""
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         if when == "in lookup mode":
             assert client.connect().type == BaseCommand.CONNECTED
         client.send_bytes((2**31 - 1).to_bytes(4, "big"))
@@ -86,7 +86,7 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyClus
 def test_1024_random_bytes_harm_no_other_client(edge_proxy: ProxyCluster, when: str) -> None:
     """Twenty times, from a fixed seed; every connection ends within the handshake's time limit."""
     noise = random.Random(20261121)
-    with nobody_harmed(edge_proxy) as witness:
+    with others_unharmed(edge_proxy) as witness:
         for _ in range(20):
             with WireClient(edge_proxy.port) as client:
                 if when == "in lookup mode":
@@ -99,7 +99,7 @@ def test_1024_random_bytes_harm_no_other_client(edge_proxy: ProxyCluster, when: 
 
 def test_a_client_that_never_says_connect_is_closed(edge_proxy: ProxyCluster) -> None:
     """After handshake_timeout_ms, 2.5 s here, and not much before; without a word, since it may speak no Pulsar."""
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         began_at = time.monotonic()
         assert client.wait_for_end() == []
         assert time.monotonic() - began_at > 2.0
@@ -110,7 +110,7 @@ def test_a_client_that_never_says_connect_is_closed(edge_proxy: ProxyCluster) ->
 
 def test_a_client_that_stops_within_connect_is_closed(edge_proxy: ProxyCluster) -> None:
     """Half a CONNECT is no CONNECT, and PINGs do not prolong the time."""
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         assert client.ping().type == BaseCommand.PONG
         client.send_bytes(frame(BaseCommand.CONNECT, connect={"client_version": "half", "protocol_version": 19})[:-3])
         client.wait_for_end()
@@ -121,7 +121,7 @@ def test_a_client_that_stops_within_connect_is_closed(edge_proxy: ProxyCluster) 
 
 def test_a_producer_in_lookup_mode_is_refused_and_the_connection_goes_on(edge_proxy: ProxyCluster) -> None:
     """The Java proxy closes without a word; here the request gets its answer, with its own id."""
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.connect()
         answer = client.producer(TOPIC)
         assert answer.type == BaseCommand.ERROR
@@ -140,8 +140,8 @@ def test_ping_is_answered_before_and_after_connect(edge_proxy: ProxyCluster) -> 
 
 
 def test_a_second_connect_ends_the_connection(edge_proxy: ProxyCluster) -> None:
-    """In lookup mode it is out of turn. (In a relay it is the broker's to judge.)"""
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    """In lookup mode it is out of turn. (In a relay the broker handles it.)"""
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.connect()
         client.send_connect()
         code, text = last_error(client.wait_for_end())
@@ -152,7 +152,7 @@ def test_a_second_connect_ends_the_connection(edge_proxy: ProxyCluster) -> None:
 
 
 def test_a_client_must_not_claim_to_be_a_proxy(edge_proxy: ProxyCluster) -> None:
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.send_connect(proxy_version="a proxy before a proxy")
         expected = (ServerError.NotAllowedError, "Must not provide proxyVersion")
         assert last_error(client.wait_for_end()) == expected
@@ -278,7 +278,7 @@ def test_a_client_in_a_hurry_loses_nothing(edge_proxy: ProxyCluster, fake_port: 
 
 
 def test_an_old_client_is_told_that_it_is_too_old(edge_proxy: ProxyCluster) -> None:
-    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+    with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.send_connect(protocol_version=9)
         code, _ = last_error(client.wait_for_end())
         assert code == ServerError.UnsupportedVersionError

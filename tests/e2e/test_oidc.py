@@ -23,7 +23,7 @@ from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
 from .lab.waiting import eventually
 from .lab.wire import WireClient
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 
 GRANTED = f"persistent://{NAMESPACE}/oidc"
 NOT_GRANTED = "persistent://public/default/oidc-not-granted"
@@ -92,7 +92,7 @@ def oidc_proxy(issuer: Issuer, oidc_broker: Standalone, account_file: Path) -> I
 
 REFUSALS = {
     (ServerError.AuthenticationError, "Failed to authenticate"),
-    # where the issuer cannot be asked, nobody can judge it: clients come again
+    # where the issuer cannot be reached, a token cannot be verified: clients retry
     (ServerError.ServiceNotReady, "The proxy cannot authenticate clients at the moment"),
 }
 
@@ -156,7 +156,7 @@ BAD_TOKENS: dict[str, Callable[[Issuer], str]] = {
 def test_a_bad_token_is_refused(issuer: Issuer, oidc_proxy: ProxyCluster, reason: str) -> None:
     """One answer whatever is wrong; the log has a line for it, without the token."""
     token = BAD_TOKENS[reason](issuer)
-    with nobody_harmed(oidc_proxy, topic=GRANTED, token=issuer.token("alice", AUDIENCE)) as witness:
+    with others_unharmed(oidc_proxy, topic=GRANTED, token=issuer.token("alice", AUDIENCE)) as witness:
         with WireClient(oidc_proxy.port) as client:
             assert client.connect(token=token).error.error == ServerError.AuthenticationError
             witness.logged("authentication denied", client.address, f"reason={reason}")

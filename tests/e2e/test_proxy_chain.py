@@ -23,7 +23,7 @@ from .lab.schema import NO_REQUEST_ID
 from .lab.security import NAMESPACE, grant
 from .lab.waiting import eventually
 from .lab.wire import WireClient
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 
 GRANTED = f"persistent://{NAMESPACE}/granted"
 NOT_GRANTED = "persistent://public/default/not-granted"
@@ -205,7 +205,7 @@ def test_roles_that_do_not_go_together_are_refused_as_by_the_broker(
 
 def test_a_client_that_claims_to_be_another_is_refused_alone(secured_broker: Standalone, b: ProxyCluster) -> None:
     alice = secured_broker.token("alice")
-    with nobody_harmed(b, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(b, topic=GRANTED, token=alice) as witness:
         with WireClient(b.port) as client:
             client.connect(token=secured_broker.token("bob"), original_principal="admin")
             line = witness.logged(client.address, "authentication_failed")
@@ -304,7 +304,7 @@ def test_the_brokers_word_on_a_clients_token_counts(strict_broker: Standalone, f
 
 
 def test_without_forwarded_credentials_clients_are_denied(strict_broker: Standalone, keeping: ProxyCluster) -> None:
-    """The control: this broker does look, and after the proxy's own login everybody is told so."""
+    """The control: this broker does look, and after the proxy's own login every client is told so."""
     token = strict_broker.token("alice")
     eventually(lambda: keeping.get("/readyz").text.startswith("clients by token"), what="it is known")
     answer = relayed(keeping, strict_broker, token)

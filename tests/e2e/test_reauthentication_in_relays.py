@@ -110,7 +110,7 @@ def never(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def always(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
-    """Everybody is who can be."""
+    """Every client that supports it is asked."""
     yield from with_policy(secured_broker, "always", tmp_path_factory.mktemp("always"))
 
 

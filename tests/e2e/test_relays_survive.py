@@ -436,7 +436,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
 
 
 def read_on(ways: list[Stuck]) -> None:
-    """Everybody reads again, while a little more is sent."""
+    """All clients read again, while a little more is sent."""
     left = dict.fromkeys(range(len(ways)), MORE_BYTES)
     deadline = time.monotonic() + 2 * BUSY_S
 

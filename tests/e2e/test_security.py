@@ -20,7 +20,7 @@ from .lab.schema import NO_REQUEST_ID
 from .lab.security import NAMESPACE, bad_tokens
 from .lab.waiting import eventually
 from .lab.wire import WireClient
-from .lab.witness import nobody_harmed
+from .lab.witness import others_unharmed
 from .test_failing_brokers import comparable
 
 GRANTED = f"persistent://{NAMESPACE}/granted"
@@ -72,7 +72,7 @@ def test_a_bad_token_is_refused(
     token = bad_tokens(secured_broker)[what]
     more = {"proxy_to_broker_url": f"localhost:{secured_broker.broker_port}"} if target else {}
     alice = secured_broker.token("alice")
-    with nobody_harmed(secured_proxy, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(secured_proxy, topic=GRANTED, token=alice) as witness:
         with WireClient(secured_proxy.port) as client:
             assert_refused(client, token=token, **more)
             line = witness.logged(client.address, "authentication_failed")
@@ -89,7 +89,7 @@ def test_no_credentials_and_unknown_methods_are_refused(
 ) -> None:
     fields = {"auth_method_name": method, "auth_data": b"alice:password"} if method else {}
     alice = secured_broker.token("alice")
-    with nobody_harmed(secured_proxy, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(secured_proxy, topic=GRANTED, token=alice) as witness:
         with WireClient(secured_proxy.port) as client:
             assert_refused(client, **fields)
             witness.logged(client.address, "authentication_failed")
@@ -196,7 +196,7 @@ def test_a_client_with_the_proxys_own_role_gets_the_brokers_refusal(
     """The broker takes no proxy behind a proxy; its reason arrives in a relay and in lookup mode."""
     token = secured_broker.token("proxy")
     alice = secured_broker.token("alice")
-    with nobody_harmed(secured_proxy, topic=GRANTED, token=alice) as witness:
+    with others_unharmed(secured_proxy, topic=GRANTED, token=alice) as witness:
         with WireClient(secured_proxy.port) as client:
             answer = client.connect(token=token, proxy_to_broker_url=f"localhost:{secured_broker.broker_port}")
             assert (answer.error.error, answer.error.message) == (ServerError.AuthorizationError, "Invalid roles.")
@@ -222,7 +222,7 @@ def test_tokens_by_public_key(secured_broker: Standalone, tmp_path: Path) -> Non
             client.connect(token=jwt.encode({"sub": "alice"}, private, "RS256"))
             assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
         with WireClient(cluster.port) as client:
-            # The classic confusion: the public key, which everybody has, used as a shared secret.
+            # The classic confusion: the public key, which is no secret, used as a shared secret.
             assert_refused(client, token=make_token((tmp_path / "public.key").read_bytes(), "admin"))
 
 

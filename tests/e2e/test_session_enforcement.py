@@ -137,7 +137,7 @@ def test_all_kinds_go_on_and_are_counted_once_and_the_enforcing_listener_closes(
 def connected_with_short_token(stage: Stage) -> Iterator[tuple[Session, str, float]]:
     """A client in lookup mode, its token of a few seconds, and when that ends by the wall clock.
 
-    Where the machine is so slow that the token has ended before it was judged, with another token.
+    Where the machine is so slow that the token has ended before it was verified, with another token.
     """
     deadline = time.monotonic() + BUSY_S
     while True:
@@ -149,7 +149,7 @@ def connected_with_short_token(stage: Stage) -> Iterator[tuple[Session, str, flo
                 yield client, token, ends_at
                 return
         assert time.time() >= ends_at - 1, answer  # tokens end at whole seconds: up to one earlier
-        assert time.monotonic() < deadline, "each token has ended before it was judged"
+        assert time.monotonic() < deadline, "each token has ended before it was verified"
 
 
 def test_a_token_that_has_ended_serves_in_lookup_mode(stage: Stage) -> None:

@@ -47,7 +47,7 @@ class Lab:
     heard: Eavesdropper
 
     @contextmanager
-    def nobody_comes_to_the_stranger(self) -> Iterator[None]:
+    def no_client_comes_to_the_stranger(self) -> Iterator[None]:
         """Neither a connection nor a byte; and those who asked were answered by then."""
         yield
         assert (self.stranger.visitors, self.heard.heard) == (0, b"")
@@ -109,7 +109,7 @@ def test_a_broker_is_shown_the_credentials(lab: Lab) -> None:
     "host", [STRANGER, STRANGER.upper(), f"{STRANGER}.", STRANGERS_ADDRESS, f"[::ffff:{STRANGERS_ADDRESS}]", NEIGHBOUR]
 )
 def test_a_clients_own_host_gets_nothing(lab: Lab, host: str) -> None:
-    with lab.nobody_comes_to_the_stranger(), WireClient(lab.cluster.port) as client:
+    with lab.no_client_comes_to_the_stranger(), WireClient(lab.cluster.port) as client:
         answer = client.connect(proxy_to_broker_url=f"{host}:{lab.port}")
         assert (answer.type, answer.error.error, answer.error.message) == (
             BaseCommand.ERROR,
@@ -123,7 +123,7 @@ def test_a_clients_own_host_gets_nothing(lab: Lab, host: str) -> None:
 
 def test_of_a_name_with_addresses_of_both_only_the_brokers_is_dialled(lab: Lab) -> None:
     """And the certificate must be for the name by which the operator knows it, not for the stranger's."""
-    with lab.nobody_comes_to_the_stranger():
+    with lab.no_client_comes_to_the_stranger():
         for _ in range(4):
             with WireClient(lab.cluster.port) as client:
                 assert client.connect(proxy_to_broker_url=f"{SHARING}:{lab.port}").type == BaseCommand.CONNECTED
@@ -134,7 +134,7 @@ def test_a_captured_broker_cannot_redirect_clients_to_a_stranger(lab: Lab, host:
     """Neither the proxy by a redirect, nor a client by its answer."""
     url = f"{lab.scheme}://{host}:{lab.port}"
     said = {"authoritative": True, "broker_service_url": url, "broker_service_url_tls": url}
-    with lab.nobody_comes_to_the_stranger(), WireClient(lab.cluster.port) as client:
+    with lab.no_client_comes_to_the_stranger(), WireClient(lab.cluster.port) as client:
         assert client.connect().type == BaseCommand.CONNECTED
         lab.broker.answer = {"response": LOOKUP_REDIRECT, **said}
         answer = client.lookup(TOPIC).lookup_topic_response
@@ -161,5 +161,5 @@ def test_rules_that_allow_every_target_are_refused(lab: Lab) -> None:
             assert len(answer.stderr.strip().splitlines()) == 1
     finally:
         cluster.write_config(cluster.tables)
-    with lab.nobody_comes_to_the_stranger(), WireClient(cluster.port) as client:
+    with lab.no_client_comes_to_the_stranger(), WireClient(cluster.port) as client:
         assert client.connect(proxy_to_broker_url=f"{STRANGER}:{lab.port}").error.message == DENIED

@@ -87,7 +87,7 @@ def test_strangers_keep_no_client_out(cluster: ManyListenersCluster, authority: 
 
 
 def test_a_fleet_from_one_address_comes_in_at_once(cluster: ManyListenersCluster) -> None:
-    """Behind a load balancer everybody has the same address: more come at one time than strangers may be of one."""
+    """Behind a load balancer all clients have the same address: more come at one time than strangers may be of one."""
     with Strangers(cluster.port, FROM) as silent:
         silent.open(CONNECTIONS_MAX // 8)
         fleet = []

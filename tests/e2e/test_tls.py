@@ -36,7 +36,7 @@ BROKER_FAILURES = "pulsar_proxy_broker_connection_failures_total"
 
 
 class TlsCluster(ManyListenersCluster):
-    """A cluster with a listener for everybody: plain, with TLS, and with TLS for those with a certificate."""
+    """A cluster with listeners of three kinds: plain, with TLS, and with TLS for those with a certificate."""
 
     def __init__(self, tables: Tables, server: Pair, client_ca: str) -> None:
         self.server = server
@@ -72,7 +72,7 @@ class TlsClient(WireClient):
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Everybody trusts it."""
+    """All clients and servers trust it."""
     return Authority(tmp_path_factory.mktemp("certificates"), "ours")
 
 

@@ -1,4 +1,4 @@
-"""What the machine lacks is detected, installed by root, and told to everybody else."""
+"""What the machine lacks is detected, installed by root, and told to all other users."""
 
 from __future__ import annotations
 

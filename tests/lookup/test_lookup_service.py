@@ -279,7 +279,7 @@ async def test_the_end_of_forwarded_credentials_is_the_sealed_principals(serve: 
 
 
 async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
-    """Security: anyone who forwards credentials has to show the seal, as everybody."""
+    """Security: anyone who forwards credentials has to show the seal, like any other caller."""
     served = serve()
     refused = served.refusal(
         original_auth_method="token", original_auth_data="s3cret", sealed_principal=b"", principal_name="admin"

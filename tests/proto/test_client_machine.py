@@ -241,9 +241,9 @@ def test_after_the_end_nothing_is_done_whatever_is_still_reported() -> None:
 
 @given(st.lists(st.sampled_from(list(Event)), max_size=30))
 def test_along_every_way_each_step_was_earned(events: list[Event]) -> None:
-    """Whatever happens: no lookup, no broker and no relay without a verdict, no verdict without data to judge."""
+    """Whatever happens: no lookup, no broker and no relay without a verdict, no verdict without data to verify."""
     machine = ClientMachine()
-    judging = accepted = dialled = False
+    verifying = accepted = dialled = False
     for event in events:
         try:
             action = machine.handle(event)
@@ -253,13 +253,13 @@ def test_along_every_way_each_step_was_earned(events: list[Event]) -> None:
         match action:
             case Action.AUTHENTICATE:
                 assert not accepted
-                judging = True
+                verifying = True
             case Action.SEND_CHALLENGE:
-                assert judging
-                judging = False
+                assert verifying
+                verifying = False
             case Action.SEND_CONNECTED | Action.CONNECT_BROKER:
-                assert judging
-                judging, accepted, dialled = False, True, action is Action.CONNECT_BROKER
+                assert verifying
+                verifying, accepted, dialled = False, True, action is Action.CONNECT_BROKER
             case Action.FORWARD_REQUEST | Action.REFUSE_COMMAND | Action.REAUTHENTICATE:
                 assert accepted
                 assert not dialled

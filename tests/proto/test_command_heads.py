@@ -140,7 +140,7 @@ def known_type(frame: bytes) -> int | None:
     return found
 
 
-def assert_nobody_says_otherwise(frame: bytes) -> None:
+def assert_all_parsers_agree(frame: bytes) -> None:
     """Whatever the head says, no parser finds another type. (One that throws closes, or refuses, the connection.)"""
     found = known_type(frame)
     if found is not None:
@@ -313,15 +313,15 @@ def test_plain_heads_are_those_that_are_known() -> None:
 @given(st.randoms(use_true_random=False))
 def test_no_parser_says_otherwise(chance: random.Random) -> None:
     for _ in range(20):
-        assert_nobody_says_otherwise(hostile_frame(chance))
+        assert_all_parsers_agree(hostile_frame(chance))
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=30), st.binary(max_size=10))
 @example(b"\x08\x12\x92\x01\x00", b"")
 def test_nor_of_any_bytes(command: bytes, payload: bytes) -> None:
-    assert_nobody_says_otherwise(encode_frame(command, payload))
-    assert_nobody_says_otherwise(encode_frame(b"\x08\x12" + command, payload))
+    assert_all_parsers_agree(encode_frame(command, payload))
+    assert_all_parsers_agree(encode_frame(b"\x08\x12" + command, payload))
 
 
 @settings(max_examples=300)
@@ -442,7 +442,7 @@ class Following(RuleBasedStateMachine):
             self.over = self.cutter.stopped_at not in {NO_STOP, INCOMPLETE}
 
     @invariant()
-    def nobody_says_otherwise(self) -> None:
+    def all_parsers_agree(self) -> None:
         if not hasattr(self, "passed"):
             return
         assert self.sent.startswith(self.passed)
@@ -454,7 +454,7 @@ class Following(RuleBasedStateMachine):
                 assert frame in KEEP_ALIVE_FRAMES, frame.hex()
             elif whole:
                 assert known_type(frame) not in {None, ANSWER}
-                assert_nobody_says_otherwise(frame)
+                assert_all_parsers_agree(frame)
             messages += frame[9] == self.counts
             at += len(frame)
         if self.counts:

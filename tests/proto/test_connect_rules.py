@@ -93,7 +93,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
     assert refusal is not None
     assert refusal.code == 22  # NotAllowedError
     assert refusal.message == "Must not provide proxyVersion"
-    assert check_connect(message, proxies_allowed=True) is None, "then it is for the auth worker to judge"
+    assert check_connect(message, proxies_allowed=True) is None, "then the auth worker decides"
 
 
 # ---- what a client is told of a denial
@@ -276,7 +276,7 @@ def test_connected_has_a_brokers_limits_and_of_its_flags_only_what_lookups_serve
     as_it_was = profile.SerializeToString(deterministic=True)
     connected = lookup_mode_connected(written(), profile, "proxy-0.1")
     assert decoded(connected.SerializeToString()) == [(1, b"proxy-0.1"), (2, 19), (3, 1048576), (4, fields((5, 1)))]
-    assert profile.SerializeToString(deterministic=True) == as_it_was, "the profile is everybody's"
+    assert profile.SerializeToString(deterministic=True) == as_it_was, "the profile is shared by all connections"
 
 
 @pytest.mark.parametrize("flags", [None, b"", EVERY_FLAG.replace(fields((5, 1)), b"")])

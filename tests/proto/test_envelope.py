@@ -174,7 +174,7 @@ def test_a_relay_for_another_principal_or_for_none_is_refused(
 
 
 CLAIMS = {("AuthenticateRequest", "original_principal")}
-"""What only a client says, by whose own role an auth worker judges it (auth.effective_principal)."""
+"""What only a client says, whose own role an auth worker checks (auth.effective_principal)."""
 
 
 def test_every_request_that_names_a_principal_has_its_seal() -> None:

@@ -263,7 +263,7 @@ async def test_a_public_key_taken_for_a_secret(
 
 
 async def test_a_shared_secret_among_the_keys(issuer: FakeIssuer, provider: OidcProvider) -> None:
-    """What a set of keys that everybody may read calls a secret is none."""
+    """What a set of keys that is public calls a secret is none."""
     secret = b"s" * 64
     issuer.keys = [{"kty": "oct", "k": segment(secret).decode(), "kid": "first", "alg": "HS256"}]
     assert await denial(provider, by_hand({"alg": "HS256", "kid": "first"}, claims(), secret)) == "bad_algorithm"

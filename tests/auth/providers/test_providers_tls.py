@@ -20,7 +20,7 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 
 
 def certificate(*names: tuple[x509.ObjectIdentifier, str], ends_at: dt.datetime = ENDS_AT) -> bytes:
-    """A certificate as a listener hands it on; who signed it was the listener's to judge."""
+    """A certificate as a listener hands it on; the listener has verified its signature."""
     subject = x509.Name([x509.NameAttribute(kind, text) for kind, text in names])
     builder = (
         x509.CertificateBuilder()
@@ -90,7 +90,7 @@ async def test_what_is_no_certificate(garbage: bytes) -> None:
 
 @pytest.mark.conforms("kip-368.14")
 async def test_an_identity_ends_with_its_certificate() -> None:
-    """That it has not ended yet is judged for all methods in one place (auth.service)."""
+    """That it has not ended yet is checked for all methods in one place (auth.service)."""
     past = dt.datetime(2021, 1, 1, tzinfo=dt.UTC)
     found = await identity(certificate((NameOID.COMMON_NAME, "alice"), ends_at=past))
     assert found.expires_at_unix_ms == int(past.timestamp()) * 1000

@@ -15,7 +15,7 @@ AT_ONCE = 500
 
 
 def client_hello() -> bytes:
-    """The first word of a TLS handshake, after which a client can keep everybody waiting."""
+    """The first word of a TLS handshake, after which a client can keep all others waiting."""
     sent = ssl.MemoryBIO()
     context = ssl.create_default_context()
     tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")

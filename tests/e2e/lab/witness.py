@@ -43,7 +43,7 @@ class Witness:
 
 
 @contextmanager
-def nobody_harmed(
+def others_unharmed(
     cluster: ProxyCluster, *, topic: str = "persistent://public/default/bystander", **credentials: str
 ) -> Iterator[Witness]:
     """A bystander that is connected all the while works before, at and after the misbehaviour; so does a newcomer."""

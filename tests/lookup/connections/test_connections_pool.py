@@ -115,7 +115,7 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
 async def test_clients_of_one_principal_with_other_credentials_never_share_a_connection(
     network: Network, nursery: trio.Nursery
 ) -> None:
-    """Security: the broker judges a lookup by the credentials that were forwarded for its connection."""
+    """Security: the broker authorizes a lookup by the credentials that were forwarded for its connection."""
     pools = Pools(network, nursery, credentials=True)
     first, second = await pools.get("alice", token="first"), await pools.get("alice", token="second")
     plain = await pools.get("alice")

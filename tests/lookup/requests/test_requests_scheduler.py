@@ -756,7 +756,7 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
 
 
 async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
-    """It is everybody's: one of them must not take the room of all."""
+    """All principals share it: one of them must not take the room of all."""
     it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     it.scheduler._anonymous_role = "alice"
     it.ask(schema(1))

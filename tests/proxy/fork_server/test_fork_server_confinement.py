@@ -82,7 +82,7 @@ def subreaper() -> Iterator[None]:
 
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER])
 async def test_a_worker_opens_makes_moves_and_removes_nothing(role: Role, tmp_path: Path, subreaper: None) -> None:
-    """Security: what belongs to its user, what everybody may read, and what it could leave for others."""
+    """Security: what belongs to its user, what is world-readable, and what it could leave for others."""
     (tmp_path / "key").write_text("secret")
     found = await captured(role, tmp_path)
     if not found["landlock"]:

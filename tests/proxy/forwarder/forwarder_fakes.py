@@ -277,7 +277,7 @@ class FakeWorkerClients:
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
-        self.judged_clients: list[ClientEndpoint] = []
+        self.authentication_clients: list[ClientEndpoint] = []
         self.profile: CommandConnected | None = None
         self.is_profile_fresh = False
         self.profile_asked = 0
@@ -301,7 +301,7 @@ class FakeWorkerClients:
 
     def new_authentication_exchange(self, client: ClientEndpoint, connect: CommandConnect) -> AuthenticationExchange:
         assert (client.address, client.certificate) == (CLIENT, CERTIFICATE)
-        self.judged_clients.append(client)
+        self.authentication_clients.append(client)
         return AuthenticationExchange(
             self.authentication,  # type: ignore[arg-type]
             client,

@@ -137,7 +137,7 @@ Begin = Callable[..., RunningSession]
 
 
 class Held:
-    """A session that expires while its client's answer is judged; a lookup came in the meantime."""
+    """A session that expires while its client's answer is verified; a lookup came in the meantime."""
 
     def __init__(self, begin: Begin, *verdicts: Any, **tables: Any) -> None:
         self.verdict = trio.Event()

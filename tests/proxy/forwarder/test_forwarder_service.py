@@ -193,8 +193,8 @@ class TlsTransport:
         return transport, b"the certificate"
 
 
-class NobodysRounds:
-    """Who comes is nobody."""
+class AnonymousExchange:
+    """Authenticates each client without a role."""
 
     async def authenticate_round(self, _command: BaseCommand) -> ClientIdentity:
         await trio.lowlevel.checkpoint()
@@ -214,7 +214,7 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
 
     def new_authentication_exchange(_workers: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
         told.append(client)
-        return NobodysRounds()
+        return AnonymousExchange()
 
     monkeypatch.setattr(WorkerClients, "new_authentication_exchange", new_authentication_exchange)
     if tls:
@@ -407,7 +407,7 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     served = await serve(**tables)
     relays = served.service._relays
     relays.now = relays.reauthentication.now = trio.current_time
-    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", lambda *_: NobodysRounds())
+    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", lambda *_: AnonymousExchange())
     before = await served.in_lookup_mode()
     maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
     await served.service.configure(make_config(**tables, **maximum))

@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         result = {"ok": True, **Renewing(dict(argument.split("=", 1) for argument in arguments)).run()}
-    except Exception as error:  # noqa: BLE001 -- every error is a result: the test judges it
+    except Exception as error:  # noqa: BLE001 -- every error is a result: the test checks it
         result = {"ok": False, "error_type": type(error).__name__, "error": str(error)}
     print("RESULT", json.dumps(result), flush=True)
 

@@ -37,7 +37,7 @@ class Tally:
         self.in_order = True
 
     def see(self, number: int, lane: str = "") -> None:
-        """Count message `number`; order is judged within a lane (a partition, a key, a topic)."""
+        """Count message `number`; order is checked within a lane (a partition, a key, a topic)."""
         if number in self.seen:
             self.duplicates += 1
             return
@@ -338,7 +338,7 @@ def main(arguments: list[str]) -> None:
     with client(options) as opened:
         try:
             result = {"ok": True, **SCENARIOS[options["scenario"]](opened, options)}
-        except Exception as error:  # noqa: BLE001 -- every error is a result: the test judges it
+        except Exception as error:  # noqa: BLE001 -- every error is a result: the test checks it
             result = {"ok": False, "error_type": type(error).__name__, "error": str(error)}
         print("RESULT", json.dumps(result), flush=True)
 

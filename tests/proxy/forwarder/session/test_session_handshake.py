@@ -148,7 +148,7 @@ class Late(Play):
     """A session that is over for its machine before the outcome comes; nothing has cancelled its tasks yet."""
 
     async def over_before_the_verdict(self, target: str = "") -> None:
-        """The session ends while it is judged, or while the broker is opened."""
+        """The session ends while the client is authenticated, or while the broker is opened."""
         await self.client.send(connect(target))
         while self.session.state is State.AWAITING_CONNECT:
             await trio.lowlevel.checkpoint()

@@ -188,7 +188,7 @@ async def test_the_servers_last_word_must_be_answered_before_connected(play: Sta
 
 @pytest.mark.conforms("pip-30.50")
 async def test_a_round_answered_twice(play: Start) -> None:
-    """Security: the second answer is out of turn while the first one is judged, and the connection ends."""
+    """Security: the second answer is out of turn while the first one is verified, and the connection ends."""
     it = play(authentication=AUTHENTICATED)
     gate = trio.Event()
 

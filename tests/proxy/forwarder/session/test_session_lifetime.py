@@ -545,7 +545,7 @@ async def test_garbage_past_the_end_is_garbage(life: Begin, autojump_clock: trio
     assert await it.end() == "protocol_error"
 
 
-# ---- judged while it has expired
+# ---- an answer is verified while the session has expired
 
 
 @pytest.mark.conforms("kip-368.17", "kip-368.19")
@@ -662,13 +662,13 @@ async def test_a_client_that_leaves_while_it_is_being_closed(
     await it.at(200)
 
 
-@pytest.mark.parametrize("when", ["asked", "judged", "held", "closing"])
+@pytest.mark.parametrize("when", ["asked", "verified", "held", "closing"])
 async def test_drain_in_the_middle(life: Begin, autojump_clock: trio.testing.MockClock, when: str) -> None:
     """The client leaves, and comes back to another forwarder with fresh credentials."""
     held = Held(life, token(100))
     it = await held.it.enter()
     await it.must_be_asked()
-    if when in {"judged", "held"}:
+    if when in {"verified", "held"}:
         await it.at(99)
         await it.client.send(answer_again())
     await it.at(101)
@@ -1144,8 +1144,8 @@ async def test_the_listener_and_the_certificate_are_kept(relay_setup: MakeRelayS
     recalled = reauthenticator_factory(lambda: workers)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     for reauthenticate in (session.reauthenticate, recalled):
         await reauthenticate(answer_again())
-        judged = workers.judged_clients[-1]
-        assert (judged.address, judged.certificate) == (CLIENT, CERTIFICATE)
+        client = workers.authentication_clients[-1]
+        assert (client.address, client.certificate) == (CLIENT, CERTIFICATE)
         assert workers.authentication.requests[-1].client_certificate == CERTIFICATE
 
 

@@ -704,7 +704,7 @@ async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make
 
 
 async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make) -> None:
-    """It is everybody's: one of them must not take the room of all."""
+    """All clients share it: one of them must not take the room of all."""
     setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     authentication = msgspec.structs.replace(setup.workers.config.authentication, anonymous_role=IDENTITY.role)
     setup.workers.config = msgspec.structs.replace(setup.workers.config, authentication=authentication)

@@ -389,7 +389,7 @@ async def test_a_name_that_joins_another_owners_queue_late_has_its_own_time(
 async def test_a_name_that_was_not_asked_for_in_its_time_is_not_known_to_have_none(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Security: or who lets a name wait among slow ones of its own would take it from everybody for a while."""
+    """Security: or who lets a name wait among slow ones of its own would take it from all other clients for a while."""
     names.server.delay_s = lambda name, _kind: 0 if name == "good." else math.inf
     names.server.add("good", "A", "10.0.0.1")
     group = Group(nursery)

@@ -189,7 +189,7 @@ class Model(RuleBasedStateMachine):
         self.held[owner] += 1
         for one in self.waiting:
             self.since_turn[one] = self.since_turn[one] + 1 if one in may and one != owner else 0
-            assert self.since_turn[one] <= (PASSED_OVER_MAX + 1) * len(self.waiting), "everybody has a turn"
+            assert self.since_turn[one] <= (PASSED_OVER_MAX + 1) * len(self.waiting), "each owner has a turn"
 
     @rule(owner=OWNERS)
     def release(self, owner: str) -> None:

@@ -1,4 +1,4 @@
-"""proxy.runtime.loop.scoped_tasks: tasks of one owner, in everybody's nursery."""
+"""proxy.runtime.loop.scoped_tasks: tasks of one owner, in a shared nursery."""
 
 from __future__ import annotations
 

@@ -174,11 +174,11 @@ async def test_the_callers_deadline(wires: MakeWires, autojump_clock: trio.testi
 async def test_the_deadline_holds_while_the_server_is_absent(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def nobody() -> trio.abc.HalfCloseableStream:
+    async def unreachable() -> trio.abc.HalfCloseableStream:
         await trio.lowlevel.checkpoint()
         raise ConnectionRefusedError
 
-    client = RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX)
+    client = RpcClient(unreachable, max_frame_bytes=FRAME_BYTES_MAX)
     nursery.start_soon(client.run)
     with pytest.raises(RpcDeadlineExceeded):
         await ask(client, timeout_s=3.0)
@@ -327,12 +327,12 @@ async def test_a_worker_that_is_gone_is_not_asked_too_often(
 ) -> None:
     attempts: list[float] = []
 
-    async def nobody() -> trio.abc.HalfCloseableStream:
+    async def unreachable() -> trio.abc.HalfCloseableStream:
         attempts.append(trio.current_time())
         await trio.lowlevel.checkpoint()
         raise FileNotFoundError
 
-    nursery.start_soon(RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX).run)
+    nursery.start_soon(RpcClient(unreachable, max_frame_bytes=FRAME_BYTES_MAX).run)
     await trio.sleep(60)
     assert len(attempts) < 80
     assert attempts[1] - attempts[0] < 0.1
@@ -562,11 +562,11 @@ async def ask_and_be_answered(raw: RawServer, client: RpcClient, nursery: trio.N
 
 
 async def test_nothing_to_hand_over_without_a_connection() -> None:
-    async def nobody() -> trio.abc.HalfCloseableStream:
+    async def unreachable() -> trio.abc.HalfCloseableStream:
         await trio.sleep_forever()
         raise AssertionError
 
-    assert not await RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX).quiesce(timeout_s=1)
+    assert not await RpcClient(unreachable, max_frame_bytes=FRAME_BYTES_MAX).quiesce(timeout_s=1)
 
 
 async def test_a_call_that_never_ends_is_not_waited_for(

@@ -112,11 +112,11 @@ async def test_what_is_asked_in_one_tick_leaves_at_its_end_in_one_go(raw: RawSer
 
 
 async def test_without_a_connection_there_is_no_now(nursery: trio.Nursery) -> None:
-    async def nobody() -> trio.abc.HalfCloseableStream:
+    async def unreachable() -> trio.abc.HalfCloseableStream:
         await trio.sleep_forever()
         raise AssertionError
 
-    client = RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX)
+    client = RpcClient(unreachable, max_frame_bytes=FRAME_BYTES_MAX)
     heard: Heard = []
     assert not start_call(client, heard)
     nursery.start_soon(client.run)

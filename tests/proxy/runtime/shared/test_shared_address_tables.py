@@ -73,7 +73,7 @@ def test_rows_are_used_again() -> None:
 async def test_a_table_that_claims_more_than_one_forwarder_may_have_is_not_believed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Security: a forwarder that was taken over cannot have everybody refused."""
+    """Security: a forwarder that was taken over cannot have all clients refused."""
     writer, reader = two()
     for number in range(10):
         writer.set_connections(f"192.0.2.{number}", 20)

@@ -120,11 +120,11 @@ async def test_forwarders_never_get_the_seal_key(setup: Setup, nursery: trio.Nur
 
 async def test_each_worker_knows_all_other_workers(setup: Setup, nursery: trio.Nursery) -> None:
     await setup.started(nursery)
-    everybody = {(worker.pid, worker.role.value) for worker in setup.workshop.workers}
+    all_workers = {(worker.pid, worker.role.value) for worker in setup.workshop.workers}
     for role in (Role.AUTH, Role.LOOKUP):
         [worker] = setup.workshop.of(role)
         requests = [request for method, request in worker.calls if method in {Method.START, Method.SET_PEERS}]
-        assert {(peer.pid, peer.role) for peer in requests[-1].peers} == everybody
+        assert {(peer.pid, peer.role) for peer in requests[-1].peers} == all_workers
     nursery.cancel_scope.cancel()
 
 

@@ -415,14 +415,14 @@ def test_a_control_socket_left_of_a_dead_cluster_is_told(
 
     monkeypatch.setattr(trio, "run", fake_run)
 
-    def nobody(_path: str) -> Any:
+    def refusing_connector(_path: str) -> Any:
         async def connect() -> Any:
             await trio.lowlevel.checkpoint()
             raise ConnectionRefusedError(111, "Connection refused")
 
         return connect
 
-    monkeypatch.setattr(cli, "supervisor_connector", nobody)
+    monkeypatch.setattr(cli, "supervisor_connector", refusing_connector)
     result = run("status")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
@@ -440,14 +440,14 @@ def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "stat", denied)
 
-    def nobody(_path: str) -> Any:
+    def refusing_connector(_path: str) -> Any:
         async def connect() -> Any:
             await trio.lowlevel.checkpoint()
             raise PermissionError(13, "Permission denied")
 
         return connect
 
-    monkeypatch.setattr(cli, "supervisor_connector", nobody)
+    monkeypatch.setattr(cli, "supervisor_connector", refusing_connector)
     monkeypatch.setattr(cli, "CALL_TIMEOUT_S", 0.01)
     result = run("status")
     assert result.exit_code == 1

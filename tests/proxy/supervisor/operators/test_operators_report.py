@@ -532,7 +532,7 @@ async def test_a_lookup_worker_that_does_not_say_whether_it_is_ready() -> None:
 
 
 async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security: asked often, by everybody; what else a worker says is not made into objects for it."""
+    """Security: asked often, without a token; what else a worker says is not made into objects for it."""
     setup = Setup()
 
     def nothing(_text: str) -> dict[str, Any]:

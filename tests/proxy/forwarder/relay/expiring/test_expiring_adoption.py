@@ -98,7 +98,7 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str, cut: int
 ) -> None:
     """What was there of an answer dies with its process: the client is asked once more. An answer that comes whole
-    to the successor is judged.
+    to the successor is verified.
     """
     forwarder = await place.forwarder()
     await forwarder.begin(lane, session=session(now, reauthenticator))

@@ -139,7 +139,7 @@ async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
 
 
 async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin: Any) -> None:
-    """It would ask for a further round of what is being judged."""
+    """It would ask for a further round of what is being verified."""
     stage = await begin()
     stage.reauthenticator.gate = trio.Event()
     frame = message_frame(b"x" * 1000)

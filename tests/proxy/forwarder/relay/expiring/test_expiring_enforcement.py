@@ -471,7 +471,7 @@ def _spared(stage: Stage) -> float:
 
 
 async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
-    """Past the end, behind an answer that is being judged."""
+    """Past the end, behind an answer that is being verified."""
     stage = await begin(exempts_producers=True)
     stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150
@@ -608,9 +608,9 @@ async def test_in_lookup_mode_no_client_becomes_another_principal(
     life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """An answer that is another's fails, and its lookups stay the first one's; also where a later one is not judged."""
+    """An answer that is another's fails, and its lookups stay as they were, even where a later one is not verified."""
     bob = Principal(type="User", name="bob", method="token")
-    verdicts = token(100, bob, b"sealed for bob"), not_judged, token(100, ALICE, b"new")
+    verdicts = token(100, bob, b"sealed for bob"), not_verified, token(100, ALICE, b"new")
     it = await observe(life(100, *verdicts, **TABLES)).enter()
     await it.must_be_asked()
     await it.client.send(answer_again())
@@ -631,7 +631,7 @@ async def test_in_lookup_mode_no_client_becomes_another_principal(
     assert it.counted() == (1, 1, 0)
 
 
-async def not_judged() -> Any:
+async def not_verified() -> Any:
     """An auth worker that dies."""
     await trio.lowlevel.checkpoint()
     raise RpcConnectionLost("gone")

@@ -232,7 +232,7 @@ async def test_a_challenge_waits_for_a_boundary(
 async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    """It would ask for a further round of what is being judged."""
+    """It would ask for a further round of what is being verified."""
     reauthenticator.gate = trio.Event()
     forwarder = await framed(place, lane, now, reauthenticator)
     frame = message_frame(b"x" * 1000)
