@@ -159,7 +159,7 @@ def test_a_quantile_is_of_what_is_in_buckets_in_the_order_of_values(
 def test_quantiles() -> None:
     assert quantile(custom(0, 10, 10, 0), 0.5) == pytest.approx(0.5)
     assert quantile(custom(0, 10, 10, 0), 0.25) == pytest.approx(0.3)
-    assert quantile(custom(0, 0, 0, 5), 0.9) == 1.0  # all above the last bound: nobody knows how far
+    assert quantile(custom(0, 0, 0, 5), 0.9) == 1.0  # all above the last bound: how far is unknown
     assert quantile(Histogram(0, 4.0, positive={1: 4.0}), 0.5) == pytest.approx(2**0.5)
     assert quantile(Histogram(0, 4.0, negative={1: 4.0}), 0.5) == pytest.approx(-(2**0.5))
     assert math.isnan(quantile(Histogram(0), 0.5))

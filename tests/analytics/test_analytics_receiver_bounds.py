@@ -139,7 +139,7 @@ def test_bounds_of_a_series_leave_out_that_series(
 
 
 def test_a_histogram_far_too_large_is_not_even_parsed() -> None:
-    """Its message is no histogram, which nobody finds out."""
+    """Its message is no histogram, which is not detected."""
     bounds = Bounds(buckets_per_histogram=1)
     data = b"\xff" * 400
     request = pb.SplitRequest(timeseries=[b"\x0a\x0d\x0a\x08__name__\x12\x01m" + b"\x22\x90\x03" + data])

@@ -108,7 +108,7 @@ async def test_a_slow_disk_bounds_the_wait_and_the_queue(autojump_clock: trio.te
         assert trio.current_time() - began_at == pytest.approx(5.0)
         assert sorted(outcomes) == ["slow: the disk does not keep up"] * 2 + ["slow: the disk takes too long"] * 4
         outcomes.clear()
-        await ask(commit, b"y")  # those that nobody waits for any more still take room
+        await ask(commit, b"y")  # abandoned ones still take room
         assert outcomes == ["slow: the disk does not keep up"]
         writer.gate.set()
     assert sum(map(len, writer.groups)) == 4  # they got there; told was that they may not have

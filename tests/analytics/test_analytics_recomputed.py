@@ -106,7 +106,7 @@ def outages() -> list[Sent]:
 
 
 def late() -> list[Sent]:
-    """Samples for closed hours and for open ones; a counter that nobody knew; a restart among the late ones."""
+    """Samples for closed hours and for open ones; an unknown counter; a restart among the late ones."""
     found: list[Sent] = []
     for restart in (200, 37):
         line = grown(times(0, min(120, restart))) + grown(times(restart, 120))

@@ -85,7 +85,7 @@ def test_names_of_strangers_are_text_bounded_and_visible(page: str) -> None:
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "", "x" * 10**6, "\x00\x1b[31m\u2028\ud800", '"><img src=x>'])
 def test_a_name_is_short_and_cannot_become_markup(name: str) -> None:
     text = html_text(name)
-    assert len(display_name(name)) <= 8 * NAME_CHARS_MAX  # escapes of what nobody sees are longer
+    assert len(display_name(name)) <= 8 * NAME_CHARS_MAX  # escapes of invisible characters are longer
     assert not set(text) & set("<>\"'\x00\x1b\u2028\u202e")
     assert display_name("") == "(none)"
     text.encode()

@@ -116,7 +116,7 @@ def test_growth_over_midnight_and_a_gap_within_the_lookback(spark: SparkSession,
     assert got(tables) == expected(first + second + far, LOOKBACK)
     entries = {row["window"]: row["entry"] for row in table_rows(tables, "rollup_1h")["rollup_1h"]}
     assert entries[DAY_MS + 70 * HOUR_MS] == 1007 - 84
-    assert entries[DAY_MS + 150 * HOUR_MS] == 0  # longer than the lookback: nobody knows
+    assert entries[DAY_MS + 150 * HOUR_MS] == 0  # longer than the lookback: unknown
 
 
 def test_a_gauge_with_creation_times_tells_its_counter_s_starts(spark: SparkSession, tmp_path: Path) -> None:

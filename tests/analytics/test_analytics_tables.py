@@ -227,7 +227,7 @@ def test_changed_hours_are_those_to_which_rows_were_added(spark: SparkSession, t
     assert tables.changed_hours(later, snapshot.version) == []
     assert tables.changed_hours(later, 2) == [HOURS[10]]
     (Path(tables.location.delta_url) / "samples/_delta_log/00000000000000000003.json").unlink()
-    assert tables.changed_hours(later, 2) == [HOURS[10]]  # all that there is: nobody knows any more
+    assert tables.changed_hours(later, 2) == [HOURS[10]]  # all that there is: no more is known
 
 
 # ---- compact and expire

@@ -214,7 +214,7 @@ def test_what_was_used_before_the_first_scrape_is_billed_where_a_series_tells_si
         "bob": [2000 + first, second],
         "carol": [first - 7, second],
         "dave": [5000 + first, second],
-        "erin": [first - 7, second],  # nobody knows
+        "erin": [first - 7, second],  # unknown
     }
     assert {name: usage_of(name) for name in expected} == expected
     # The cluster was restarted, and the new counter is above the old one at its first scrape, in an open hour.

@@ -1,4 +1,4 @@
-"""A stand-in for the package `gssapi`: tokens are readable, nobody needs a KDC, and everything can go wrong on demand.
+"""A stand-in for the package `gssapi`: tokens are readable, no KDC is needed, and everything can go wrong on demand.
 
 A ticket is ``ticket for <service> of <client>``; what the server has signed begins with ``server:``, the client's with
 ``client:``.

@@ -139,7 +139,7 @@ def test_a_bound_proxy_names_no_proxy(original: str) -> None:
 
 @pytest.mark.parametrize("through_proxy", [True, False])
 def test_a_proxy_names_no_role_that_is_a_proxys_by_another_method(through_proxy: bool) -> None:
-    """Security: with the token of one proxy nobody takes the rights of the one that has a certificate."""
+    """Security: with the token of one proxy no client takes the rights of the one that has a certificate."""
     for role, method in (("proxy-b", "token"), ("system:proxy-c", "sasl")):
         denied = denial(role, ProxyClaim("proxy-a", through_proxy), BOUND, method)
         assert denied.reason == INVALID_ROLES

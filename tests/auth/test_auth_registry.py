@@ -242,7 +242,7 @@ class Denying:
         (("bad_signature", "expired"), "expired"),
         (("bad_algorithm", "expired"), "expired"),
         (("bad_signature", "bad_algorithm"), "bad_algorithm"),
-        # An issuer that nobody knows is no better word.
+        # An unknown issuer is no better name.
         (("bad_signature", "unknown_issuer"), "bad_signature"),
         (("bad_algorithm", "unknown_issuer"), "bad_algorithm"),
         # Who knows the token has the word, whatever the other one says.

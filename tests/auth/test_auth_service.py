@@ -725,7 +725,7 @@ async def test_roles_that_do_not_go_together(behind: Worker, role: str, claim: d
 
 @pytest.mark.parametrize("claim", [PROXY, {"through_proxy": True}, {"original_principal": "alice"}])
 async def test_a_claim_counts_for_nothing_before_the_credential_is_good(behind: Worker, claim: dict[str, Any]) -> None:
-    """Nobody learns by a claim, without a good credential, who is a proxy here."""
+    """No client learns by a claim, without a good credential, who is a proxy here."""
     assert await behind.denial("token", token(OTHER_SECRET, sub="proxy-a"), **claim) == "bad_signature"
 
 
@@ -1083,7 +1083,7 @@ END = "pulsar_proxy_broker_credentials_expire_timestamp_seconds"
 
 def proxys_token(end_s: float | None) -> str:
     claims = {"sub": "proxy"} | ({} if end_s is None else {"exp": int(end_s)})
-    return jwt.encode(claims, "a key of another's, which nobody here needs", "HS256")
+    return jwt.encode(claims, "a key of another's, which no test here needs", "HS256")
 
 
 def replace_token(file: Path, end_s: float | None) -> None:
@@ -1127,7 +1127,7 @@ async def test_what_the_proxy_renews_by_itself_has_no_end_to_look_at() -> None:
         method = "token"
 
         async def authenticate(self, challenge: bytes | None) -> bytes:
-            raise AssertionError("nobody fetches a token for a metric")
+            raise AssertionError("no token is fetched for a metric")
 
     assert await end_of_token_unix_ms(Issued()) == 0
     assert await end_of_token_unix_ms(None) == 0

@@ -197,7 +197,7 @@ CASES = {
     ),
 }  # fmt: skip
 MORE_FIRING = {
-    "PulsarProxyAuthenticationFailureSurge": (authentications(60, None), 8),  # nobody succeeds: no such series
+    "PulsarProxyAuthenticationFailureSurge": (authentications(60, None), 8),  # no client succeeds: no such series
     "PulsarProxyScrapeFails": (
         steady('up{job="proxy",app_kubernetes_io_name="pulsar-trio-proxy"}', 0),
         4,

@@ -84,7 +84,7 @@ class Scene:
 def scene(
     secured_broker: Standalone, python_client: Program, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
-    """All of it, running; nobody has connected yet."""
+    """All of it, running; no client has connected yet."""
     directory = tmp_path_factory.mktemp("analytics")
     admin = secured_broker.admin()
     admin.create_namespace(NAMESPACE)
@@ -259,7 +259,7 @@ def kill_in_a_rollup(tables: Tables, jobs: OwnedProcess) -> None:
 
 
 def kill_prometheus_with_unsent_samples(scene: Scene) -> tuple[int, int]:
-    """The worst moment: while nobody takes its samples. The time (ms since 1970) whose samples it never sends."""
+    """The worst moment: while its samples are not received. The time (ms since 1970) whose samples it never sends."""
     begin_ms = int(scene.prometheus.sent_until_s() * 1000) - 1000
     scene.receiver.kill()
     time.sleep(1.5)

@@ -257,7 +257,7 @@ def test_another_method_in_the_response(wire: WireClient, proxy: ProxyCluster, m
 
 @pytest.mark.conforms("pip-30.50")
 def test_a_round_answered_twice_at_once(wire: WireClient) -> None:
-    """Whichever of the two the proxy has got to, nobody is let in."""
+    """Whichever of the two the proxy has got to, no client is let in."""
     dialogue = ScramDialogue(wire, "alice", PASSWORD)
     final = dialogue.begin()
     dialogue.respond(final)

@@ -133,7 +133,7 @@ def test_without_credentials(secured_broker: Standalone) -> None:
 
 @pytest.mark.parametrize("role", ["proxy", "alice"])
 def test_where_clients_have_no_names(secured_broker: Standalone, file: Path, role: str) -> None:
-    """A proxy that authenticates nobody names no principal; a broker with authorization wants one of every proxy."""
+    """A proxy without authentication names no principal; a broker with authorization wants one of every proxy."""
     write_token(secured_broker, file, role)
     brokers = {**before(secured_broker), "credentials": {"method": "token", "file": str(file)}}
     code, [line], _errors = checked({"brokers": brokers})

@@ -42,7 +42,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
 
 @pytest.fixture
 def pulsar() -> Iterator[FakeBroker]:
-    """A broker at 127.0.0.1 that answers PING; nobody is at 127.0.0.2."""
+    """A broker at 127.0.0.1 that answers PING; none is at 127.0.0.2."""
     with FakeBroker(LookupBroker({"response": LOOKUP_CONNECT, "broker_service_url": "pulsar://b:1"})) as broker:
         yield broker
 
@@ -58,7 +58,7 @@ def find(nursery: trio.Nursery, service_url: str) -> BrokerDirectory:
 
 async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 -- nobody tells
+        while not condition():  # noqa: ASYNC110 -- no event tells
             await trio.sleep(0.01)
 
 

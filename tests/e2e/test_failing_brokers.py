@@ -82,7 +82,7 @@ def failed_relay(client: WireClient, port: int) -> Any:
 
 
 def test_a_client_that_takes_any_broker_gets_one_that_is_up(broker: Standalone) -> None:
-    """An empty proxy_to_broker_url (apache/pulsar#25879); a missing one is lookup mode, where nobody is a producer."""
+    """An empty proxy_to_broker_url (apache/pulsar#25879); a missing one is lookup mode, without producers."""
     urls = f"pulsar://127.0.0.2:{free_port()},localhost:{broker.broker_port}"
     with running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": {"service_url": urls}})) as cluster:
         for _ in range(4):  # each of the two has its turn
@@ -236,7 +236,7 @@ def test_redirects_in_a_circle_end(broker: Standalone) -> None:
 
 
 def test_a_redirect_to_where_relays_may_not_go_is_not_followed() -> None:
-    """Not even a broker can make the proxy connect to an arbitrary port: nobody knocks there."""
+    """Not even a broker can make the proxy connect to an arbitrary port: no connection comes there."""
     port, visitors = free_port(), Recorder()
     with FakeBroker(visitors) as forbidden:
         url = f"pulsar://127.0.0.1:{forbidden.port}"

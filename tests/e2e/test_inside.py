@@ -222,7 +222,7 @@ def test_a_captured_worker_is_given_the_files_of_its_own_role_alone(captured: tu
 
 
 def test_a_captured_worker_cannot_replace_another_workers_socket(captured: tuple[ProxyCluster, Captured]) -> None:
-    """Security: callers would find out (WrongListener), but would have nobody to call."""
+    """Security: callers would find out (WrongListener), but would have no peer to call."""
     cluster, hostile = captured
     assert hostile.report["socket"] == REFUSED
     assert (cluster.runtime_dir / "lookup-0.sock").is_socket()

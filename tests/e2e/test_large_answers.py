@@ -1,4 +1,4 @@
-"""Schemas that are asked for and not read: what they cost is bounded in bytes, and nobody else waits for them."""
+"""Schemas that are asked for and not read: what they cost is bounded in bytes, and no other client waits for them."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_relays_are_ended_one_after_the_other() -> None:
     ):
         crowd.open(80)
         it.cluster.signal(signal.SIGTERM)
-        eventually(lambda: not is_accepted(it.cluster), what="nobody comes in any more", within_s=BUSY_S)
+        eventually(lambda: not is_accepted(it.cluster), what="no client is accepted any more", within_s=BUSY_S)
         ended_at: dict[int, float] = {}
         deadline = time.monotonic() + 2 * BUSY_S
         while len(ended_at) < 80 and time.monotonic() < deadline:
@@ -152,7 +152,7 @@ def test_a_forwarder_killed_in_the_drain_has_a_successor_that_accepts_no_client(
         crowd.open(10)
         forwarder = it.cluster.worker_pids()["forwarder-0"]
         it.cluster.signal(signal.SIGTERM)
-        eventually(lambda: not is_accepted(it.cluster), what="nobody comes in any more", within_s=BUSY_S)
+        eventually(lambda: not is_accepted(it.cluster), what="no client is accepted any more", within_s=BUSY_S)
         os.kill(forwarder, signal.SIGKILL)
         it.cluster.wait_for_log("took over the relays of a predecessor", within_s=BUSY_S)
         crowd.exchange()

@@ -1,4 +1,4 @@
-"""Lookups of many at once: each sees what its own principal may see, nobody waits for others, nothing gets lost."""
+"""Lookups of many at once: each sees what its own principal may see, none waits for others, nothing gets lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Principal:
 
     @property
     def topic(self) -> str:
-        """A topic that it may use, and nobody else."""
+        """A topic that only it may use."""
         return f"persistent://{self.namespace}/topic"
 
     def may_use(self, topic: str) -> bool:
@@ -142,7 +142,7 @@ async def ask_all(port: int, principals: Sequence[Principal]) -> list[tuple[Prin
 def test_a_hundred_principals_see_what_the_broker_lets_each_of_them(
     secured_broker: Standalone, secured: ProxyCluster, principals: list[Principal]
 ) -> None:
-    """All at once: coalescing and shared connections must mix nobody up. Codes and texts are the broker's own."""
+    """Coalescing and shared connections must confuse no principals. Codes and texts are the broker's own."""
     asked = trio.run(ask_all, secured.port, principals)
     direct = trio.run(ask_all, secured_broker.broker_port, principals)
     for (principal, requests), (_, directly) in zip(asked, direct, strict=True):

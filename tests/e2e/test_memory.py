@@ -74,7 +74,7 @@ def test_the_kernel_ends_a_worker_first_and_the_others_relays_live() -> None:
                 )
                 assert {key: pid for key, pid in cluster.worker_pids().items() if key != name} == {
                     key: pid for key, pid in before.items() if key != name
-                }, "nobody else ends with it"
+                }, "no other process ends with it"
                 for client in clients:
                     assert client.ping().type == BaseCommand.PONG
             for client in clients:

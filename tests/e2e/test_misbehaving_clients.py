@@ -1,4 +1,4 @@
-"""Clients that say what no client should: each gets a fitting answer, leaves a trace, and harms nobody."""
+"""Clients that say what no client should: each gets a fitting answer, leaves a trace, and harms no other client."""
 
 from __future__ import annotations
 

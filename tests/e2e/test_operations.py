@@ -258,7 +258,7 @@ def test_a_reload_that_cannot_be_is_refused_and_changes_nothing(
 
 
 def test_sigterm_drains_in_order_and_exits_with_0(own_proxy: ProxyCluster, broker: Standalone) -> None:
-    """Nobody new comes in; lookup connections end, a relay goes on for its part of the time; then the workers go."""
+    """New clients are refused; lookup connections end, a relay goes on for its share of time; then the workers go."""
     with relay_client(own_proxy, broker) as relay, WireClient(own_proxy.port) as lookup:
         lookup.connect()
         own_proxy.signal(signal.SIGTERM)
@@ -347,7 +347,7 @@ def assert_all_gone(pids: dict[str, int]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

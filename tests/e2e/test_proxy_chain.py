@@ -131,7 +131,7 @@ def test_the_principal_is_kept_in_relays(secured_broker: Standalone, b: ProxyClu
     with ProxyA(b.port) as proxy:
         assert proxy.come(secured_broker, "alice", relay=True).type == BaseCommand.CONNECTED
         answer = proxy.producer(NOT_GRANTED)
-        assert answer.error.error == ServerError.AuthorizationError, "nobody has the proxy's own rights"
+        assert answer.error.error == ServerError.AuthorizationError, "no client has the proxy's own rights"
 
 
 def test_the_principal_is_kept_in_relays_through_two_clusters(secured_broker: Standalone, a: ProxyCluster) -> None:
@@ -263,7 +263,7 @@ def forwarding(strict_broker: Standalone, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def keeping(strict_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
-    """Keeps them to itself, so that the broker takes nobody and it is not ready."""
+    """Keeps them to itself, so that the broker takes no client and it is not ready."""
     tables = tables_of(strict_broker, tmp_path_factory.mktemp("keeping"), forwards=False)
     with running(ProxyCluster(tables), ready=False) as cluster:
         yield cluster
@@ -321,7 +321,7 @@ def test_check_says_what_the_broker_wants(
     assert done.returncode == 1
     refusal = "clients by token: the broker wants the client's own credentials (authenticateOriginalAuthData): set "
     assert refusal in done.stdout
-    eventually(lambda: keeping.get("/readyz").text.startswith(refusal), what="nobody would be served")
+    eventually(lambda: keeping.get("/readyz").text.startswith(refusal), what="no client would be served")
     done = forwarding.command("check", "--connect")
     assert done.returncode == 0
     assert "it accepts the proxy's credentials, and their role is in its proxyRoles" in done.stdout

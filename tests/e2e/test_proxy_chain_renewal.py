@@ -1,4 +1,4 @@
-"""Two clusters in a chain: the first one's own session ends every few seconds, and nobody behind it notices.
+"""Two clusters in a chain: the first one's own session ends every few seconds, and no client behind it notices.
 
 Cluster `a` is where clients come in; `b` takes `a` for a proxy, and asks for fresh credentials before `a`'s session
 ends: every 8 s. The token of `a` is replaced every second, and each ends within the test. Clients' own tokens last for
@@ -135,7 +135,7 @@ class PingedSession(Session):
 
 
 def fresh_topic() -> str:
-    """One that nobody else uses."""
+    """One that no other test uses."""
     return f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
 
 
@@ -143,7 +143,7 @@ def fresh_topic() -> str:
 def test_a_minute_of_producing_and_consuming_without_a_reconnect(
     chain: Chain, python_client: Program, java_client: Program
 ) -> None:
-    """C++ clients with producers, too, whom nobody may ask: it is not they who answer."""
+    """C++ clients with producers, too, which may not be asked: it is not they that answer."""
     topic, options = fresh_topic(), {"lifetime_s": HOUR_S, "size": 5_000, "rate": 50}
     key = chain.broker.secret_key
     with ExitStack() as stack:
@@ -184,7 +184,7 @@ def test_a_minute_of_producing_and_consuming_without_a_reconnect(
     for earlier, later in ((before_a, after_a), (before_b, after_b)):
         for name, labels in ((UNANSWERED, {}), (FAILURE, {}), (KILLED, {}), (ENDED, {"cause": "relay_ended"})):
             assert later.total(name, **labels) == earlier.total(name, **labels), name
-    assert moved_a.get(SUCCESS, 0) == 0, "nobody was asked for a client's own credentials"
+    assert moved_a.get(SUCCESS, 0) == 0, "no client was asked for a client's own credentials"
     print(
         {"answered": moved_a[ANSWERED], "accepted": moved_b[SUCCESS], "late": moved_b.get(OBSERVED, 0)},
         {n: o.result["sent"] for n, o in outcomes.items()},

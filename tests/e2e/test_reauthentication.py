@@ -48,7 +48,7 @@ has 0.4 s left; with half of that, an answer behind a hundred lookups once came 
 """
 
 INTERVAL_S = 1.05
-"""Nobody may come unasked more often than once a second."""
+"""No client may answer unasked more often than once a second."""
 
 TOPIC = f"persistent://{NAMESPACE}/sessions"
 

@@ -50,7 +50,7 @@ CANNOT_BE_ASKED = {"feature_flags": {"supports_auth_refresh": False}}
 
 
 def fresh_topic() -> str:
-    """One that nobody else uses."""
+    """One that no other test uses."""
     return f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
 
 
@@ -104,7 +104,7 @@ def with_policy(broker: Standalone, policy: str, directory: Path) -> Iterator[Re
 
 @pytest.fixture(scope="module")
 def never(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
-    """Nobody is asked in a relay."""
+    """No client is asked in a relay."""
     yield from with_policy(secured_broker, "never", tmp_path_factory.mktemp("never"))
 
 

@@ -1,4 +1,4 @@
-"""Addresses: what a client or an operator may write, and what nobody may."""
+"""Addresses: what a client or an operator may write, and what neither may."""
 
 import ipaddress
 

@@ -54,7 +54,7 @@ def test_an_answer_in_every_phase(phase: ExchangePhase, complete: bool) -> None:
 def test_a_challenge_that_died_with_a_predecessor(
     phase: ExchangePhase, can_be_answered: bool, following: ExchangePhase
 ) -> None:
-    """In the middle of rounds nobody else can go on: the broker has to begin again, or to end the relay."""
+    """In the middle of rounds no other process can go on: the broker has to begin again, or to end the relay."""
     exchange = BrokerExchange(phase)
     assert exchange.on_challenge_lost() is can_be_answered
     assert exchange.phase is following

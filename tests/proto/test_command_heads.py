@@ -156,7 +156,7 @@ def assert_all_parsers_agree(frame: bytes) -> None:
 
 
 def hostile_varint(chance: random.Random, number: int) -> bytes:
-    """A number as nobody writes it: with bytes too many, or bits that a parser of 32 drops."""
+    """A number in no usual encoding: with bytes too many, or bits that a parser of 32 drops."""
     out = bytearray(varint(number))
     for _ in range(chance.randrange(4)):
         out[-1] |= 0x80

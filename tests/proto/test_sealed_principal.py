@@ -1,4 +1,4 @@
-"""Sealed principals: nobody without the key can make one, change one, or make one last longer."""
+"""Sealed principals: without the key none can be made, changed, or made to last longer."""
 
 import hashlib
 import hmac

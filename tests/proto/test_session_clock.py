@@ -190,7 +190,7 @@ def test_unasked_but_not_too_often() -> None:
 
 
 def test_a_lost_answer_is_an_attempt() -> None:
-    """Or a client whose answers nobody can verify could send them as fast as it likes, each to the auth workers."""
+    """Or a client whose answers cannot be verified could send them as fast as it likes, each to the auth workers."""
     session = clock(100)
     assert session.on_answer(60) is None
     session.on_answer_lost(60.5)

@@ -1,4 +1,4 @@
-"""Users and passwords: htpasswd's forms, what is refused of a file, and that nobody learns who exists."""
+"""Users and passwords: htpasswd's forms, what is refused of a file, and replies that do not reveal who exists."""
 
 import contextlib
 import threading
@@ -212,7 +212,7 @@ async def test_72_bytes_may_end_within_a_character(make: Make) -> None:
     assert await provider.identify(login("alice", long), CLIENT) == Identity("alice")
 
 
-# ---- nobody learns who exists
+# ---- replies do not reveal which users exist
 
 
 @pytest.mark.conforms("pip-30.57")

@@ -356,7 +356,7 @@ def test_random_messages_are_denied(make: Make, messages: list[bytes]) -> None:
     trio.run(verify)
 
 
-# ---- nobody learns who exists
+# ---- replies do not reveal which users exist
 
 
 async def shape(provider: ScramProvider, user: str) -> tuple[bytes, int]:

@@ -30,7 +30,7 @@ def certificate(*names: tuple[x509.ObjectIdentifier, str], ends_at: dt.datetime 
         .serial_number(x509.random_serial_number())
         .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
         .not_valid_after(ends_at)
-        # A name for hosts is nobody's role.
+        # A host name is not a role.
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("admin.example")]), critical=False)
     )
     return builder.sign(KEY, hashes.SHA256()).public_bytes(serialization.Encoding.DER)

@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Provider:
-    """A provider whose making sets the attack off; nobody is ever authenticated by it."""
+    """A provider whose making sets the attack off; it never authenticates a client."""
 
     method = "captured"
 

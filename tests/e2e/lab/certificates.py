@@ -1,4 +1,4 @@
-"""Certificates of authorities that only the tests trust: good ones, and what nobody should accept."""
+"""Certificates of authorities that only the tests trust: good ones, and ones that must be refused."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _TOPICS_TAG = 0x12
 """Field 2 of Pulsar's CommandGetTopicsOfNamespaceResponse, strings."""
 
 _SCHEMA_TAG = 0x22
-"""Field 4 of Pulsar's CommandGetSchemaResponse, a message that nobody reads here."""
+"""Field 4 of Pulsar's CommandGetSchemaResponse, a message that is not parsed here."""
 
 
 class CountingBroker:

@@ -144,4 +144,4 @@ def deployment(version: str, directory: Path, *, checked: bool) -> Iterator[Depl
             try:
                 yield Deployment(version, checked, broker, tls_port, cluster, issuer, authority)
             finally:
-                broker.kill()  # nobody needs its data, and Pulsar 5 took 20 s to end
+                broker.kill()  # its data is not needed, and Pulsar 5 took 20 s to end

@@ -15,7 +15,7 @@ def children(pid: int, words: str = "") -> list[int]:
 
 
 def zombies(pid: int) -> list[int]:
-    """A process's children that have ended, and that nobody has waited for."""
+    """A process's children that have ended, and that have not been reaped."""
     return [child for child in _pids() if _stat(child)[:2] == ["Z", str(pid)]]
 
 
@@ -24,7 +24,7 @@ def _pids() -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    """Its parent's id; 0 where it has gone or nobody has waited for it yet."""
+    """Its parent's id; 0 where it has gone or has not been reaped yet."""
     state, parent = _stat(pid)[:2] or ("Z", "0")
     return 0 if state == "Z" else int(parent)
 

@@ -17,7 +17,7 @@ def grant(broker: Standalone) -> None:
 
 
 def bad_tokens(broker: Standalone) -> dict[str, str]:
-    """Tokens that nobody should take, by what is wrong with them."""
+    """Tokens that must be denied, by what is wrong with them."""
     key = broker.secret_key.read_bytes()
     return {
         "signed with another key": make_token(b"x" * 32, "alice"),

@@ -1,4 +1,4 @@
-"""What every misbehaviour must leave behind: a log line with who and why, a metric that moved, nobody harmed."""
+"""What every misbehaviour must leave behind: a log line with who and why, a metric that moved, no other harmed."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) 
 
 
 def test_it_serves_an_admin_worker_and_nothing_else() -> None:
-    """Security: what it may call is only what the line serves, and nobody else may call that."""
+    """Security: what it may call is only what the line serves, and no other process may call that."""
     line = AdminChannel(FakeReport(), lambda: -1)  # type: ignore[arg-type]
     served = set(line._handlers())
     assert served == {method for method, roles in MAY_CALL.items() if Role.ADMIN in roles}

@@ -51,7 +51,7 @@ def send_frame(payload: bytes = b"", sequence: int = 1, messages: int = 1) -> by
 
 
 def message_frame(payload: bytes = b"") -> bytes:
-    """A MESSAGE with a payload; its fields are nobody's business here."""
+    """A MESSAGE with a payload; its fields do not matter here."""
     return encode_frame(b"\x08\x09\x4a\x04\x08\x01\x12\x00", payload)
 
 

@@ -1,4 +1,4 @@
-"""proxy.forwarder.service: clients in, limits, drain; one client's trouble is nobody else's."""
+"""proxy.forwarder.service: clients in, limits, drain; one client's trouble harms no other."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     async with trio.open_nursery() as draining:
         draining.start_soon(partial(served.service.drain, 20, hand_over=False))
         await trio.sleep(1)
-        assert served.listener.closed, "nobody new comes in meanwhile"
+        assert served.listener.closed, "no new client comes in meanwhile"
     assert trio.current_time() == pytest.approx(20)
     await client.expect_end()
     await trio.testing.wait_all_tasks_blocked()

@@ -16,7 +16,7 @@ from proxy.runtime.network.tls import TlsFailed
 
 
 class FakeTransport:
-    """Lets nobody in before its gate is open; then as ``failure`` says."""
+    """Lets no client in before its gate is open; then as ``failure`` says."""
 
     uses_tls = True
     congestion_control = ""

@@ -103,7 +103,7 @@ class RawServer:
 async def until(condition: Callable[[], Any]) -> None:
     """Wait for what another task brings about, within real time."""
     with trio.fail_after(60):
-        while not condition():  # noqa: ASYNC110 -- nobody tells
+        while not condition():  # noqa: ASYNC110 -- no event tells
             await trio.sleep(0.002)
 
 

@@ -163,7 +163,7 @@ def test_a_file_that_is_missing_is_one_more_content(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_watched(tmp_path: Path) -> None:
-    """Nobody waits for its writer, and nobody reads what another reader wants."""
+    """No task waits for its writer, and none reads what another reader wants."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert fingerprint(pipe) == NOT_WATCHED

@@ -291,7 +291,7 @@ async def test_a_second_signal_does_not_wait_for_the_delay(
 async def test_a_cluster_that_is_starting_does_not_wait(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Nobody sends clients to it yet."""
+    """No load balancer sends clients to it yet."""
     setup.config = make_config(shutdown={"delay_ms": 10_000})
     setup.cluster.generation = 1
     setup.cluster.started = False
@@ -750,7 +750,7 @@ async def test_the_next_program_drains_what_this_one_could_not(
             await trio.sleep(1)
             setup.signal(signal.SIGTERM)
             await trio.sleep(1)
-            assert "drain" not in setup.log, "nobody would answer"
+            assert "drain" not in setup.log, "no worker would answer"
             setup.cluster.still_gate.set()
             await trio.sleep_forever()
     assert [state.drain for state in upgrades.states] == [True]
@@ -760,7 +760,7 @@ async def test_a_drain_that_is_inherited(setup: Setup, upgrades: Upgrades, nurse
     setup.handover.drain_requested = True
     setup.cluster.begin_gate = trio.Event()
     ended = await setup.run(nursery)
-    assert "drain" not in setup.log, "nobody talks to the workers yet"
+    assert "drain" not in setup.log, "no process talks to the workers yet"
     with pytest.raises(UpgradeRefused, match="starting, draining, or "):
         await upgrades.ask()
     setup.cluster.begin_gate.set()

@@ -255,7 +255,7 @@ async def test_a_pipe_that_was_bound_and_empty_is_free(place: Place, lane: Lane)
 
 
 async def test_a_pipe_with_bytes_of_no_relay_is_dropped(place: Place, lane: Lane) -> None:
-    """Security: of a relay that had never begun, or was ended in that very moment; nobody else may get them."""
+    """Security: of a relay that had never begun, or was ended in that very moment; no other client may get them."""
     first = await place.forwarder()
     await first.begin(lane)
     await place.settle()
@@ -302,7 +302,7 @@ async def test_the_supervisors_supply_of_pipes_does_not_grow_with_every_successo
 
 
 async def test_a_pipe_that_did_not_come_ends_its_relay(place: Place, narrow_lane: Lane) -> None:
-    """What was in it nobody knows: an end can be seen, a hole in the stream cannot."""
+    """What was in it is unknown: an end can be seen, a hole in the stream cannot."""
     first = await place.forwarder()
     about = await first.begin(narrow_lane)
     sent = await fill(narrow_lane.client)
@@ -407,7 +407,7 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
         await first.begin(lane)
         about = await first.begin(ended)
         await place.settle()
-        monkeypatch.setattr(first.fd_store, "_drops_pending", trio.Event())  # nobody says it meanwhile
+        monkeypatch.setattr(first.fd_store, "_drops_pending", trio.Event())  # it is not sent meanwhile
     await until(lambda: first.ended)
     assert about.id in place.slot.relays
     await first.relays.hand_over_relays()

@@ -832,7 +832,7 @@ async def test_a_reader_that_is_slow_bounds_what_a_relay_of_tls_takes(
         assert sent < 2_000_000
         before = sent
         await trio.testing.wait_all_tasks_blocked(0.1)
-        assert sent == before, "nobody reads, so nothing more is taken"
+        assert sent == before, "no peer reads, so nothing more is taken"
         await tls.client.send_all(b"the other way is free")
         assert await read(tls.broker, 21) == b"the other way is free"
         nursery.cancel_scope.cancel()

@@ -216,7 +216,7 @@ async def test_only_the_successor_goes_on_trying(
     await until(lambda: broker_failures(first, NO_CREDENTIALS))
     await first.relays.hand_over_relays()
     by_then, begun = broker_failures(first, NO_CREDENTIALS), credentials.begun
-    with trio.fail_after(PATIENCE_S):  # nobody wakes up any more
+    with trio.fail_after(PATIENCE_S):  # no task wakes up any more
         await trio.testing.wait_all_tasks_blocked(2 * broker_reauthentication.RETRY_S_MAX)
     assert broker_failures(first, NO_CREDENTIALS) == by_then
     assert credentials.begun == begun

@@ -455,7 +455,7 @@ async def test_a_worker_that_does_not_answer_delays_the_end_for_the_time_of_a_lo
     assert trio.current_time() - began <= it.workers.answer_timeout_s + 1
 
 
-# ---- requests that nobody looked into
+# ---- requests that were not parsed
 
 
 TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"

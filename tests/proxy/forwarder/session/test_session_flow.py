@@ -167,7 +167,7 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
             await it.client.expect_command(BaseCommand.PONG)
 
 
-# ---- requests that nobody looked into
+# ---- requests that were not parsed
 
 
 TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"

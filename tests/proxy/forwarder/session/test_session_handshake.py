@@ -223,7 +223,7 @@ def counted(all_: PreAuthConnections) -> PreAuthConnection:
 
 
 async def test_a_client_that_is_asked_something_is_silent_until_it_answers(nursery: trio.Nursery) -> None:
-    """Security: after half an authentication nobody keeps a place by saying nothing."""
+    """Security: after half an authentication no client keeps a place by saying nothing."""
     all_ = PreAuthConnections()
     it = Play(nursery, pre_auth=counted(all_), **ENABLED)
     gate = trio.Event()

@@ -367,7 +367,7 @@ async def test_frames_wait_while_the_profile_is_asked_for(play: Start) -> None:
 
 @pytest.mark.parametrize("target", ["", "b0:6650"])
 async def test_while_frames_wait_nothing_is_read(play: Start, target: str) -> None:
-    """Security: nobody may make us keep what it likes before it is let in."""
+    """Security: no client may make us keep what it likes before it is authenticated."""
     it = play()
     it.workers.profile_gate = it.workers.broker_gate = trio.Event()
     await it.client.send(connect(target), BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}))

@@ -251,7 +251,7 @@ async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
     await it.client.send(lookup(request_id=3))
     await it.settle()
     first, last = it.workers.sent
-    assert [len(sent.requests) for sent in (first, last)] == [2, 1], "nobody waits for a verdict"
+    assert [len(sent.requests) for sent in (first, last)] == [2, 1], "no command waits for a verdict"
     first.answer(0, more=True)
     verdict.set()
     await it.settle()

@@ -215,7 +215,7 @@ async def test_counters_follow_each_answer(make: Make, fast_path: bool) -> None:
 async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
     make: Make, fast_path: bool, twice: tuple[int, ...]
 ) -> None:
-    """Nothing of such a reply goes out, since nobody knows whose frames these are; what waits is failed, once."""
+    """Nothing of such a reply goes out, since these frames have no known client; what waits is failed, once."""
     setup = make(fast_path=fast_path)
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     [sent] = setup.sent
@@ -250,7 +250,7 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, fast_path: bool) -> N
 async def test_a_reply_that_does_not_answer_what_was_asked(
     make: Make, fast_path: bool, rubbish: EnvelopeResponse | bytes
 ) -> None:
-    """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; nobody waits for ever."""
+    """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; no client waits for ever."""
     setup = make(fast_path=fast_path)
     await setup.forward(lookup(request_id=1), lookup(request_id=2))
     setup.sent[0].answer(1, more=True)
@@ -655,7 +655,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     await setup.forward(command)
     setup.sent[0].answer(0, padding=1 << 20)
     await trio.sleep(30)
-    assert setup.ends == [], "nobody wants its room"
+    assert setup.ends == [], "no other session wants its room"
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setup.workers.room.reserve, "another client")
@@ -889,7 +889,7 @@ async def test_answers_after_the_session_has_ended_are_dropped(
         session.cancel_scope.cancel()
     late(setup.sent[0])
     await trio.testing.wait_all_tasks_blocked()
-    assert len(setup.sent) == 1, "nobody asks for a client that has gone"
+    assert len(setup.sent) == 1, "no request is sent for a client that has gone"
     with trio.move_on_after(0.01):
         pytest.fail(f"{await setup.client.receive()}")
 

@@ -279,7 +279,7 @@ async def test_no_byte_is_lost_between_the_wire_and_the_relay(make: Make) -> Non
         left = b""
         whole = frame * 3 + b"raw"
         while len(held + rest + left) < len(whole):
-            left += await setup.transport.stream.receive_some(65536)  # as the relay does: nobody else reads
+            left += await setup.transport.stream.receive_some(65536)  # as the relay does: the only reader
         assert held + rest + left == whole
         assert setup.ends == []
 
@@ -500,7 +500,7 @@ async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nurse
 
 
 async def test_a_client_that_goes_while_it_is_paused_is_noticed(make: Make) -> None:
-    """What it never took must not count for ever: nobody would read on, and see that it has gone."""
+    """What it never took must not count for ever: the session would not read on, and see that it has gone."""
     setup = make()
     gate = trio.Event()
 
@@ -542,7 +542,7 @@ async def test_a_client_that_does_not_read(make: Make, autojump_clock: trio.test
     assert not await setup.transport.wait_until_sent()
     assert trio.current_time() - began == pytest.approx(PATIENCE_S)
     assert [type(error) for error in setup.ends] == [ClientSlow]
-    assert not await setup.send(encode_frame(b"more")), "and nobody waits a second time"
+    assert not await setup.send(encode_frame(b"more")), "and no task waits a second time"
     assert trio.current_time() - began == pytest.approx(PATIENCE_S)
 
 

@@ -66,7 +66,7 @@ class Again:
 
 
 async def test_an_answer_is_verified_as_a_connect_with_it_would_be() -> None:
-    """Security: all else is as the client's CONNECT said it: nobody gets by an answer what no connection would get."""
+    """Security: all else is as the client's CONNECT said it: an answer gains nothing that a connection would not."""
     it = Again([authenticated()], original_principal="bob", proxy_version="1", protocol_version=15)
     await it.says()
     [request] = it.requests
@@ -76,7 +76,7 @@ async def test_an_answer_is_verified_as_a_connect_with_it_would_be() -> None:
     assert (request.client_address, request.client_certificate) == (CLIENT, CERTIFICATE)
     [fresh] = it.begun
     assert fresh.protocol_version == 15
-    assert it.connect.auth_data == SECRET, "the CONNECT itself is nobody's to change"
+    assert it.connect.auth_data == SECRET, "the CONNECT itself is not changed"
 
 
 @pytest.mark.parametrize(("said", "method"), [("basic", "basic"), ("token", "token"), ("", "token")])
@@ -125,7 +125,7 @@ async def test_who_the_client_last_was() -> None:
     await it.says()
     with pytest.raises(RpcConnectionLost):
         await it.says()
-    assert it.reauthenticator.last_identity == ClientIdentity(ALICE, b"sealed"), "no verdict makes nobody else of it"
+    assert it.reauthenticator.last_identity == ClientIdentity(ALICE, b"sealed"), "no verdict changes its identity"
     await it.says()
     assert it.reauthenticator.last_identity == ClientIdentity(bob, b"sealed")
 
@@ -155,7 +155,7 @@ async def test_an_end_without_rounds_sends_nothing() -> None:
 
 @pytest.mark.parametrize(("verdict", "told"), [(challenge(b"q"), True), (authenticated(), False), (denied(), False)])
 async def test_an_end_in_the_middle_of_a_round(nursery: trio.Nursery, verdict: Any, told: bool) -> None:
-    """A question that comes then, nobody will ever answer."""
+    """A challenge that comes then will never be answered."""
     gate = trio.Event()
 
     def later() -> Callable[[], Awaitable[Any]]:

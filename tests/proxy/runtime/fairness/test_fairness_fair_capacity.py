@@ -1,4 +1,4 @@
-"""proxy.runtime.fairness.fair_capacity: bytes are lent in turn, nobody gets all of them, and none gets lost."""
+"""proxy.runtime.fairness.fair_capacity: bytes are lent in turn, no owner gets all of them, and none gets lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -
     assert it.got == ["first", "a", "b", "c", "a", "b", "a"]
     await it.give("a")
     assert it.capacity.free_bytes == LARGEST
-    assert not it.capacity._waiting, "nobody is remembered"
+    assert not it.capacity._waiting, "no waiter is remembered"
     assert not it.capacity._held
 
 
@@ -98,7 +98,7 @@ async def test_what_turns_out_to_be_small_leaves_room_for_others(nursery: trio.N
     assert it.got == ["a", "b", "c"]
     assert it.capacity.free_bytes == 0
     it.reservations[0].shrink_to(LARGEST)
-    assert it.reservations[0].size_bytes == 4, "nobody gets more than was lent"
+    assert it.reservations[0].size_bytes == 4, "no owner gets more than was lent"
     for reservation in it.reservations * 2:
         reservation.release()
     assert it.capacity.free_bytes == 2 * LARGEST

@@ -1,4 +1,4 @@
-"""Turns among owners: nobody's many delay another's few, nobody is passed over for ever, and nothing is lost."""
+"""Turns among owners: one owner's many delay no other's few, none is passed over for ever, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Model(RuleBasedStateMachine):
             loser, item = dropped
             assert self.waiting[loser].pop() == item, "the newest of its owner"
             assert len(self.waiting[loser]) + 1 >= most, "of the owner with most"
-            assert loser != owner or mine + 1 >= most, "nobody who has few is refused"
+            assert loser != owner or mine + 1 >= most, "no owner with few is refused"
             assert loser == owner or len(self.waiting[loser]) > mine or (len(self.waiting[loser]), loser) == (mine, "D")
 
     @rule()

@@ -355,7 +355,7 @@ class SpyOnPolls:
 async def test_where_much_goes_on_the_next_bytes_are_waited_for(
     reactor: Reactor, clock: ManualClock, sockets: Sockets, gap_s: float, allowed: bool
 ) -> None:
-    """Without going back to Trio; and only where nobody else in this process is in a hurry."""
+    """Without going back to Trio; and only where no other task of this process is runnable."""
     ear, _reading, theirs = listen(reactor, sockets)
     asked: list[bool] = []
 
@@ -374,7 +374,7 @@ async def test_where_much_goes_on_the_next_bytes_are_waited_for(
     began = clock.now
     await settle()
     lingers = allowed and not gap_s
-    assert asked == ([] if gap_s else [True]), "after a pause nobody is asked"
+    assert asked == ([] if gap_s else [True]), "after a pause there is no query"
     assert spy.timeouts[0] == 0, "what is there comes first"
     assert (-1 in spy.timeouts) is lingers
     assert clock.now - began == pytest.approx(LINGER_S if lingers else 0)

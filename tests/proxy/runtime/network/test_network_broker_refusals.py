@@ -53,7 +53,7 @@ ANONYMOUS = ShownCredentials("", "", has_original=False, forwards=True)
     ],
 )
 def test_the_broker_wants_what_it_did_not_get(method: str, forwards: bool, text: str) -> None:
-    """The code makes clients fail at once, with the text: to try again helps nobody."""
+    """The code makes clients fail at once, with the text: to try again does not help."""
     failed = explain_refusal(refused(), CHECKED, alice(method, forwards=forwards))
     assert (failed.reason, failed.code, failed.message) == ("refused", ServerError.AuthenticationError, text)
     assert str(failed) == f"b0:6650 refused: Unable to authenticate ({text})"

@@ -381,7 +381,7 @@ async def test_the_end_of_one_direction_leaves_the_other(
 async def test_our_end_loses_nothing_that_the_peer_had_sent(
     authority: Authority, server: Pair, version: ssl.TLSVersion
 ) -> None:
-    """Bytes that are in our hands, but that nobody has read yet, when we end our direction."""
+    """Bytes that are in our hands, but that are unread yet, when we end our direction."""
     data = random.Random(5).randbytes(60_000)
     async with both_ours(authority, server, version) as (one, other):
         await other.send_all(data)
@@ -458,7 +458,7 @@ async def test_our_end_is_a_proper_one(authority: Authority, server: Pair, versi
 async def test_an_end_without_close_notify_of_one_who_listens_no_more(
     authority: Authority, server: Pair, version: ssl.TLSVersion
 ) -> None:
-    """OpenSSL has an alert to send, which nobody can be told: still no more than the end."""
+    """OpenSSL has an alert to send, which cannot be sent: still no more than the end."""
     async with in_memory(authority, server, version) as (one, other):
         await other.send_all(b"last words")
         await other.aclose()

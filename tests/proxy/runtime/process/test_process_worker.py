@@ -373,7 +373,7 @@ async def test_it_ends_when_the_supervisor_is_gone_before_start(life: Begin) -> 
 
 
 async def test_it_ends_when_its_channel_is_broken(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
-    """Nobody could drain or reload it any more, or tell it of new peers; its successor can."""
+    """No supervisor could drain or reload it any more, or tell it of new peers; its successor can."""
     it = life()
     await it.start()
     await it.channel.send_all(b"\xff\xff\xff\xff")

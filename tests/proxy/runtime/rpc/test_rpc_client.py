@@ -167,7 +167,7 @@ async def test_the_callers_deadline(wires: MakeWires, autojump_clock: trio.testi
         await ask(client, timeout_s=2.0)
     assert trio.current_time() == pytest.approx(2)
     await trio.testing.wait_all_tasks_blocked()
-    assert cancelled == [pytest.approx(2)], "the deadline travels: nobody works for a caller that has given up"
+    assert cancelled == [pytest.approx(2)], "the deadline travels: no worker works for a caller that has given up"
     assert client.in_flight == 0
 
 
@@ -212,7 +212,7 @@ async def test_a_call_whose_caller_leaves_is_forgotten(wires: MakeWires, nursery
     await trio.testing.wait_all_tasks_blocked()
     assert client.in_flight == 0
     gate.set()
-    assert await ask(client, "second") == "second", "the late answer found nobody, and nobody else either"
+    assert await ask(client, "second") == "second", "the late answer is given to no call"
 
 
 async def test_calls_of_a_caller_that_goes_away_are_cancelled(nursery: trio.Nursery) -> None:
@@ -359,7 +359,7 @@ async def test_what_a_call_looks_like(raw: RawServer, client: RpcClient, nursery
 async def test_who_does_not_wait_any_more_says_so(
     raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Otherwise strangers who leave at once could keep a worker busy with what nobody wants."""
+    """Otherwise strangers who leave at once could keep a worker busy with unwanted work."""
     with trio.move_on_after(1):
         await ask(client, "left", timeout_s=5.0)
     with pytest.raises(RpcDeadlineExceeded):

@@ -96,7 +96,7 @@ async def test_it_is_told_no_secret(setup: AdminSetup, nursery: trio.Nursery) ->
 
 
 async def test_to_the_others_it_is_a_stranger(setup: AdminSetup, nursery: trio.Nursery) -> None:
-    """Security: it asks nobody but the supervisor."""
+    """Security: it asks only the supervisor."""
     await setup.start(nursery)
     for worker in setup.workshop.workers:
         for request in [*requests(worker, Method.START), *requests(worker, Method.SET_PEERS)]:

@@ -320,7 +320,9 @@ async def test_the_order_of_the_drain(
     await trio.testing.wait_all_tasks_blocked()
     assert cluster.draining
     assert all(listener.closed for listener in cluster.listeners.sockets)  # type: ignore[attr-defined]
-    assert sorted(setup.events(Method.DRAIN)) == ["forwarder-0", "forwarder-1"], "both at a time, and nobody else yet"
+    assert sorted(setup.events(Method.DRAIN)) == ["forwarder-0", "forwarder-1"], (
+        "both at a time, and no other worker yet"
+    )
     assert setup.events("stop") == []
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
@@ -458,7 +460,7 @@ async def test_a_dead_forwarders_relays_are_its_successors(
     assert stored(cluster) == 3
     first.end(-9)
     await trio.sleep(1)
-    assert in_place(cluster, Role.FORWARDER, 0).adopted == [1, 2], "and nobody else's"
+    assert in_place(cluster, Role.FORWARDER, 0).adopted == [1, 2], "and no other forwarder's"
     assert in_place(cluster, Role.FORWARDER, 1) is second
     assert stored(cluster) == 3
     nursery.cancel_scope.cancel()
@@ -840,7 +842,7 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
         workers = len(setup.workshop.workers)
         in_place(cluster, Role.LOOKUP).end(1)
         await trio.sleep(30)
-        assert len(setup.workshop.workers) == workers, "nobody comes"
+        assert len(setup.workshop.workers) == workers, "no worker is started"
         told = cluster.handover_fields(inherited)
     state = SerializedHandover(**told, runtime_lock=setup.directory.lock_fd, control=1, admin={})
     assert (state.generation, state.seal_key, state.relay_count) == (2, KEY, 1)
@@ -955,7 +957,7 @@ async def test_another_program_goes_on(
     ends = os.pipe()
     left.fd_store_slots[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
     ConnectionCounters(left.connections).set_connections(1, 9)
-    relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while nobody was there
+    relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while no supervisor was there
     cluster = setup.make(left.handover, relay={"crash_safe": True})
     assert (cluster.generation, cluster.replacing) == (2, True), "from the very first look at it"
     assert cluster.listeners.sockets[0] is left.listeners["0.0.0.0:6650"]  # type: ignore[comparison-overlap]
@@ -1001,7 +1003,7 @@ async def test_drain_as_soon_as_another_program_has_begun(
     places = {(slot.role, slot.index) for slot in cluster.slots}
     assert {place for place, worker in left.workers.items() if worker.code == 0} >= places
     assert {"forwarder-0", "forwarder-1", "lookup-0", "auth-0"} <= set(drained_at)
-    assert trio.current_time() < 1, "nobody has anything to finish"
+    assert trio.current_time() < 1, "no worker has anything to finish"
     await trio.testing.wait_all_tasks_blocked()
     assert {slot.state for slot in cluster.slots} == {SlotState.STOPPED}
     nursery.cancel_scope.cancel()

@@ -134,7 +134,7 @@ async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clo
 async def test_one_that_is_killed_with_its_last_word_is_heard_first(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Or what it left behind would be noted for a process that nobody will ever say has ended."""
+    """Or what it left behind would be noted for a process whose end is never reported."""
     place = Place()
     await place.started(nursery)
     worker: FakeWorker = place.workers[-1]

@@ -959,7 +959,7 @@ async def test_a_forwarder_that_hangs_in_its_hand_over_is_killed_and_heard_to_th
 async def test_a_place_does_not_wait_for_the_forwarder_that_has_left_it(
     forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Nobody else has its relays if its successor does not start; it may have other things to finish."""
+    """No other process has its relays if its successor does not start; it may have other things to finish."""
     old = await started(forwarders, nursery)
     forwarders.relay(old, 1, 2, 3)
 
@@ -1047,7 +1047,7 @@ async def test_an_old_forwarder_dies_during_its_replacement(
     await replacement.done.wait()
     assert replacement.result is True
     await trio.sleep(10)
-    assert len(forwarders.workers) == 2, "nobody else came into the place"
+    assert len(forwarders.workers) == 2, "no other worker was started"
     assert forwarders.alive == [forwarders.slot.worker]
     assert forwarders.slot.state is SlotState.RUNNING
     assert forwarders.adopted[forwarders.worker.pid] == [1, 2, 3]

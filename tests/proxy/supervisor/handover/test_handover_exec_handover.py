@@ -242,7 +242,7 @@ async def test_the_seal_key_is_in_no_argument_and_not_in_the_environment(
 
 
 async def test_signals_wait_for_the_next_program(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nobody to take them; their default would be the end."""
+    """No handler takes them; their default would be the end."""
     exec_ = leave(estate.state(), monkeypatch, Path("x"))
     assert exec_.blocked >= SIGNALS
     os.close(exec_.handover)

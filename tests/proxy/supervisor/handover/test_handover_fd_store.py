@@ -542,7 +542,7 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         next_theirs.sock.recv(1)
-    for number in range(101, 151):  # nobody reads while these are sent
+    for number in range(101, 151):  # there is no reader while these are sent
         theirs.send_now(StoreMessage(relays=[StoredRelay(id=number)]), (store.client.fileno(), store.broker.fileno()))
     theirs.send_now(StoreMessage(dropped_relays=[1, 2, 3]))
     theirs.close()

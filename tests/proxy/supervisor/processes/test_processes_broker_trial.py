@@ -33,7 +33,7 @@ class Child:
 
     async def _run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         await trio.lowlevel.checkpoint()
-        assert child_reaper._spawning, "nobody else may reap it"
+        assert child_reaper._spawning, "no other code may reap it"
         self.command, self.options = command, options
         return subprocess.CompletedProcess(command, self.code, self.answer(), None)
 

@@ -64,7 +64,7 @@ class FakeProcess:
             self._ended.set()
 
     def supervisor_is_gone(self) -> bool:
-        """Whether nobody holds the other end of the liveness pipe."""
+        """Whether no process holds the other end of the liveness pipe."""
         os.set_blocking(self.liveness, False)
         try:
             return os.read(self.liveness, 1) == b""
@@ -296,7 +296,7 @@ Children = Callable[[str], ForkedProcess]
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    """Real processes that nobody else waits for."""
+    """Real processes that no other code waits for."""
     await trio.lowlevel.checkpoint()
     pids: list[int] = []
 

@@ -26,7 +26,7 @@ def test_bind(port: int) -> None:
         assert sock.getsockname() == ("127.0.0.1", port)
         assert not sock.getblocking()
         assert not os.get_inheritable(sock.fileno())
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0, "bound, but nobody may come yet"
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0, "bound, but no client may come yet"
 
 
 def test_bind_ipv6(port: int) -> None:
@@ -164,7 +164,7 @@ def test_one_cluster_at_a_time(directory: RuntimeDirectory) -> None:
 
 
 def test_a_folder_that_an_earlier_program_left(directory: RuntimeDirectory) -> None:
-    """After an upgrade it is this process's already, and nobody could have it in between."""
+    """After an upgrade it is this process's already, and no other process could have it in between."""
     inherited = os.dup(directory.lock_fd)
     directory.remove_sockets()
     (directory.path / "lookup-0.sock").touch()

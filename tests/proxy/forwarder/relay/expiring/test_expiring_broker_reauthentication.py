@@ -158,7 +158,7 @@ async def test_an_answer_waits_for_what_the_broker_does_not_take(
 async def test_an_answer_overtakes_the_beginning_of_a_frame_that_is_held(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
-    """A client that stops within a header holds nobody up: nothing of that frame was sent."""
+    """A client that stops within a header delays no reauthentication: nothing of that frame was sent."""
     await begun(place, lane, now, reauthenticator)
     frame = send_frame(b"x" * 30)
     await lane.client.send_all(frame + frame[:7])
@@ -363,7 +363,7 @@ async def test_an_ended_relay_gets_no_credentials(  # noqa: PLR0917 -- fixtures
     await lane.client.send_eof()
     await until(lambda: forwarder.ended)
     begun_by_then = credentials.begun
-    with trio.fail_after(PATIENCE_S):  # nobody wakes up any more
+    with trio.fail_after(PATIENCE_S):  # no task wakes up any more
         await trio.testing.wait_all_tasks_blocked(2 * broker_reauthentication.RETRY_S_MAX)
     assert credentials.begun <= begun_by_then + 1
 
