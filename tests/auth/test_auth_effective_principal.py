@@ -25,7 +25,7 @@ def denial(role: str, claim: ProxyClaim, proxies: ProxyRoles = PROXIES, method: 
 
 
 @pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
-def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
+def test_a_clients_effective_principal_is_its_own(proxies: ProxyRoles) -> None:
     assert resolve_effective_principal("alice", "token", ProxyClaim(), proxies) == EffectivePrincipal("alice", proxy="")
 
 
@@ -69,7 +69,7 @@ def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
 
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
-def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
+def test_a_proxy_names_the_principal_of_the_connection(original: str, through_proxy: bool) -> None:
     assert resolve_effective_principal(
         "proxy-a", "token", ProxyClaim(original, through_proxy), PROXIES
     ) == EffectivePrincipal(original, proxy="proxy-a")

@@ -162,7 +162,7 @@ async def test_an_old_value_is_used_while_the_issuer_is_known_to_be_down(source:
     assert await source.renewed.current_value() == 4
 
 
-async def test_one_who_needs_a_newer_value_gets_it(source: Source, autojump_clock: Clock) -> None:
+async def test_a_caller_that_needs_a_newer_value_gets_it(source: Source, autojump_clock: Clock) -> None:
     await source.renewed.current_value()
     await trio.sleep(RETRY_S)
     assert await source.renewed.refreshed_value() == 2
@@ -187,7 +187,7 @@ async def test_no_newer_value_is_asked_for_right_after_a_failure(source: Source,
     assert source.fetches == 2
 
 
-async def test_many_who_need_a_newer_value_cost_one_fetch(source: Source, autojump_clock: Clock) -> None:
+async def test_many_callers_that_need_a_newer_value_cost_one_fetch(source: Source, autojump_clock: Clock) -> None:
     await source.renewed.current_value()
     await trio.sleep(RETRY_S)
     async with trio.open_nursery() as nursery:

@@ -259,7 +259,7 @@ async def test_which_of_several_denials_is_told(reasons: tuple[str, ...], told: 
     assert await outcome(judged_by(*map(Denying, reasons)), b"x") == told
 
 
-async def test_the_first_of_two_who_take_somebody_in_decides() -> None:
+async def test_the_first_of_two_providers_that_accept_decides() -> None:
     assert await outcome(judged_by(Word(b"w", "alice"), Word(b"w", "bob")), b"w") == Identity("alice", 4711)
 
 

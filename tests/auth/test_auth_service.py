@@ -537,7 +537,7 @@ class LastWord(ScriptedAuthState):
 
 
 @pytest.mark.conforms("pip-30.8", "pip-30.24")
-async def test_the_servers_last_word_is_heard_before_anybody_is_let_in(
+async def test_a_client_is_accepted_after_the_servers_final_message(
     many_rounds: Worker, provider: RoundsProvider
 ) -> None:
     provider.next_state = lambda: LastWord([b"challenge"])
@@ -603,7 +603,7 @@ async def test_the_last_word_waits_no_longer_than_any_other_round(
     assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
 
 
-async def test_a_reload_ends_those_who_are_complete_but_for_the_last_word(
+async def test_a_reload_ends_exchanges_that_wait_for_their_final_message(
     many_rounds: Worker, provider: RoundsProvider
 ) -> None:
     """Who it is was found by the old keys."""

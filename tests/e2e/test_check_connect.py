@@ -150,7 +150,9 @@ def test_without_forwarded_credentials(secured_broker: Standalone, file: Path, r
     assert f"it accepts the proxy's credentials, {says}" in line
 
 
-def test_a_broker_without_authentication_is_told(broker: Standalone, secured_broker: Standalone, file: Path) -> None:
+def test_check_says_that_a_broker_does_not_authenticate(
+    broker: Standalone, secured_broker: Standalone, file: Path
+) -> None:
     """What is not shown is not claimed."""
     write_token(secured_broker, file, "proxy")
     tables = with_token(secured_broker, file, **before(broker))

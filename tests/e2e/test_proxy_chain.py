@@ -83,7 +83,7 @@ def test_another_user_is_refused_through_two_clusters(
     assert refusal in f"{outcome.result['error_type']} {outcome.result['error']}"
 
 
-def test_the_broker_refuses_clients_of_proxy_a_alone(secured_broker: Standalone) -> None:
+def test_the_broker_refuses_clients_that_come_through_proxy_a_only(secured_broker: Standalone) -> None:
     """The control: without `b`, nothing of what follows would work."""
     fields = {"token": token_of(secured_broker, "proxy-a"), "original_principal": "alice", "proxy_version": "a"}
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
@@ -203,7 +203,9 @@ def test_roles_that_do_not_go_together_are_refused_as_by_the_broker(
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
 
 
-def test_a_client_that_claims_to_be_another_is_refused_alone(secured_broker: Standalone, b: ProxyCluster) -> None:
+def test_a_false_original_principal_refuses_its_client_and_no_other(
+    secured_broker: Standalone, b: ProxyCluster
+) -> None:
     alice = secured_broker.token("alice")
     with others_unharmed(b, topic=GRANTED, token=alice) as witness:
         with WireClient(b.port) as client:

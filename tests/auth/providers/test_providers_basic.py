@@ -180,7 +180,7 @@ async def test_sizes_are_checked_before_any_hash_is_made(make: Make, checks: Che
 
 
 @given(data=st.binary(max_size=64) | st.builds(lambda end: b"alice:" + end, st.binary(max_size=200)))
-def test_random_bytes_are_answered_with_a_verdict(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_random_bytes_are_denied(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     file = tmp_path_factory.mktemp("basic") / "users"
     file.write_text(ALICE)
     provider = BasicProvider(BasicAuthentication(file=str(file)))
@@ -352,7 +352,7 @@ async def test_addresses_have_their_passwords_checked_in_turn(make: Make, gate: 
     assert [password for *_, password in gate.asked] == [b"w0", b"good", b"w1", b"w2", b"w3"]
 
 
-async def test_a_user_who_was_let_in_goes_before_strangers_at_its_own_address(make: Make, gate: Gate) -> None:
+async def test_a_user_that_was_accepted_goes_before_strangers_at_its_own_address(make: Make, gate: Gate) -> None:
     gate.go.set()
     provider = make(threads_max=1)
     assert await provider.identify(login("alice"), CLIENT)

@@ -479,7 +479,9 @@ async def test_an_issuer_without_keys(issuer: FakeIssuer, provider: OidcProvider
 
 
 @pytest.mark.parametrize(("count", "reason"), [(KEYS_MAX, "bad_signature"), (KEYS_MAX + 1, "issuer_unavailable")])
-async def test_more_keys_than_anybody_has(issuer: FakeIssuer, provider: OidcProvider, count: int, reason: str) -> None:
+async def test_more_keys_than_any_issuer_has(
+    issuer: FakeIssuer, provider: OidcProvider, count: int, reason: str
+) -> None:
     issuer.keys = [jwk(rsa_key(), "first")] * count
     assert await denial(provider, issued(rsa_key(1))) == reason
 

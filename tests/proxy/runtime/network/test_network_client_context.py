@@ -24,7 +24,7 @@ def test_the_systems_authorities_are_trusted_where_no_file_is_named(
     assert len(new_client_context("").get_ca_certs()) == 1
 
 
-def test_a_system_without_authorities_trusts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_authorities_trusts_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths(None))
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
     context = new_client_context("")
