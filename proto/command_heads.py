@@ -111,14 +111,15 @@ def command_type_of(head: bytes, command_bytes: int) -> int:
 
 
 def check_type_is_first(command: BaseCommand, data: bytes) -> None:
-    """Check that the type is the first field of a serialized command and occurs once, given the parsed command.
+    """Check that the type is the first field of a serialized command, in one byte, once, given the parsed command.
 
     A parsed command needs no more than that, so fields that are newer than this proxy may follow. Raises
     CommandHeadInvalid.
     """
     # Serializing again drops repeated fields and encodings that are longer than needed.
     size = len(command.SerializePartialToString())
-    if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
+    one_byte = 0 <= command.type <= _ONE_BYTE_MAX
+    if size != len(data) or not one_byte or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type)):
         raise CommandHeadInvalid("a command whose type does not stand first, and once")
 
 

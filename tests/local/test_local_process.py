@@ -21,7 +21,7 @@ import os, signal, sys, time
 from pathlib import Path
 from local.process import OwnedProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
-OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
+owned = OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
 with open(sys.argv[2] + ".started", "w"):
     while True:  # not signal.pause(), which misses a signal that comes just before it
         time.sleep(0.1)

@@ -343,6 +343,14 @@ def test_what_was_parsed_has_its_type_first_and_once(chance: random.Random) -> N
     assert len(rest) == len(command) - 2, "there is no second one"
 
 
+@pytest.mark.parametrize("command_type", [128, 255, 256, 20_000, -1])
+def test_a_type_of_more_than_one_byte_is_refused(command_type: int) -> None:
+    command = b"\x08" + varint(command_type & (1 << 64) - 1)
+    assert protobuf_type(command) == command_type
+    with pytest.raises(CommandHeadInvalid):
+        check_type_is_first(BaseCommand.FromString(command), command)
+
+
 # ---- PING and PONG past the end
 
 

@@ -145,8 +145,12 @@ async def test_the_kernels_reason_is_passed_on(make: Make) -> None:
 
 async def test_a_request_that_is_given_up_leaves_no_reply_for_the_next(make: Make) -> None:
     server = make(READY + ANSWER.replace("channel.send", "time.sleep(0.3); start += 1; channel.send"))
-    with trio.move_on_after(0.1):
-        await server.fork(Role.AUTH, {"channel": 1})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with trio.open_nursery() as requesting:
+            requesting.start_soon(server.fork, Role.AUTH, {"channel": theirs.fileno()})
+            await trio.lowlevel.wait_readable(ours)  # it has the request
+            requesting.cancel_scope.cancel()
     assert await server.fork(Role.AUTH, {"channel": 1}) == 4003
     await end(server)
 
