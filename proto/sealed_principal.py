@@ -19,6 +19,9 @@ from proto.rpc_pb2 import Principal, SealedPrincipal
 
 SEAL_KEY_BYTES = 32
 
+_OVERHEAD_BYTES_MAX = 64
+"""Bytes of a sealed principal beside the principal itself: the MAC, and two fields' tags and sizes."""
+
 # Domain separation: nothing else that is signed with the key can pass for a principal.
 _CONTEXT = b"pulsar-trio-proxy sealed principal 1\0"
 
@@ -39,6 +42,9 @@ def unseal(data: bytes, key: bytes) -> Principal:
         sealed = SealedPrincipal.FromString(data)
     except DecodeError:
         raise SealBroken("malformed") from None
+    # Receivers cache what they have unsealed. A field beside these two has no MAC, and could have any size.
+    if len(data) > len(sealed.principal) + _OVERHEAD_BYTES_MAX:
+        raise SealBroken("malformed")
     if not hmac.compare_digest(sealed.mac, _mac(sealed.principal, key)):
         raise SealBroken("forged")
     return Principal.FromString(sealed.principal)

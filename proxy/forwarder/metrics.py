@@ -5,11 +5,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
 from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, BoundedLabel
 
 
 class ForwarderMetrics:
-    """The metrics of a forwarder. Labels take values from fixed lists only."""
+    """The metrics of a forwarder. Labels take values from fixed lists, or few from other workers (BoundedLabel)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.active_connections = Gauge(
@@ -49,12 +49,13 @@ class ForwarderMetrics:
         self.handshake_seconds = {
             stage: handshake_seconds.labels(stage=stage) for stage in ("authentication", "broker", "total")
         }
-        self.broker_failures = Counter(
+        self._broker_failures = Counter(
             "pulsar_proxy_broker_connection_failures",
             "Relays that were not opened, by reason.",
             ["reason"],
             registry=registry,
         )
+        self._broker_failure_reasons = BoundedLabel()
         self.reauthentication = ReauthenticationMetrics(registry)
         self.broker_reauthentication = BrokerReauthenticationMetrics(registry)
         self.refused_commands = Counter(
@@ -63,3 +64,7 @@ class ForwarderMetrics:
             ["reason"],
             registry=registry,
         )
+
+    def count_broker_failure(self, reason: str) -> None:
+        """Count a relay that was not opened; a lookup worker that denies its target names the reason."""
+        self._broker_failures.labels(reason=self._broker_failure_reasons.value_of(reason)).inc()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proto.rpc_pb2 import Principal, SealedPrincipal
 from proto.sealed_principal import SEAL_KEY_BYTES, SealBroken, expiry_unix_ms, seal, unseal
+from proto.varints import varint
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -103,6 +104,19 @@ def test_part_of_the_mac_is_not_enough() -> None:
 def test_an_unsealed_principal() -> None:
     assert broken(ALICE.SerializeToString()) in {"malformed", "forged"}
     assert broken(SealedPrincipal(principal=ALICE.SerializeToString()).SerializeToString()) == "forged"
+
+
+@pytest.mark.parametrize("field", [b"\x1a", b"\x0a\x01x\x1a"], ids=["unknown", "repeated"])
+def test_a_seal_with_more_bytes_than_were_sealed_is_malformed(field: bytes) -> None:
+    """Security: a field beside the two has no MAC; with it a captured forwarder could fill a lookup worker's cache."""
+    larger = field + varint(1000) + bytes(1000) + seal(ALICE, KEY)
+    assert SealedPrincipal.FromString(larger).principal == ALICE.SerializeToString()
+    assert broken(larger) == "malformed"
+
+
+def test_a_seal_of_the_largest_principal_holds() -> None:
+    largest = Principal(type="User", name="角" * 1024, proxy="角" * 1024, method="m" * 100_000)
+    assert unseal(seal(largest, KEY), KEY) == largest
 
 
 def test_nothing_at_all() -> None:

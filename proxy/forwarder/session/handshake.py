@@ -143,7 +143,7 @@ class Handshake:
         try:
             await self._broker_connector.open_link(self.connect, identity)
         except BrokerConnectFailed as failed:
-            self._metrics.broker_failures.labels(reason=failed.reason).inc()
+            self._metrics.count_broker_failure(failed.reason)
             return ConnectionFailure(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
         if not self.connect.proxy_to_broker_url:
             self.target = str(self._broker_connector.link.broker)

@@ -13,6 +13,10 @@ ADDRESSES_MAX = 4096
 """Client addresses (with ports) whose owner is remembered: a client sends many requests."""
 
 
+ADDRESS_CHARACTERS_MAX = 256
+"""Of a client's address, which a captured forwarder can make as long as an RPC frame."""
+
+
 def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> str:
     """Name the owner of what a client takes: its principal, or its IP address (of IPv6 its /64 network).
 
@@ -21,7 +25,7 @@ def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> s
     """
     if principal and principal != anonymous_role:
         return f"principal {principal}"
-    return _address_owner(client_address)
+    return _address_owner(client_address[:ADDRESS_CHARACTERS_MAX])
 
 
 @lru_cache(ADDRESSES_MAX)

@@ -237,7 +237,7 @@ class ReauthenticationCoordinator:
     def _report_failure(
         self, session: ExpiringSession, failure: ReauthenticationFailure, denial: Denial | None
     ) -> None:
-        self._metrics.failure.labels(method=session.terms.principal.method).inc()
+        self._metrics.count_failure(session.terms.principal.method)
         get_logger().warning(
             "a client has failed to authenticate itself again",
             client=session.relay_record.client_address,
@@ -281,7 +281,7 @@ class ReauthenticationCoordinator:
             return
         listener, method = session.enforcement.listener_name(session.listener), session.terms.principal.method
         reason = why.name.lower()
-        self._metrics.expired_observed.labels(listener=listener, method=method, reason=reason).inc()
+        self._metrics.count_observed_end(listener, method, reason)
         get_logger().info(
             'a client\'s session would have been closed (session.enforcement = "observe")',
             client=session.relay_record.client_address,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, BoundedLabel
 from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
 
 
@@ -27,6 +27,7 @@ class ReauthenticationMetrics:
     def __init__(self, registry: CollectorRegistry | None, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._maximum = WindowedMaximum()
+        self._methods = BoundedLabel()
         self.success = Counter(
             "pulsar_proxy_reauthentication_success",
             "Clients that have authenticated themselves again on their connection, by method.",
@@ -78,10 +79,19 @@ class ReauthenticationMetrics:
 
     def count_never_asked(self, method: str, reason: NoReauthReason) -> None:
         """Count a client that is never challenged to authenticate itself again."""
-        self._no_reauth.labels(method=method, reason=reason.value).inc()
+        self._no_reauth.labels(method=self._methods.value_of(method), reason=reason.value).inc()
+
+    def count_failure(self, method: str) -> None:
+        """Count a client that has failed to authenticate itself again."""
+        self.failure.labels(method=self._methods.value_of(method)).inc()
+
+    def count_observed_end(self, listener: str, method: str, reason: str) -> None:
+        """Count a session's lifetime that enforcement would have closed."""
+        labels = {"listener": listener, "method": self._methods.value_of(method), "reason": reason}
+        self.expired_observed.labels(**labels).inc()
 
     def record_success(self, method: str, took_s: float) -> None:
         """Count a client that has authenticated itself again, ``took_s`` after the challenge."""
-        self.success.labels(method=method).inc()
+        self.success.labels(method=self._methods.value_of(method)).inc()
         self.seconds.observe(took_s)
         self._maximum.observe(took_s, self._now())

@@ -22,6 +22,7 @@ from proxy.forwarder.session.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Hand
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.observability.metrics import LABEL_VALUES_MAX
 from proxy.runtime.rpc.client import RpcConnectionLost
 
 ENABLED = {"authentication": {"enabled": True, "failure_delay_ms": 200}}
@@ -113,6 +114,16 @@ async def test_the_broker_is_connected_or_the_failure_returned(nursery: trio.Nur
     assert (failure.event, failure.cause) == (Event.BROKER_FAILED, DisconnectCause.TARGET_DENIED)
     assert other.play.value("pulsar_proxy_broker_connection_failures_total", reason="allowed_ports") == 1
     await it.connector.close_link()
+
+
+async def test_reasons_that_a_captured_lookup_worker_invents_are_bounded_labels(nursery: trio.Nursery) -> None:
+    it = Steps(nursery)
+    assert it.handshake.receive_connect(connect(TARGET)) is None
+    for number in range(LABEL_VALUES_MAX + 2):
+        it.workers.broker_failure = TargetRefused(f"invented-{number}", "no target")
+        assert await it.handshake.connect_broker(ClientIdentity(ALICE)) is not None
+    assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="invented-0") == 1
+    assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="other") == 2
 
 
 async def test_the_target_that_logs_show(nursery: trio.Nursery) -> None:

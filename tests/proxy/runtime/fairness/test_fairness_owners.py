@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.runtime.fairness.owners import owner_of
+from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX, owner_of
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,8 @@ def test_a_principal_that_is_named_like_an_address_is_another_owner(principal: s
     """Security: such a principal would use up the share of an address, or hide behind it."""
     addresses = ("192.0.2.1:4000", "[2001:db8:0:1::2]:4000", "")
     assert owner_of(principal, "198.51.100.1:4000") not in {owner_of("", address) for address in addresses}
+
+
+def test_of_an_address_that_a_captured_forwarder_invents_only_the_beginning_is_remembered() -> None:
+    """Security: owners are cached, and an RPC frame has room for an address of megabytes."""
+    assert owner_of("", "a" * 1_000_000) == f"address {'a' * ADDRESS_CHARACTERS_MAX}"
