@@ -2,6 +2,8 @@
 
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import trio
@@ -13,6 +15,7 @@ from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import (
+    ROLE_CHARACTERS_MAX,
     AuthenticationDenied,
     AuthState,
     BrokerAuthentication,
@@ -22,6 +25,7 @@ from auth.state import (
     is_fit_for_a_role,
 )
 from proto.broker_handshake import ROUNDS_MAX as CHALLENGES_MAX
+from proto.connect_rules import INVALID_ROLES, OVERLOADED
 from proto.rpc_pb2 import (
     AuthenticateRequest,
     AuthenticateResponse,
@@ -37,6 +41,8 @@ from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.dns.hostnames import Hostnames
 from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget
+from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX, owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
@@ -44,6 +50,11 @@ from proxy.runtime.rpc.server import Handler, RpcRefused
 
 ISSUER_NAME_TIMEOUT_S = 3.0
 ISSUER_NAME_TTL_MAX_S = 30.0
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
+"""Bound of clients' requests under way, of all forwarders: they wait for a check, or for an issuer's keys. Another as
+large is that of requests for the proxy's own credentials.
+"""
+
 TOKEN_CHECK_INTERVAL_S = 2.0
 """How often the end of the proxy's own token is read: a file may change at any time."""
 
@@ -67,6 +78,8 @@ class AuthService:
         self._nursery = context.nursery
         self._seal_key = context.seal_key
         self._metrics = AuthMetrics(context.registry)
+        self._client_bytes = ByteBudget(0)
+        self._broker_bytes = ByteBudget(REQUEST_BYTES_MAX)
         self._configure(context.config)
 
     def _configure(self, config: Config) -> None:
@@ -77,6 +90,8 @@ class AuthService:
         self._registry, self._broker = registry, broker
         self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
+        # The largest request must fit even where two other addresses have requests under way.
+        self._client_bytes.resize(max(REQUEST_BYTES_MAX, 4 * config.limits.max_command_bytes))
         timeout_s = seconds(config.limits.handshake_timeout_ms)
         self._client_exchanges: ExchangeStore[_Exchange] = ExchangeStore(lifetime_s=timeout_s)
         # CONNECT's own round, and as many challenges as the handshake itself allows.
@@ -118,7 +133,8 @@ class AuthService:
         started = trio.current_time()
         response = AuthenticateResponse()
         try:
-            await self._run_round_safely(request, caller, response)
+            with _reserved_bytes(self._client_bytes, owner_of("", request.client_address), len(data)):
+                await self._run_round_safely(request, caller, response)
         except AuthenticationDenied as denied:
             response.denied.reason = denied.reason
             self._metrics.count_failure(request.method, denied.reason)
@@ -154,7 +170,10 @@ class AuthService:
         )  # a reload in the meantime ends this exchange: its state was made from the old keys
         number = 0
         if request.first_round:
-            client = ClientContext(request.client_address, request.client_certificate)
+            if len(request.original_principal) > ROLE_CHARACTERS_MAX:  # an exchange of several rounds would keep it
+                raise AuthenticationDenied(INVALID_ROLES, "the client names an original principal that is too long")
+            address = request.client_address[:ADDRESS_CHARACTERS_MAX]
+            client = ClientContext(address, request.client_certificate)
             claim = ProxyClaim(request.original_principal, request.through_proxy)
             exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
         else:
@@ -197,7 +216,8 @@ class AuthService:
         if broker is None:
             raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
         try:
-            answer, state = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
+            with _reserved_bytes(self._broker_bytes, request.broker_host, len(data)):
+                answer, state = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
         except AuthenticationDenied as lost:
             raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
         except CredentialsUnavailable as error:
@@ -228,6 +248,21 @@ class AuthService:
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
         exchanges.store_exchange(key, broker.method, state, number=number + 1, replaces_oldest=True)
         return answer, state
+
+
+@contextmanager
+def _reserved_bytes(budget: ByteBudget, owner: str, request_bytes: int) -> Iterator[None]:
+    """Reserve the bytes of a request while it is under way. Raises AuthenticationDenied where its owner may not have
+    them.
+    """
+    size_bytes = request_bytes + REQUEST_OVERHEAD_BYTES
+    if not budget.reserve_bytes(owner, size_bytes):
+        text = f"requests under way have {budget.used_bytes} bytes, and this one {request_bytes}"
+        raise AuthenticationDenied(OVERLOADED, f"{text}; see cluster.auth_workers")
+    try:
+        yield
+    finally:
+        budget.release_bytes(owner, size_bytes)
 
 
 def _require_no_data(data: bytes) -> None:

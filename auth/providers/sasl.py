@@ -57,7 +57,9 @@ class SaslProvider:
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
         """Make a state for one client."""
-        return _SaslAuthState(_Acceptor(self._config, self._keytab, self._allowed), client, self._checks, self._threads)
+        acceptor = _Acceptor(self._config, self._keytab, self._allowed)
+        client = ClientContext(client.address)  # a certificate would be kept from round to round, in vain
+        return _SaslAuthState(acceptor, client, self._checks, self._threads)
 
 
 class _SaslAuthState(Identified):

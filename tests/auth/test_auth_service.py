@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import (
+    MIB,
     Authentication,
     BrokerCredentials,
     Brokers,
@@ -50,6 +52,7 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
+from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
@@ -131,10 +134,11 @@ class Worker:
         first: bool = True,
         exchange: int = 1,
         caller: Caller = FORWARDER,
+        address: str = ADDRESS,
         **fields: Any,
     ) -> AuthenticateResponse:
         request = AuthenticateRequest(
-            authentication_id=exchange, first_round=first, method=method, data=data, client_address=ADDRESS, **fields
+            authentication_id=exchange, first_round=first, method=method, data=data, client_address=address, **fields
         )
         handler = self.service.handlers()[Method.AUTHENTICATE]
         return AuthenticateResponse.FromString(await handler(request.SerializeToString(), caller))
@@ -468,6 +472,16 @@ async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyP
     assert (await many_rounds.principal("rounds", b"last", first=False, exchange=1)).name == "alice"
 
 
+async def test_what_an_exchange_keeps_of_a_client_is_bounded(many_rounds: Worker, provider: RoundsProvider) -> None:
+    """Security: there may be 20,000 exchanges, and a client without a credential can begin one."""
+    assert await many_rounds.denial("rounds", b"first", original_principal="r" * (ROLE_CHARACTERS_MAX + 1)) == (
+        "invalid_roles"
+    )
+    assert many_rounds.service.status()["authentications_under_way"] == 0
+    await many_rounds.challenge(b"first", address="a" * 1_000_000, original_principal="r" * ROLE_CHARACTERS_MAX)
+    assert provider.clients == [ClientContext("a" * ADDRESS_CHARACTERS_MAX)]
+
+
 async def test_an_abandoned_exchange_is_forgotten(many_rounds: Worker) -> None:
     """Otherwise strangers who leave between two rounds could fill the room that others need."""
     await many_rounds.challenge(b"first", exchange=1)
@@ -777,6 +791,98 @@ async def test_an_anonymous_client_is_no_proxy(nursery: trio.Nursery, secret_fil
     assert await worker.denial("none", b"", original_principal="alice") == "invalid_roles"
 
 
+# ---- the bytes of requests under way
+
+
+class WaitingAuthState(ScriptedAuthState):
+    """A state that knows alice once the test lets it."""
+
+    def __init__(self, may_end: trio.Event) -> None:
+        super().__init__([])
+        self._may_end = may_end
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        await self._may_end.wait()
+        return await super().authenticate(data)
+
+    def is_complete(self) -> bool:
+        return bool(self.data)
+
+
+LARGE = bytes(128 * 1024)
+SMALL = b"small"
+
+
+class Crowd:
+    """Clients whose credentials wait for a check until ``may_end`` is set; ``outcomes`` are told by address."""
+
+    def __init__(self, worker: Worker, provider: RoundsProvider) -> None:
+        self._worker = worker
+        self.may_end = trio.Event()
+        self.outcomes: dict[str, list[str]] = {}
+        provider.next_state = lambda: WaitingAuthState(self.may_end)
+
+    async def ask(self, address: str, data: bytes, caller: Caller = FORWARDER) -> None:
+        response = await self._worker.ask("rounds", data, address=address, caller=caller)
+        self.outcomes.setdefault(address, []).append(response.denied.reason or response.WhichOneof("outcome") or "")
+
+    async def start(self, nursery: trio.Nursery, number: int, address: str, data: bytes, **how: Any) -> None:
+        for _ in range(number):
+            nursery.start_soon(partial(self.ask, address, data, **how))
+        await trio.testing.wait_all_tasks_blocked()
+
+    def count(self, address: str, outcome: str) -> int:
+        return self.outcomes.get(address, []).count(outcome)
+
+
+async def test_requests_under_way_are_bounded_in_bytes_over_all_forwarders(
+    many_rounds: Worker, provider: RoundsProvider, logs: list[Any]
+) -> None:
+    """Security: a request waits in memory for a check or for an issuer's keys, and an RPC frame may have megabytes."""
+    crowd, total = Crowd(many_rounds, provider), 2 * service.REQUEST_BYTES_MAX // len(LARGE)
+    async with trio.open_nursery() as nursery:
+        for number in range(total):
+            caller = Caller(Role.FORWARDER, 100 + number % 4)
+            await crowd.start(nursery, 1, f"10.0.{number}.1:1000", LARGE, caller=caller)
+        refused = sum(outcomes.count("overloaded") for outcomes in crowd.outcomes.values())
+        assert refused >= total // 2
+        assert {entry["event"] for entry in logs} == {"authentication denied"}
+        assert "see cluster.auth_workers" in logs[0]["detail"]
+        crowd.may_end.set()
+    accepted = sum(outcomes.count("authenticated") for outcomes in crowd.outcomes.values())
+    assert accepted + refused == total
+    crowd.outcomes.clear()
+    await crowd.ask("10.0.0.1:1000", LARGE)
+    assert crowd.outcomes == {"10.0.0.1:1000": ["authenticated"]}, "what has ended counts no longer"
+
+
+async def test_an_address_with_large_credentials_keeps_no_other_address_out(
+    many_rounds: Worker, provider: RoundsProvider
+) -> None:
+    """Security: an unauthenticated client decides how large the credentials are that it sends."""
+    crowd = Crowd(many_rounds, provider)
+    async with trio.open_nursery() as nursery:
+        await crowd.start(nursery, 200, "[2001:db8::1]:1000", LARGE)
+        await crowd.start(nursery, 100, "[2001:db8::2]:1000", LARGE)
+        assert 0 < crowd.count("[2001:db8::1]:1000", "overloaded") < 200
+        assert crowd.count("[2001:db8::2]:1000", "overloaded") == 100, "a network of IPv6 is one address"
+        await crowd.start(nursery, 1, "10.0.0.2:1000", LARGE)
+        await crowd.start(nursery, 500, "10.0.0.3:1000", SMALL)
+        assert crowd.count("10.0.0.2:1000", "overloaded") == crowd.count("10.0.0.3:1000", "overloaded") == 0
+        crowd.may_end.set()
+    assert (crowd.count("10.0.0.2:1000", "authenticated"), crowd.count("10.0.0.3:1000", "authenticated")) == (1, 500)
+
+
+async def test_a_request_of_the_largest_frame_that_is_configured_has_room(
+    provider: RoundsProvider, nursery: trio.Nursery
+) -> None:
+    worker = Worker(Config(), nursery)
+    data = bytes(16 * MIB)
+    assert await worker.denial("rounds", data) == "overloaded"
+    await worker.service.configure(Config(limits=Limits(max_command_bytes=len(data))))
+    await worker.challenge(data)
+
+
 # ---- the proxy's own credentials
 
 
@@ -871,6 +977,38 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
     exchange = Exchange()
     monkeypatch.setattr("auth.service.broker_authentication", lambda _config: exchange)
     return exchange
+
+
+class SlowExchange(Exchange):
+    """Answers a challenge once the gate is open; one state for all brokers."""
+
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:
+        return self
+
+    async def authenticate(self, challenge: bytes | None) -> bytes:
+        if challenge:
+            await self.gate.wait()
+        return b"answer"
+
+
+async def test_requests_for_the_proxys_own_credentials_are_bounded_in_bytes_by_broker(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: a captured broker's challenge may be as large as a frame, and keeps no other broker's waiting."""
+    slow, challenge = SlowExchange(), bytes(5 * MIB)
+    slow.gate = trio.Event()
+    monkeypatch.setattr("auth.service.broker_authentication", lambda _config: slow)
+    worker = Worker(Config(), nursery)
+    for number, host in enumerate(("broker-1", "broker-1", "broker-2")):
+        await worker.credentials(exchange=number, host=host)
+    async with trio.open_nursery() as rounds:
+        rounds.start_soon(partial(worker.credentials, challenge, exchange=0, host="broker-1"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert "requests under way" in await worker.no_credentials(challenge, exchange=1, host="broker-1")
+        rounds.start_soon(partial(worker.credentials, challenge, exchange=2, host="broker-2"))
+        await trio.testing.wait_all_tasks_blocked()
+        slow.gate.set()
+    assert (await worker.credentials(challenge, exchange=1, host="broker-1"))[1] == b"answer"
 
 
 async def test_other_credentials_come_with_the_end_that_their_mechanism_knows(

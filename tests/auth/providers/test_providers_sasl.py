@@ -345,6 +345,12 @@ async def test_exchanges_have_their_turns_by_address(kerberos: FakeKerberos, con
             nursery.cancel_scope.cancel()
 
 
+async def test_no_certificate_is_kept_between_rounds(kerberos: FakeKerberos, config: SaslAuthentication) -> None:
+    """Security: a captured forwarder can claim one of megabytes for each of 20,000 exchanges."""
+    state = provider(config).new_auth_state(ClientContext("10.0.0.1:1", certificate=b"DER"))
+    assert state._client == ClientContext("10.0.0.1:1")
+
+
 # ---- the configuration
 
 
