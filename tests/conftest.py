@@ -24,6 +24,7 @@ SPARK = "tests/analytics/"
 OPEN_BROKER = (
     "test_clients",
     "test_clients_do_not_notice",
+    "test_exposure",
     "test_failing_brokers",
     "test_large_answers",
     "test_leaving",

@@ -13,7 +13,7 @@ from local.standalone import Standalone
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
-from .lab.cluster import ProxyCluster, Tables
+from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.fakes import Behaviour, FakeBroker, LookupBroker, Recorder, hangs_up, refuses, silent, talks_nonsense
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
@@ -68,8 +68,8 @@ def test_a_relay_to_a_failing_broker_ends_with_an_error(edge_proxy: ProxyCluster
         if what == "refusing":
             assert error.message == "fake broker says no"
         witness.logged(client.address, f"localhost:{fake_port}", "broker_failed")
-        witness.counted(BROKER_FAILURES, reason=reason)
         client.close()  # the proxy lingers until we do
+        witness.counted(BROKER_FAILURES, reason=reason)
         witness.counted(ENDED, cause="broker_failed")
 
 
@@ -119,24 +119,28 @@ def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker
         witness.counted("pulsar_proxy_denied_targets_total", reason=reason)
 
 
-@pytest.mark.parametrize(("rules", "reason"), [
+RULES: list[tuple[dict[str, object], str]] = [
     ({}, "host"),
     ({"allowed_hosts": ["broker-*.example"]}, "host"),
     ({"allowed_addresses": ["10.0.0.0/8", "fd00::/8"]}, "address"),
-])  # fmt: skip
-def test_hosts_and_addresses_that_are_not_allowed_are_denied(
-    broker: Standalone, rules: dict[str, object], reason: str
-) -> None:
-    """Loopback addresses, where the broker is, but not the broker's."""
-    brokers = {"service_url": broker.service_url, **rules}
-    with running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})) as cluster:
-        before = cluster.metrics()
-        with WireClient(cluster.port) as client:
-            answer = client.connect(proxy_to_broker_url=f"127.0.0.2:{broker.broker_port}")
-            assert answer.error.error == ServerError.ServiceNotReady
-            cluster.wait_for_log(client.address, "target_denied")
-        name = "pulsar_proxy_denied_targets_total"
-        cluster.wait_for_total(name, before.total(name, reason=reason) + 1, reason=reason)
+]
+
+
+def test_hosts_and_addresses_that_are_not_allowed_are_denied(broker: Standalone) -> None:
+    """Loopback addresses, where the broker is, but not the broker's; by one rule after the other."""
+    name = "pulsar_proxy_denied_targets_total"
+    with running(
+        ProxyCluster({"cluster": {"forwarders": 1}, "brokers": {"service_url": broker.service_url}})
+    ) as cluster:
+        for rules, reason in RULES:
+            cluster.write_config(merged(cluster.tables, {"brokers": rules}))
+            assert cluster.command("reload").returncode == 0
+            before = cluster.metrics().total(name, reason=reason)
+            with WireClient(cluster.port) as client:
+                answer = client.connect(proxy_to_broker_url=f"127.0.0.2:{broker.broker_port}")
+                assert answer.error.error == ServerError.ServiceNotReady
+                cluster.wait_for_log(client.address, "target_denied")
+            cluster.wait_for_total(name, before + 1, reason=reason)
 
 
 # ---- the broker of lookups

@@ -15,6 +15,7 @@ from local.tokens import make_token
 
 from .lab.certificates import Authority
 from .lab.cluster import HOST, merged
+from .lab.counts import count_of
 from .lab.framed_streams import FramedCopyLoop
 from .test_relays_survive import ADOPTED, Scene, assert_whole, kill_forwarder, scene, wait_until_empty
 
@@ -27,11 +28,12 @@ ABSENCE_S_MAX = 0.4
 a machine starts forwarders more slowly than that, sessions may expire meanwhile: gently, and that is all.
 """
 STREAMS = 10
-KILLS = 20
+KILLS = count_of("KILLS", in_ci=10)
+"""By hand PULSAR_PROXY_TEST_KILLS, as 20."""
 SHORTEST_LIFE_S = 1.2
 """Whoever dies within a second of its start is replaced after a pause, in which nobody asks anybody anything."""
-CALM_S = 36
-"""As long as a token lives then, twice over."""
+CALM_S = 20
+"""Longer than a token lives then. That renewed sessions are renewed again, test_reauthentication shows."""
 SUCCESSES = "pulsar_proxy_reauthentication_success_total"
 FAILURES = "pulsar_proxy_reauthentication_failure_total"
 
@@ -53,10 +55,10 @@ def streams_on(on: Scene, lifetime_s: float, tls: ssl.SSLContext | None = None) 
     return FramedCopyLoop(on.cluster.port, STREAMS, tokens(lifetime_s), on.broker_port, tls)
 
 
-def assert_renewed(streams: FramedCopyLoop, on: Scene, *, each: int) -> None:
-    """Each client was asked so often, and each one answered."""
+def assert_renewed(streams: FramedCopyLoop, on: Scene) -> None:
+    """Each client was asked, and each one answered."""
     asked = [count for number, count in enumerate(streams.challenges) if number not in streams.expired]
-    assert min(asked) >= each, streams.challenges
+    assert min(asked) >= 1, streams.challenges
     assert on.cluster.metrics().total(FAILURES) == 0
 
 
@@ -82,7 +84,7 @@ def test_forwarders_are_killed_under_sessions_that_expire(tmp_path: Path) -> Non
         assert_whole(streams)
         assert not streams.expired or max(absences_s) > ABSENCE_S_MAX, "expired, although a client was there to ask"
         assert on.cluster.metrics().total(ADOPTED) > 0
-        assert_renewed(streams, on, each=1)
+        assert_renewed(streams, on)
         wait_until_empty(on.cluster)
         assert "Traceback" not in on.cluster.log_text()
     asked, kills = sum(streams.challenges), len(absences_s)
@@ -99,6 +101,6 @@ def test_sessions_that_expire_behind_tls(tmp_path: Path) -> None:
         trio.run(streams.run, partial(trio.sleep, CALM_S))
         assert_whole(streams)
         assert not streams.expired
-        assert_renewed(streams, on, each=2)
+        assert_renewed(streams, on)
         assert on.cluster.metrics().total(SUCCESSES) == sum(streams.challenges)
     print(f"{streams.moved_bytes >> 20} MiB, {sum(streams.challenges)} challenges on {HOST}")

@@ -24,6 +24,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.counting_broker import CountingBroker, broker_of
+from .lab.counts import count_of
 from .lab.fakes import FakeBroker
 from .lab.lookup_load import (
     RETRIABLE,
@@ -309,7 +310,8 @@ def test_thousands_of_lookups_on_one_connection_are_answered_once_and_in_order(
 
 # ---- lookup workers that die
 
-KILLS = 50
+KILLS = count_of("KILLS", in_ci=12)
+"""By hand PULSAR_PROXY_TEST_KILLS, as 50."""
 LOOKUP_WORKERS = 3
 LOOKUP_TIMEOUT_S = 8.0
 ANSWERED_WITHIN_S = LOOKUP_TIMEOUT_S + BUSY_S
@@ -328,7 +330,7 @@ def spare_lookup_workers(cluster: ProxyCluster) -> list[int]:
 
 
 @pytest.mark.conforms("kip-590.28")
-def test_lookup_workers_killed_fifty_times_under_load(secured_broker: Standalone) -> None:
+def test_lookup_workers_killed_at_random_under_load_lose_no_lookup(secured_broker: Standalone) -> None:
     """No client sees its connection end; each lookup has one answer in time, or an error upon which it is asked again.
 
     Any of those that run may be the next to die, however young, but one always runs.

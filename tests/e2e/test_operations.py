@@ -34,6 +34,13 @@ def own_proxy(broker: Standalone) -> Iterator[ProxyCluster]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def watched(broker: Standalone) -> Iterator[ProxyCluster]:
+    """A cluster that tests only look at: they leave no client behind."""
+    with running(ProxyCluster({"cluster": {"forwarders": 2}, "brokers": before(broker)})) as started:
+        yield started
+
+
 def relay_client(cluster: ProxyCluster, broker: Standalone) -> WireClient:
     """A client with a relay to the broker."""
     client = WireClient(cluster.port)
@@ -44,10 +51,10 @@ def relay_client(cluster: ProxyCluster, broker: Standalone) -> WireClient:
 # ---- looking at it
 
 
-def test_health_and_readiness(own_proxy: ProxyCluster) -> None:
-    assert own_proxy.get("/healthz").status == 200
-    assert own_proxy.get("/readyz").status == 200
-    assert own_proxy.get("/no-such-page").status == 404
+def test_health_and_readiness(watched: ProxyCluster) -> None:
+    assert watched.get("/healthz").status == 200
+    assert watched.get("/readyz").status == 200
+    assert watched.get("/no-such-page").status == 404
 
 
 def test_not_ready_without_a_reachable_broker_but_healthy() -> None:
@@ -60,21 +67,21 @@ def test_not_ready_without_a_reachable_broker_but_healthy() -> None:
         cluster.wait_for_log("not reachable", str(port))
 
 
-def test_status_as_json_and_for_people(own_proxy: ProxyCluster, broker: Standalone) -> None:
+def test_status_as_json_and_for_people(watched: ProxyCluster, broker: Standalone) -> None:
     """The same facts by HTTP, by `status --json` and by `status`."""
-    with relay_client(own_proxy, broker):
-        status = own_proxy.status()
+    with relay_client(watched, broker):
+        status = watched.status()
         assert (status["cluster"], status["ready"], status["draining"]) == ("e2e", True, False)
         roles = sorted(worker["role"] for worker in status["workers"])
         assert roles == ["admin", "auth", "forwarder", "forwarder", "lookup"]
         assert {worker["state"] for worker in status["workers"]} == {"running"}
         assert all(Path(f"/proc/{worker['pid']}").exists() for worker in status["workers"])
         assert sum(worker.get("connections", 0) for worker in status["workers"]) == 1
-        as_json = json.loads(own_proxy.command("status", "--json").stdout)
+        as_json = json.loads(watched.command("status", "--json").stdout)
         assert as_json.keys() == status.keys()
-        shown = own_proxy.command("status")
+        shown = watched.command("status")
     assert shown.returncode == 0, shown.stderr
-    for name, pid in own_proxy.worker_pids().items():
+    for name, pid in watched.worker_pids().items():
         line = next(line for line in shown.stdout.splitlines() if name in line)
         assert f"pid {pid}" in line
     assert f"localhost:{broker.broker_port}" in shown.stdout
@@ -88,17 +95,17 @@ def test_status_of_a_cluster_that_does_not_run_says_so(broker: Standalone) -> No
     assert "Traceback" not in answer.stderr
 
 
-def test_metrics_of_all_workers_please_promtool(own_proxy: ProxyCluster, broker: Standalone) -> None:
+def test_metrics_of_all_workers_please_promtool(watched: ProxyCluster, broker: Standalone) -> None:
     """Without a complaint, and after traffic of each kind, so that every family has samples."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool: the Debian package `prometheus` is not installed")
-    with relay_client(own_proxy, broker), WireClient(own_proxy.port) as client:
+    with relay_client(watched, broker), WireClient(watched.port) as client:
         client.connect()
         client.lookup("persistent://public/default/metrics")
         client.partitions("persistent://public/default/metrics")
         client.producer("persistent://public/default/metrics")
-        text = own_proxy.get("/metrics").text
+        text = watched.get("/metrics").text
     result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
@@ -116,34 +123,36 @@ JAVA_PROXY_NAMES = [
 ]
 
 
-def test_metrics_keep_the_java_proxys_names_and_name_their_process(own_proxy: ProxyCluster, broker: Standalone) -> None:
-    with relay_client(own_proxy, broker) as client:
+def test_metrics_keep_the_java_proxys_names_and_name_their_process(watched: ProxyCluster, broker: Standalone) -> None:
+    earlier = watched.metrics().total("pulsar_proxy_binary_bytes_total", direction="to_client")
+    with relay_client(watched, broker) as client:
         client.producer("persistent://public/default/metrics")
 
         def counted() -> bool:
-            return own_proxy.metrics().total("pulsar_proxy_binary_bytes_total", direction="to_client") > 0
+            return watched.metrics().total("pulsar_proxy_binary_bytes_total", direction="to_client") > earlier
 
         eventually(counted, what="relayed bytes are counted")
-        scrape = own_proxy.metrics()
+        watched.wait_for_total("pulsar_proxy_active_connections", 1)
+        scrape = watched.metrics()
     assert [name for name in JAVA_PROXY_NAMES if name not in scrape.names()] == []
     assert all({"cluster", "role", "worker"} <= sample.labels.keys() for sample in scrape.samples)
     assert scrape.label_values("cluster") == {"e2e"}
     assert {"supervisor", "forwarder", "lookup", "auth", "admin"} == scrape.label_values("role")
-    assert scrape.total("pulsar_proxy_active_connections") == 1
     assert scrape.total("pulsar_proxy_binary_bytes_total", direction="to_broker") > 0
 
 
-def test_closed_connections_leave_no_trace_in_gauges(own_proxy: ProxyCluster, broker: Standalone) -> None:
+def test_closed_connections_leave_no_trace_in_gauges(watched: ProxyCluster, broker: Standalone) -> None:
+    earlier = watched.metrics().total("pulsar_proxy_new_connections_total")
     for _ in range(20):
-        relay_client(own_proxy, broker).close()
+        relay_client(watched, broker).close()
 
     def none_left() -> bool:
-        return own_proxy.metrics().total("pulsar_proxy_active_connections") == 0
+        return watched.metrics().total("pulsar_proxy_active_connections") == 0
 
     eventually(none_left, what="no connection is counted any more")
-    scrape = own_proxy.metrics()
+    scrape = watched.metrics()
     assert scrape.total("pulsar_proxy_connections_by_state") == 0
-    assert scrape.total("pulsar_proxy_new_connections_total") == 20
+    assert scrape.total("pulsar_proxy_new_connections_total") == earlier + 20
 
 
 # ---- configuration
@@ -169,8 +178,13 @@ MISTAKES: dict[str, tuple[dict[str, dict[str, object]], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["check", "serve"])
-@pytest.mark.parametrize("what", MISTAKES)
+SERVED = ("an unknown key", "an unreadable credential", "an unreadable key", "authentication without a provider")
+"""One of each kind that is found in a way of its own: both commands read the file with the same code."""
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), [*(("check", what) for what in MISTAKES), *(("serve", what) for what in SERVED)]
+)
 def test_a_mistake_in_the_configuration_names_its_key(what: str, command: str) -> None:
     """In one line, before anything is bound or made."""
     tables, key = MISTAKES[what]
@@ -197,9 +211,9 @@ def test_the_environment_overrides_the_file(broker: Standalone, monkeypatch: pyt
         assert "forwarder-1" not in started.worker_pids()
 
 
-def test_a_port_that_is_taken_is_named(own_proxy: ProxyCluster) -> None:
-    tables = merged(own_proxy.tables, {"admin": {"bind": f"127.0.0.1:{free_port()}"}})
-    tables["cluster"]["runtime_dir"] = str(own_proxy.directory / "other")
+def test_a_port_that_is_taken_is_named(watched: ProxyCluster) -> None:
+    tables = merged(watched.tables, {"admin": {"bind": f"127.0.0.1:{free_port()}"}})
+    tables["cluster"]["runtime_dir"] = str(watched.directory / "other")
     second = ProxyCluster(tables)
     answer = second.command("serve")
     assert answer.returncode != 0
@@ -210,25 +224,31 @@ def test_a_port_that_is_taken_is_named(own_proxy: ProxyCluster) -> None:
 # ---- reload
 
 
+@pytest.fixture(scope="module")
+def reloaded(broker: Standalone) -> Iterator[ProxyCluster]:
+    """A cluster that tests only reload, each from its first configuration."""
+    with running(ProxyCluster({"cluster": {"forwarders": 2}, "brokers": before(broker)})) as started:
+        yield started
+
+
 @pytest.mark.parametrize("how", ["SIGHUP", "reload"])
-def test_a_reload_takes_effect_and_keeps_everything_going(
-    own_proxy: ProxyCluster, broker: Standalone, how: str
-) -> None:
+def test_a_reload_takes_effect_and_keeps_everything_going(reloaded: ProxyCluster, broker: Standalone, how: str) -> None:
     """A target that was denied is allowed afterwards; no worker is replaced, no relay broken."""
+    since = len(reloaded.log_text())
     other = free_port()
-    workers = own_proxy.worker_pids()
-    with relay_client(own_proxy, broker) as relay:
-        assert denial(own_proxy, other) == "Target broker cannot be validated."
-        brokers = own_proxy.tables["brokers"] | {"allowed_ports": [broker.broker_port, other]}
-        own_proxy.write_config(own_proxy.tables | {"brokers": brokers})
+    workers = reloaded.worker_pids()
+    with relay_client(reloaded, broker) as relay:
+        assert denial(reloaded, other) == "Target broker cannot be validated."
+        brokers = reloaded.tables["brokers"] | {"allowed_ports": [broker.broker_port, other]}
+        reloaded.write_config(reloaded.tables | {"brokers": brokers})
         if how == "SIGHUP":
-            own_proxy.signal(signal.SIGHUP)
+            reloaded.signal(signal.SIGHUP)
         else:
-            assert own_proxy.command("reload").returncode == 0
-        own_proxy.wait_for_log("the configuration was reloaded")
-        assert denial(own_proxy, other) == "The proxy cannot connect to the broker"
+            assert reloaded.command("reload").returncode == 0
+        reloaded.wait_for_log("the configuration was reloaded", since=since)
+        assert denial(reloaded, other) == "The proxy cannot connect to the broker"
         assert relay.ping().type == BaseCommand.PONG
-    assert own_proxy.worker_pids() == workers
+    assert reloaded.worker_pids() == workers
 
 
 def denial(cluster: ProxyCluster, port: int) -> str:
@@ -242,15 +262,16 @@ def denial(cluster: ProxyCluster, port: int) -> str:
     ({"listener": {"bind": "127.0.0.1:1"}}, "listener"),
 ])  # fmt: skip
 def test_a_reload_that_cannot_be_is_refused_and_changes_nothing(
-    own_proxy: ProxyCluster, broker: Standalone, tables: dict[str, dict[str, object]], key: str
+    reloaded: ProxyCluster, broker: Standalone, tables: dict[str, dict[str, object]], key: str
 ) -> None:
-    own_proxy.write_config(merged(own_proxy.tables, tables))
-    own_proxy.signal(signal.SIGHUP)
-    assert key in own_proxy.wait_for_log("not reloaded")
-    answer = own_proxy.command("reload")
+    since = len(reloaded.log_text())
+    reloaded.write_config(merged(reloaded.tables, tables))
+    reloaded.signal(signal.SIGHUP)
+    assert key in reloaded.wait_for_log("not reloaded", since=since)
+    answer = reloaded.command("reload")
     assert answer.returncode != 0
     assert key in answer.stderr
-    with relay_client(own_proxy, broker) as relay:
+    with relay_client(reloaded, broker) as relay:
         assert relay.ping().type == BaseCommand.PONG
 
 

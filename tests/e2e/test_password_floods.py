@@ -21,7 +21,7 @@ PASSWORD = "not-to-be-seen"
 COST = 11
 STRANGERS = 400
 """Three times as many as may wait."""
-LOGINS = 15
+LOGINS = 6
 FAILURES = "pulsar_authentication_failures_total"
 USERS = ("alice", "bob", "carol")
 """One for each test, so that none has come in before."""

@@ -30,6 +30,7 @@ from .conftest import authentication, running
 from .lab.certificates import Authority, replace
 from .lab.cluster import ProxyCluster, merged
 from .lab.listeners import ManyListenersCluster
+from .lab.metrics import Scrape
 from .lab.programs import Program
 from .lab.renewing import start
 from .lab.security import NAMESPACE
@@ -38,7 +39,7 @@ from .lab.waiting import BUSY_S, eventually
 from .lab.wire import REPLY_TIMEOUT_S
 
 SESSION_LIFETIME_S = 8
-TOKEN_LIFETIME_S = 2 * BUSY_S
+TOKEN_LIFETIME_S = BUSY_S
 """Long enough for a token to reach `b` on a busy machine, short enough to end within the test."""
 HOUR_S = 3600
 DURATION_S = TOKEN_LIFETIME_S
@@ -99,29 +100,30 @@ def b(
         yield cluster, authority
 
 
-@pytest.fixture(params=["plain", "tls"])
-def chain(
-    request: pytest.FixtureRequest,
+@pytest.fixture(scope="module")
+def chains(
     secured_broker: Standalone,
     b: tuple[ManyListenersCluster, Authority],
-    tmp_path: Path,
-) -> Iterator[Chain]:
-    """Between the two clusters without TLS, and with it."""
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Chain, Chain]]:
+    """Between the two clusters without TLS, and with it; `b` is the same."""
     cluster_b, authority = b
-    token = tmp_path / "proxy-a.jwt"
-    to_b: dict[str, Any] = {
-        "service_url": cluster_b.service_url,
-        "through_proxy": True,
-        "credentials": {"method": "token", "file": str(token)},
+    token = tmp_path_factory.mktemp("a") / "proxy-a.jwt"
+    plain: dict[str, dict[str, Any]] = {
+        "brokers": {
+            "service_url": cluster_b.service_url,
+            "through_proxy": True,
+            "credentials": {"method": "token", "file": str(token)},
+        }
     }
-    more: dict[str, dict[str, Any]] = {"brokers": to_b}
-    if request.param == "tls":
-        to_b["service_url"] = f"pulsar+ssl://localhost:{cluster_b.ports[0]}"
-        more["brokers.tls"] = {"trust": authority.file}
+    tls = {
+        "brokers": {"service_url": f"pulsar+ssl://localhost:{cluster_b.ports[0]}"},
+        "brokers.tls": {"trust": authority.file},
+    }
     with kept_fresh(token, secured_broker.secret_key.read_bytes(), "proxy-a"):
-        tables = merged(authentication(secured_broker), more, ONE_FORWARDER)
-        with running(cluster_a := ProxyCluster(tables)):
-            yield Chain(secured_broker, cluster_a, cluster_b)
+        tables = merged(authentication(secured_broker), plain, ONE_FORWARDER)
+        with running(ProxyCluster(tables)) as first, running(ProxyCluster(merged(tables, tls))) as second:
+            yield Chain(secured_broker, first, cluster_b), Chain(secured_broker, second, cluster_b)
 
 
 class PingedSession(Session):
@@ -140,36 +142,33 @@ def fresh_topic() -> str:
 
 
 @pytest.mark.conforms("kip-368.11")
-def test_a_minute_of_producing_and_consuming_without_a_reconnect(
-    chain: Chain, python_client: Program, java_client: Program
+def test_clients_produce_and_consume_through_renewals_in_a_chain_without_a_reconnect(
+    chains: tuple[Chain, Chain], python_client: Program, java_client: Program
 ) -> None:
     """C++ clients with producers, too, which may not be asked: it is not they that answer."""
-    topic, options = fresh_topic(), {"lifetime_s": HOUR_S, "size": 5_000, "rate": 50}
-    key = chain.broker.secret_key
+    options = {"lifetime_s": HOUR_S, "size": 5_000, "rate": 50}
+    key, b = chains[0].broker.secret_key, chains[0].b
+    alice = make_token(key.read_bytes(), "alice", HOUR_S)
     with ExitStack() as stack:
         runs = {
-            program.name: stack.enter_context(
-                start(program, chain.a.service_url, f"{topic}-{program.name}", key, **options)
+            f"{program.name} {number}": stack.enter_context(
+                start(program, chain.a.service_url, fresh_topic(), key, **options)
             )
+            for number, chain in enumerate(chains)
             for program in (python_client, java_client)
         }
-        alice = make_token(key.read_bytes(), "alice", HOUR_S)
-        with Session(chain.a, alice, topic) as lookup:
-            lookup.begin().assert_serves()  # the broker has the topic from now on
-        raw = stack.enter_context(PingedSession(chain.a, alice, topic, broker=chain.broker)).begin()
+        raw = [stack.enter_context(raw_relay(chain, alice)) for chain in chains]
         for run in runs.values():
             run.wait_for_progress(20)
         said_before = {name: run.reconnects() for name, run in runs.items()}
-        before_a, before_b, began_at = chain.a.metrics(), chain.b.metrics(), time.monotonic()
-        relays = len(runs) + 1
-        while (
-            time.monotonic() < began_at + DURATION_S
-            or chain.a.metrics().total(ANSWERED) - before_a.total(ANSWERED) < RENEWALS_MIN * relays
-        ):
+        before, before_b, began_at = [chain.a.metrics() for chain in chains], b.metrics(), time.monotonic()
+        relays = len(runs) // len(chains) + 1
+        while time.monotonic() < began_at + DURATION_S or fewest_answered(chains, before) < RENEWALS_MIN * relays:
             assert time.monotonic() < began_at + DURATION_S + 5 * BUSY_S, "they are not renewed"
-            raw.assert_serves()  # and nothing else comes
+            for client in raw:
+                client.assert_serves()  # and nothing else comes
             time.sleep(0.1)
-        after_a, after_b = chain.a.metrics(), chain.b.metrics()
+        after, after_b = [chain.a.metrics() for chain in chains], b.metrics()
         for run in runs.values():
             run.wait_for_progress(20)
         outcomes = {name: run.stop() for name, run in runs.items()}
@@ -179,19 +178,36 @@ def test_a_minute_of_producing_and_consuming_without_a_reconnect(
         found = {what: result[what] for what in ("missing", "duplicates", "corrupt", "send_failures", "in_order")}
         assert found == {"missing": 0, "duplicates": 0, "corrupt": 0, "send_failures": 0, "in_order": True}, name
         assert outcome.reconnect_lines[said_before[name] :] == [], name
-    moved_a, moved_b = after_a.moved_since(before_a), after_b.moved_since(before_b)
-    assert moved_b.get(SUCCESS, 0) >= RENEWALS_MIN * relays, "b has accepted what a answered"
-    for earlier, later in ((before_a, after_a), (before_b, after_b)):
+    moved_b = after_b.moved_since(before_b)
+    assert moved_b.get(SUCCESS, 0) >= RENEWALS_MIN * relays * len(chains), "b has accepted what both have answered"
+    for earlier, later in (*zip(before, after, strict=True), (before_b, after_b)):
         for name, labels in ((UNANSWERED, {}), (FAILURE, {}), (KILLED, {}), (ENDED, {"cause": "relay_ended"})):
             assert later.total(name, **labels) == earlier.total(name, **labels), name
-    assert moved_a.get(SUCCESS, 0) == 0, "no client was asked for a client's own credentials"
+    moved = [later.moved_since(earlier) for earlier, later in zip(before, after, strict=True)]
+    assert [one.get(SUCCESS, 0) for one in moved] == [0, 0], "no client was asked for a client's own credentials"
     print(
-        {"answered": moved_a[ANSWERED], "accepted": moved_b[SUCCESS], "late": moved_b.get(OBSERVED, 0)},
+        {"answered": [one[ANSWERED] for one in moved], "accepted": moved_b[SUCCESS], "late": moved_b.get(OBSERVED, 0)},
         {n: o.result["sent"] for n, o in outcomes.items()},
     )
 
 
-def test_the_end_of_the_proxys_own_token_is_a_metric(chain: Chain) -> None:
+def fewest_answered(chains: tuple[Chain, Chain], before: list[Scrape]) -> float:
+    """How often the first cluster of a chain has answered since then, in the chain with fewer answers."""
+    moved = [chain.a.metrics().total(ANSWERED) - one.total(ANSWERED) for chain, one in zip(chains, before, strict=True)]
+    return min(moved)
+
+
+def raw_relay(chain: Chain, token: str) -> PingedSession:
+    """One that has begun."""
+    topic = fresh_topic()
+    with Session(chain.a, token, topic) as lookup:
+        lookup.begin().assert_serves()  # the broker has the topic from now on
+    return PingedSession(chain.a, token, topic, broker=chain.broker).begin()
+
+
+def test_the_end_of_the_proxys_own_token_is_a_metric(chains: tuple[Chain, Chain]) -> None:
+    chain, _ = chains
+
     def end() -> float:
         return chain.a.metrics().total(CREDENTIALS_END)
 

@@ -9,7 +9,7 @@ from proto.pulsar_pb2 import BaseCommand
 
 from .cluster import ProxyCluster
 from .metrics import Scrape
-from .waiting import eventually
+from .waiting import NotInTimeError, eventually
 from .wire import WireClient
 
 
@@ -19,19 +19,29 @@ class Witness:
     def __init__(self, cluster: ProxyCluster) -> None:
         self._cluster = cluster
         self._log_offset = len(cluster.log_text())
-        self._before = cluster.metrics()
+        self._before = self._last = cluster.metrics()
 
     def logged(self, *words: str) -> str:
         """A log line since the beginning has all these words."""
         return self._cluster.wait_for_log(*words, since=self._log_offset)
 
-    def counted(self, name: str, **labels: str) -> None:
-        """The metric has risen since the beginning."""
+    def counted(self, name: str, *, times: int | None = None, **labels: str) -> None:
+        """The metric has risen since the beginning, by exactly so much if that is said."""
 
-        def risen() -> bool:
-            return self._cluster.metrics().total(name, **labels) > self._before.total(name, **labels)
+        def is_counted() -> bool:
+            rise = self._last.total(name, **labels) - self._before.total(name, **labels)
+            return rise > 0 if times is None else rise == times
 
-        eventually(risen, what=f"{name}{labels} rises; what moved: {self.moved()}")
+        def comes_to_be_counted() -> bool:
+            if not is_counted():
+                self._last = self.scrape()
+            return is_counted()
+
+        try:
+            eventually(comes_to_be_counted, what=f"{name}{labels} rises")
+        except NotInTimeError as error:
+            error.add_note(f"what moved: {self.moved()}")  # not before: it costs another scrape, which is a second
+            raise
 
     def moved(self) -> dict[str, float]:
         """Every metric that moved."""
