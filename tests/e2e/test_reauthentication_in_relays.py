@@ -141,11 +141,15 @@ MESSAGE_BYTES = 50_000
 LARGE_BYTES = 1_000_000
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["in the kernel", "with TLS"])
-def test_never_ends_relays_between_two_frames(never: Relays, *, tls: bool) -> None:
-    """What had begun by then is taken whole, and its receipt delivered, as is all that the broker had sent before; what
-    comes behind it is not taken. The client was silent, and its receive buffer full.
+def test_never_ends_relays_between_two_frames(never: Relays) -> None:
+    """In the kernel and with TLS. What had begun by then is taken whole, and its receipt delivered, as is all that the
+    broker had sent before; what comes behind it is not taken. The client was silent, and its receive buffer full.
     """
+    at_the_same_time(*(partial(assert_ends_between_two_frames, never, tls=tls) for tls in (False, True)))
+
+
+def assert_ends_between_two_frames(never: Relays, *, tls: bool) -> None:
+    """A relay of its own, on a topic of its own."""
     on = Relays(never.cluster, never.broker, never.context)  # with another topic
     with on.relay(tls=tls) as client:
         client.begin().subscribe()
@@ -339,22 +343,35 @@ def no_answer(on: Forwarded) -> None:
         assert client.wait_for_end() == []
 
 
-def test_without_a_maximum_the_broker_ends_who_does_not_answer(forwarded: Forwarded) -> None:
+@pytest.fixture(scope="module")
+def held(forwarded: Forwarded, bounded: Forwarded, ignored: Forwarded) -> Iterator[dict[str, Future[None]]]:
+    """What the next three tests wait for, before one cluster each, all at the same time."""
+    works = {"forwarded": partial(ask_without_a_maximum, forwarded)}
+    works |= {"bounded": partial(hold_the_maximum, bounded), "ignored": partial(hold_the_maximum, ignored)}
+    with ThreadPoolExecutor(len(works)) as pool:
+        yield {name: pool.submit(work) for name, work in works.items()}
+
+
+def test_without_a_maximum_the_broker_ends_who_does_not_answer(held: dict[str, Future[None]]) -> None:
     """Who answers goes on; in lookup mode the proxy asks."""
-    works = [good_answers, no_answer, asked_in_lookup_mode]
-    at_the_same_time(*(partial(work, forwarded) for work in works))
+    held["forwarded"].result()
 
 
 @pytest.mark.conforms("kip-368.24")
-def test_a_maximum_holds_where_the_broker_asks_too(bounded: Forwarded) -> None:
+def test_a_maximum_holds_where_the_broker_asks_too(held: dict[str, Future[None]]) -> None:
     """The client is asked by the proxy alone. The broker, which asks at the end of each token, has the answers."""
-    hold_the_maximum(bounded)
+    held["bounded"].result()
 
 
 @pytest.mark.conforms("kip-368.24")
-def test_a_maximum_holds_where_the_broker_ignores_credentials(ignored: Forwarded) -> None:
+def test_a_maximum_holds_where_the_broker_ignores_credentials(held: dict[str, Future[None]]) -> None:
     """Of an answer it gets nothing: it would close the relay."""
-    hold_the_maximum(ignored)
+    held["ignored"].result()
+
+
+def ask_without_a_maximum(on: Forwarded) -> None:
+    """Of one who answers, of one who does not, and in lookup mode."""
+    at_the_same_time(*(partial(work, on) for work in (good_answers, no_answer, asked_in_lookup_mode)))
 
 
 def hold_the_maximum(on: Forwarded) -> None:
