@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,36 +102,53 @@ class Stage:
         return self.cluster.metrics().total(OBSERVED, **labels)
 
 
-@pytest.fixture
-def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    authority = Authority(tmp_path_factory.mktemp("enforcement"), "authority")
+@contextmanager
+def staged(secured_broker: Standalone, directory: Path) -> Iterator[Stage]:
+    authority = Authority(directory, "authority")
     server = authority.server("proxy")
     secure = {"tls": {"certificate": server.certificate, "key": server.key}}
     enforced = {"session_enforcement": "enforce"}
     tables = merged(authentication(secured_broker), OBSERVE)
     context = ssl.create_default_context(cafile=authority.file)
     with running(cluster := ManyListenersCluster(tables, secure, enforced)):
-        yield Stage(cluster, secured_broker, context, f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}")
+        made = Stage(cluster, secured_broker, context, f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}")
+        with made.lookup() as client:
+            client.begin().assert_serves()  # the broker has the topic from now on
+        yield made
 
 
-def test_all_kinds_go_on_and_are_counted_once_and_the_enforcing_listener_closes(stage: Stage) -> None:
-    with ExitStack() as stack, stage.counting(no_reauth=4, killed=1):
-        clients = [client.begin(**ONLY_CONNECTS) for client in stage.all_kinds(stack)]
-        other = stack.enter_context(stage.enforced()).begin(**ONLY_CONNECTS)
+@pytest.fixture
+def stage(secured_broker: Standalone, tmp_path: Path) -> Iterator[Stage]:
+    """Of one test, which replaces its processes."""
+    with staged(secured_broker, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Of all tests that leave it observing, as it was."""
+    with staged(secured_broker, tmp_path_factory.mktemp("shared")) as made:
+        yield made
+
+
+def test_all_kinds_go_on_and_are_counted_once_and_the_enforcing_listener_closes(shared: Stage) -> None:
+    with ExitStack() as stack, shared.counting(no_reauth=4, killed=1):
+        clients = [client.begin(**ONLY_CONNECTS) for client in shared.all_kinds(stack)]
+        other = stack.enter_context(shared.enforced()).begin(**ONLY_CONNECTS)
         for client in (*clients, other):
             client.wait_until(1.1 * LIFETIME_S)
-        assert stage.cluster.metrics().total(OPEN) == 4
-        assert stage.observed() == 0, "an idle one would not have been closed"
+        assert shared.cluster.metrics().total(OPEN) == 4
+        assert shared.observed() == 0, "an idle one would not have been closed"
         for _ in range(3):
             for client in clients:
                 client.assert_serves()
         other.use()
         other.assert_ends_with(EXPIRED)
-        assert stage.observed(reason="expired", method="token") == stage.observed() == 3
-        assert stage.cluster.metrics().total(OPEN) == 3
+        assert shared.observed(reason="expired", method="token") == shared.observed() == 3
+        assert shared.cluster.metrics().total(OPEN) == 3
     for client in clients:
-        stage.cluster.wait_for_log(WOULD_BE_CLOSED, client.address, "reason=expired", "principal=alice")
-    assert stage.cluster.log_text().count(WOULD_BE_CLOSED) == 3
+        shared.cluster.wait_for_log(WOULD_BE_CLOSED, client.address, "reason=expired", "principal=alice")
+    assert shared.cluster.log_text().count(WOULD_BE_CLOSED) == 3
 
 
 @contextmanager
@@ -152,35 +170,35 @@ def connected_with_short_token(stage: Stage) -> Iterator[tuple[Session, str, flo
         assert time.monotonic() < deadline, "each token has ended before it was verified"
 
 
-def test_a_token_that_has_ended_serves_in_lookup_mode(stage: Stage) -> None:
+def test_a_token_that_has_ended_serves_in_lookup_mode(shared: Stage) -> None:
     """The lookup worker accepts its sealed principal; a new connection is denied as ever."""
     with ExitStack() as stack:
-        client, token, ends_at = stack.enter_context(connected_with_short_token(stage))
+        client, token, ends_at = stack.enter_context(connected_with_short_token(shared))
         eventually(lambda: time.time() > ends_at, what="the token's end")
         for _ in range(3):
             client.assert_serves()
-        with stage.lookup() as late:
+        with shared.lookup() as late:
             refused = late.connect(token=token)
             assert refused.error.message == "Failed to authenticate", refused
         client.assert_serves()
 
 
-def test_a_reload_enforces_and_observes_again(stage: Stage) -> None:
+def test_a_reload_enforces_and_observes_again(shared: Stage) -> None:
     """Also for connections that are there."""
     with ExitStack() as stack:
-        clients = [client.begin(**ONLY_CONNECTS) for client in stage.all_kinds(stack)]
-        early = stack.enter_context(stage.enforced()).begin(**ONLY_CONNECTS)
+        clients = [client.begin(**ONLY_CONNECTS) for client in shared.all_kinds(stack)]
+        early = stack.enter_context(shared.enforced()).begin(**ONLY_CONNECTS)
         for client in (*clients, early):
             client.wait_until(1.1 * LIFETIME_S)
         for client in clients:
             client.assert_serves()
-        reload(stage.cluster, "enforce")
-        with stage.counting(killed=3):
+        reload(shared.cluster, "enforce")
+        with shared.counting(killed=3):
             for client in clients:
                 client.use()
                 client.assert_ends_with(EXPIRED)
-        reload(stage.cluster, "observe")
-        again = [client.begin(**ONLY_CONNECTS) for client in stage.all_kinds(stack)]
+        reload(shared.cluster, "observe")
+        again = [client.begin(**ONLY_CONNECTS) for client in shared.all_kinds(stack)]
         for client in again:
             client.wait_until(1.1 * LIFETIME_S)
             client.assert_serves()
