@@ -24,6 +24,8 @@ SETTINGS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # Spark lists many files by a job with a task for each of them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.session.timeZone": "UTC",
 }
 

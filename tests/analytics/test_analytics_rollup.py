@@ -1,6 +1,7 @@
 """The job `rollup`: the tables equal the model, whatever came when, and wherever it was killed."""
 
 import random
+import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -131,9 +132,8 @@ def test_a_gauge_with_creation_times_tells_its_counter_s_starts(spark: SparkSess
     assert (found[2]["n"], found[2]["last_v"]) == (2, created[1])
 
 
-@pytest.mark.parametrize("step", [("write_widths", 0), ("write", 0), ("commit", 0)])
-def test_killed_before_the_commit_nothing_has_happened(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[str, int]
+def test_killed_at_any_step_before_the_commit_nothing_has_happened(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = counter(1, [1, 2, 4]) + counter(2, [4])
     tables = ingest(spark, tmp_path, rows)
@@ -141,13 +141,14 @@ def test_killed_before_the_commit_nothing_has_happened(
     before = got(tables)
     rows += counter(1, [3], start=500.0)
     ingest(spark, tmp_path, rows[-12:])
-    with monkeypatch.context() as patched:
-        patched.setattr(TableChange, "discard", lambda self: None)
-        patched.setattr(TableChange, step[0], _killed)
-        with pytest.raises(Killed):
-            run(spark, tables)
-    assert got(tables) == before
-    assert rollup.waiting_hours(tables) == [moment(DAY_MS + 3 * HOUR_MS)]
+    for step in ("write_widths", "write", "commit"):
+        with monkeypatch.context() as patched:
+            patched.setattr(TableChange, "discard", lambda self: None)
+            patched.setattr(TableChange, step, _killed)
+            with pytest.raises(Killed):
+                run(spark, tables)
+        assert got(tables) == before, step
+        assert rollup.waiting_hours(tables) == [moment(DAY_MS + 3 * HOUR_MS)], step
     run(spark, tables)
     assert got(tables) == expected(rows, LOOKBACK)
     assert rollup.waiting_hours(tables) == []
@@ -193,41 +194,60 @@ def test_a_second_rollup_at_the_same_time_is_refused_and_computed_again(
     assert got(tables) == expected(rows + late, LOOKBACK)
 
 
-@pytest.mark.parametrize("late_hour", [1, 23])
-def test_what_is_gone_is_not_recomputed(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], late_hour: int
-) -> None:
-    """Late samples of another series, and of one of them, for an hour whose samples have expired: ten series stay."""
-    rows = [row for series in range(10) for row in counter(series, [1, 23, 24])]
-    other = [(99, Sample(DAY_MS + late_hour * HOUR_MS + step, 5.0 + step)) for step in range(30)]
-    tables = ingest(spark, tmp_path, rows)
+TEN_SERIES = [row for series in range(10) for row in counter(series, [1, 23, 24])]
+TWO_DAYS = counter(1, [1, 30])
+
+
+@pytest.fixture(scope="module")
+def expired(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten series, rolled up, whose samples of the first day have expired: tests begin with a copy."""
+    root = tmp_path_factory.mktemp("expired")
+    tables = ingest(spark, root, TEN_SERIES)
     run(spark, tables)
     expire(tables, "samples")
+    return root
+
+
+@pytest.fixture(scope="module")
+def two_days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A series of two days, rolled up: tests begin with a copy."""
+    root = tmp_path_factory.mktemp("two_days")
+    run(spark, ingest(spark, root, TWO_DAYS))
+    return root
+
+
+def copied(spark: SparkSession, root: Path, to: Path) -> Tables:
+    return Tables.open(spark, str(shutil.copytree(root, to, dirs_exist_ok=True)))
+
+
+@pytest.mark.parametrize("late_hour", [1, 23])
+def test_what_is_gone_is_not_recomputed(
+    spark: SparkSession, expired: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], late_hour: int
+) -> None:
+    """Late samples of another series, and of one of them, for an hour whose samples have expired: ten series stay."""
+    tables = copied(spark, expired, tmp_path)
+    other = [(99, Sample(DAY_MS + late_hour * HOUR_MS + step, 5.0 + step)) for step in range(30)]
     ingest(spark, tmp_path, [*other, (3, Sample(DAY_MS + late_hour * HOUR_MS, 1.0)), *counter(3, [24])[:1]])
     report = run(spark, tables)
-    assert got(tables) == expected(rows + other, LOOKBACK)
+    assert got(tables) == expected(TEN_SERIES + other, LOOKBACK)
     assert report.kept_rows == 10
     assert "LEFT AS THEY WERE: 10 rows" in capsys.readouterr().err
     assert rollup.waiting_hours(tables) == []
 
 
-def test_days_whose_hours_are_gone_stay(spark: SparkSession, tmp_path: Path) -> None:
-    rows = counter(1, [1, 30])
-    tables = ingest(spark, tmp_path, rows)
-    run(spark, tables)
+def test_days_whose_hours_are_gone_stay(spark: SparkSession, two_days: Path, tmp_path: Path) -> None:
+    tables = copied(spark, two_days, tmp_path)
     for view in ("samples", "rollup_1m", "rollup_1h"):
         expire(tables, view)
     late = [(2, Sample(DAY_MS + HOUR_MS, 1.0))]
     ingest(spark, tmp_path, late)
     run(spark, tables)
-    assert got(tables)["rollup_1d"] == expected(rows + late, LOOKBACK)["rollup_1d"]
+    assert got(tables)["rollup_1d"] == expected(TWO_DAYS + late, LOOKBACK)["rollup_1d"]
 
 
-def test_hours_of_views_are_found(spark: SparkSession, tmp_path: Path) -> None:
-    rows = counter(1, [1, 30])
-    tables = ingest(spark, tmp_path, rows)
-    run(spark, tables)
-    hours = sorted({hour_of(moment(sample.ts)) for _, sample in rows})
+def test_hours_of_views_are_found(spark: SparkSession, two_days: Path) -> None:
+    tables = Tables.open(spark, str(two_days))
+    hours = sorted({hour_of(moment(sample.ts)) for _, sample in TWO_DAYS})
     end = DAY + timedelta(days=9)
     assert tables.hours("rollup_1m", DAY, end) == hours
     assert tables.hours("rollup_1h", DAY, end) == [DAY, DAY + timedelta(days=1)]
