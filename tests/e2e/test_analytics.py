@@ -29,7 +29,7 @@ from analytics.remote_write.snappy import compress
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster, merged
 from .lab.metrics import Scrape, per_principal
-from .lab.pipeline import TOKEN, Receiver, Tables, run_job, run_jobs, start_jobs, wait_for_write
+from .lab.pipeline import TOKEN, Receiver, Tables, run_jobs, start_jobs, wait_for_write
 from .lab.programs import CLIENTS, Program
 from .lab.prometheus import Prometheus, Samples
 from .lab.waiting import BUSY_S, eventually
@@ -124,7 +124,7 @@ def assert_billed(scene: Scene, tables: Tables) -> dict[str, dict[str, int]]:
 
 
 def test_the_bill_is_what_the_clients_sent_and_the_proxy_counted(scene: Scene, tmp_path: Path) -> None:
-    """Each job as its own command. Batches count as one towards clients, since brokers do not say what is in them."""
+    """Batches count as one towards clients, since brokers do not say what is in them."""
     spent = {
         "alice": [scene.spend("alice", "single", 2000, batching=False)],
         "bob": [scene.spend("bob", "batched", 3000, batching=True)],
@@ -134,10 +134,13 @@ def test_the_bill_is_what_the_clients_sent_and_the_proxy_counted(scene: Scene, t
         ],
     }
     scene.settle()
-    spool, tables = ("--spool", scene.receiver.spool), ("--tables", scene.tables.url)
-    run_job("ingest", *spool, *tables)
-    run_job("rollup", *tables)
-    run_job("usage", *tables)
+    tables, page = ["--tables", scene.tables.url], tmp_path / "report.html"
+    run_jobs(
+        ["ingest", "--spool", scene.receiver.spool, *tables],
+        ["rollup", *tables],
+        ["usage", *tables],
+        ["report", *tables, "--output", page, "--last", "2h"],
+    )
     billed = assert_billed(scene, scene.tables)
     for principal, loads in spent.items():
         assert billed[principal]["messages_in"] == sum(load["sent"] for load in loads)
@@ -146,8 +149,6 @@ def test_the_bill_is_what_the_clients_sent_and_the_proxy_counted(scene: Scene, t
         assert billed[principal]["bytes_in"] > payload_bytes
         assert billed[principal]["bytes_out"] > payload_bytes
     assert spent["bob"][0]["entries"] < spent["bob"][0]["sent"]
-    page = tmp_path / "report.html"
-    run_job("report", *tables, "--output", page, "--last", "2h")
     text = page.read_text()
     assert [name for name in PRINCIPALS if f">{name}<" not in text] == []
     for figures in billed.values():
@@ -158,20 +159,20 @@ def test_the_bill_is_what_the_clients_sent_and_the_proxy_counted(scene: Scene, t
 
 
 def test_no_kill_loses_or_doubles_a_sample(scene: Scene, tmp_path: Path) -> None:
-    """Forwarder, receiver, Spark and Prometheus get SIGKILL in the middle.
+    """Forwarder, receiver, Spark and Prometheus get SIGKILL in the middle. (Of the jobs, ingest; test_analytics_kills
+    kills the others.)
 
     A Prometheus that was killed does not send what it had not sent yet, although it has it: that is what `backfill` is
     for. Everything else heals by itself. And of nothing but the query API come the same samples, into fresh tables.
     """
     follow = ["ingest", "--spool", scene.receiver.spool, "--tables", scene.tables.url]
-    roll = ["rollup", "--tables", scene.tables.url]
     unsent_ms, sent = kill_under_load(scene, start_jobs(tmp_path / "follow.log", [*follow, "--follow", "0.2"]))
     end_ms = scene.settle()
-    kill_in_a_rollup(scene.tables, start_jobs(tmp_path / "rollup.log", follow, roll))
     fresh = Tables(tmp_path / "fresh")
     gap = backfill(scene, scene.tables, *unsent_ms)
     all_of_it = backfill(scene, fresh, scene.start_ms, end_ms)
-    run_jobs(follow, gap, roll, ["usage", "--tables", scene.tables.url], all_of_it)
+    tables = ["--tables", scene.tables.url]
+    run_jobs(follow, gap, ["rollup", *tables], ["usage", *tables], all_of_it)
 
     stored = scene.prometheus.samples(scene.start_ms, end_ms)
     assert_same(scene.tables.samples(scene.start_ms, end_ms), stored)
@@ -184,7 +185,7 @@ def test_no_kill_loses_or_doubles_a_sample(scene: Scene, tmp_path: Path) -> None
 
 
 def kill_under_load(scene: Scene, ingest: OwnedProcess) -> tuple[tuple[int, int], dict[str, int]]:
-    """All but rollup; returns when Prometheus had samples that it never sent (ms), and what each client has sent."""
+    """Returns when Prometheus had samples that it never sent (ms), and what each client has sent."""
     url, name = scene.cluster.service_url, f"persistent://{NAMESPACE}/kills"
     with ExitStack() as stack:
         stack.callback(ingest.kill)
@@ -248,14 +249,6 @@ def kill_in_a_batch(ingest: OwnedProcess, tables: Tables) -> None:
     eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=180)
     wait_for_write(tables.root, "samples", ingest)
     ingest.kill()
-
-
-def kill_in_a_rollup(tables: Tables, jobs: OwnedProcess) -> None:
-    """While it writes."""
-    try:
-        wait_for_write(tables.root, "rollup", jobs)
-    finally:
-        jobs.kill()
 
 
 def kill_prometheus_with_unsent_samples(scene: Scene) -> tuple[int, int]:

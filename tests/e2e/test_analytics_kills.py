@@ -2,7 +2,8 @@
 
 Two processes run the jobs on the same tables, each with a spool of its own that has the same samples, as two receivers
 have. They are killed at moments that the tables show: when files of a change are there that no version names, or when
-a version appears. PULSAR_PROXY_TEST_KILLS is the number of kills, and PULSAR_PROXY_TEST_SEED chooses others.
+a version appears; at last both, in the middle of a rollup. PULSAR_PROXY_TEST_KILLS is the number of kills, and
+PULSAR_PROXY_TEST_SEED chooses others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.analytics.recomputed import HOUR_MS
 from tests.analytics.sent_samples import Sent, created_gauge, fill, named_table, principal, samples_table
 from tests.analytics.spool_files import SpoolFiles
 
-from .lab.pipeline import Tables, run_job, start_jobs
+from .lab.pipeline import Tables, run_jobs, start_jobs
 from .lab.waiting import eventually
 
 KILLS = int(os.environ.get("PULSAR_PROXY_TEST_KILLS", "2"))
@@ -35,6 +36,7 @@ SCRAPES_AT_ONCE = 5
 LOOKBACK_DAYS = 7
 TURNS = 60
 WITHIN_S = 600.0
+READ_EVERY_S = 0.1
 TIMEOUT_S = 1800 + 300 * KILLS
 
 READS = {
@@ -91,7 +93,7 @@ class Traffic:
 
 
 class Reader(threading.Thread):
-    """Reads the newest versions until `stop`; the first thing that is wrong is in `wrong`."""
+    """Reads each newest version until `stop`; the first thing that is wrong is in `wrong`."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(daemon=True)
@@ -112,6 +114,9 @@ class Reader(threading.Thread):
 
     def _read(self, connection: duckdb.DuckDBPyConnection) -> None:
         versions = recomputed.register(connection, self._tables.table, "samples", "rollup", "usage")
+        if tuple(versions) in self.versions:  # they have been read
+            self._stop_event.wait(READ_EVERY_S)
+            return
         connection.execute(f"create or replace temp table all_closed as {CLOSED}")
         connection.execute("create table if not exists closed_before as from all_closed limit 0")
         for what, query in READS.items():
@@ -138,10 +143,11 @@ class Workers:
         single += [["rollup", *where], ["usage", *where], ["expire", *where]]
         self._single = [job for _ in range(TURNS) for job in chance.sample(single, len(single))]
 
-    def start(self) -> None:
-        """Start what does not run."""
-        for place, jobs in enumerate(([self._pipeline], self._single)):
+    def start(self, *places: int) -> None:
+        """Start what does not run of these processes."""
+        for place in places:
             if self._running[place] is None:
+                jobs = [[self._pipeline], self._single][place]
                 self._running[place] = start_jobs(self._log, *jobs, env=self._env)
 
     def kill(self, *places: int) -> None:
@@ -169,9 +175,8 @@ def pipeline(tables: Tables, spool: Path) -> list[str]:
     return ["pipeline", "--spool", str(spool), "--tables", tables.url]
 
 
-def wait_for(tables: Tables, traffic: Traffic, ahead: int, *, in_a_change: bool) -> None:
-    """Wait until so many changes have begun, or versions are there. Each ingest gets more to do."""
-    look = tables.changes if in_a_change else tables.versions
+def wait_for(look: Callable[[], set[str]], tables: Tables, traffic: Traffic, ahead: int = 1) -> None:
+    """Wait until so many more changes or versions are there. Each ingest gets more to do."""
     known, ingested = look(), -1
 
     def are_there() -> bool:
@@ -181,8 +186,7 @@ def wait_for(tables: Tables, traffic: Traffic, ahead: int, *, in_a_change: bool)
             traffic.grow()
         return len(look() - known) >= ahead
 
-    what = f"{ahead} more {'changes' if in_a_change else 'versions'}"
-    eventually(are_there, what=what, within_s=WITHIN_S, every_s=0.005)
+    eventually(are_there, what=f"{ahead} more", within_s=WITHIN_S, every_s=0.005)
 
 
 def assert_exact(tables: Tables, sent: list[Sent]) -> None:
@@ -204,28 +208,33 @@ def test_jobs_that_are_killed_again_and_again_leave_exact_tables(tmp_path: Path)
 
 
 def kill_jobs(tables: Tables, tmp_path: Path, at_least: int = KILLS) -> None:
-    """Kill jobs that work on these tables until one was in the middle of a change, then compare with DuckDB."""
+    """Kill jobs that work on these tables until one was in the middle of a rollup, then compare with DuckDB."""
     traffic, chance = Traffic(tmp_path), random.Random(SEED)
     spools = [spool.directory for spool in traffic.spools]
     traffic.grow()
-    run_job(*pipeline(tables, spools[0]), "--once", env=tables.env)
     workers, reader = Workers(tables, spools, tmp_path), Reader(tables)
-    reader.start()
     kills, cut_off = 0, set[str]()
     try:
-        while kills < at_least or not cut_off:
-            workers.start()
-            wait_for(tables, traffic, chance.randint(1, 5), in_a_change=chance.random() < 0.6)
+        workers.start(0)
+        eventually(lambda: len(tables.versions("usage")) > 1, what="a bill", within_s=WITHIN_S)
+        reader.start()
+        while not cut_off:
+            workers.start(0, 1)
             kills += 1
-            workers.kill(*([0, 1] if kills >= at_least else chance.choice([[0], [1], [0, 1]])))
-            if kills >= at_least:  # none runs now
-                cut_off = tables.unfinished_changes()
+            if kills < at_least:
+                look = tables.changes if chance.random() < 0.6 else tables.versions
+                wait_for(look, tables, traffic, chance.randint(1, 5))
+                workers.kill(*chance.choice([[0], [1], [0, 1]]))
+            else:
+                wait_for(lambda: tables.changes("rollup"), tables, traffic)
+                workers.kill(0, 1)
+                cut_off = {change for change in tables.unfinished_changes() if change.startswith("rollup/")}
             assert not reader.wrong
-        for spool in spools:
-            run_job(*pipeline(tables, spool), "--once", env=tables.env)
+        run_jobs(*([*pipeline(tables, spool), "--once"] for spool in spools), env=tables.env)
     finally:
         workers.stop()
-        reader.stop()
+        if reader.ident is not None:
+            reader.stop()
     assert not reader.wrong
     assert len(reader.versions) > 1
     assert_exact(tables, traffic.sent)

@@ -36,13 +36,14 @@ FEW_ROWS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 """To compile a query costs more than to run it, and so do many tasks. (test_docs_commands runs jobs as they come.)"""
 _ENVIRONMENT = os.environ | {
     "JDK_JAVA_OPTIONS": " ".join([QUICK_START, *(f"-D{name}={value}" for name, value in FEW_ROWS.items())])
 }
 # Several jobs share a Spark session where the test is not about their ends: a session costs seconds.
-_TOGETHER = """\
+TOGETHER = """\
 import json, sys
 from analytics.cli import main
 for arguments in json.loads(sys.argv[1]):
@@ -89,30 +90,23 @@ class Receiver:
             self._process = None
 
 
-def run_job(*arguments: object, env: Mapping[str, str] | None = None) -> str:
-    """One job as the command that it is, with more variables in its environment; what it told of its progress."""
-    return _run([str(COMMAND), *map(str, arguments)], env)
-
-
-def run_jobs(*jobs: Sequence[object]) -> str:
-    """Several jobs, one after the other, in one process."""
-    return _run(_together(jobs))
+def run_jobs(*jobs: Sequence[object], env: Mapping[str, str] | None = None) -> None:
+    """Several jobs, one after the other, in one process, with more variables in its environment."""
+    command = [sys.executable, "-c", TOGETHER, as_argument(jobs)]
+    variables = _ENVIRONMENT | dict(env or {})
+    result = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=JOB_TIMEOUT_S, check=False)
+    assert result.returncode == 0, f"{jobs}:\n{result.stderr[-4000:]}"
 
 
 def start_jobs(log: Path, *jobs: Sequence[object], env: Mapping[str, str] | None = None) -> OwnedProcess:
     """The same in the background. Its `kill` is a SIGKILL for Python and the JVM at once."""
-    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT | dict(env or {}))
+    command = [sys.executable, "-c", TOGETHER, as_argument(jobs)]
+    return OwnedProcess(command, log=log, env=_ENVIRONMENT | dict(env or {}))
 
 
-def _together(jobs: Sequence[Sequence[object]]) -> list[str]:
-    return [sys.executable, "-c", _TOGETHER, json.dumps([[str(one) for one in job] for job in jobs])]
-
-
-def _run(command: list[str], env: Mapping[str, str] | None = None) -> str:
-    variables = _ENVIRONMENT | dict(env or {})
-    result = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=JOB_TIMEOUT_S, check=False)
-    assert result.returncode == 0, f"{command}:\n{result.stderr[-4000:]}"
-    return result.stderr
+def as_argument(jobs: Sequence[Sequence[object]]) -> str:
+    """The jobs' arguments for TOGETHER."""
+    return json.dumps([[str(one) for one in job] for job in jobs])
 
 
 def wait_for_write(root: Path, table: str, process: OwnedProcess, within_s: float = 150.0) -> None:
@@ -190,9 +184,9 @@ class Tables:
         """The versions of one table, or of all."""
         return {f"{path.parts[-3]}/{path.stem}" for path in self.root.glob(f"{table}/_delta_log/*.json")}
 
-    def changes(self) -> set[str]:
-        """The directories of changes, committed or not."""
-        found = (path for path in self.root.glob("*/*") if len(path.name) == IDENTITY_CHARACTERS)
+    def changes(self, table: str = "*") -> set[str]:
+        """The directories of changes of one table, or of all, committed or not."""
+        found = (path for path in self.root.glob(f"{table}/*") if len(path.name) == IDENTITY_CHARACTERS)
         return {f"{path.parent.name}/{path.name}" for path in found}
 
     def unfinished_changes(self) -> set[str]:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,9 +19,7 @@ from typing import Self
 import pyspark
 from local.process import OwnedProcess
 
-import analytics.cli
-
-from .pipeline import FEW_ROWS, SHORT_JOBS
+from .pipeline import FEW_ROWS, SHORT_JOBS, TOGETHER, as_argument
 from .waiting import eventually
 
 _HOME = Path(pyspark.__file__).parent
@@ -57,6 +55,8 @@ class SparkCluster:
         self.python = directory / "python"
         self.python.write_text(_PYTHON.format(packages=sysconfig.get_path("purelib"), python=sys.executable))
         self.python.chmod(0o755)
+        self._jobs = directory / "jobs.py"
+        self._jobs.write_text(TOGETHER)
         self._events = directory / "events"
         self._events.mkdir()
         self._running: list[OwnedProcess] = []
@@ -115,14 +115,13 @@ class SparkCluster:
         )
         return ran.returncode == 0
 
-    def submit(self, job: str, *options: object) -> Counter[str]:
-        """Run one job; how many of its tasks each executor ran."""
-        before = set(self._events.iterdir())
+    def submit(self, *jobs: Sequence[object]) -> set[str]:
+        """Run these jobs, one after the other; the executors that ran their tasks."""
         settings = _SETTINGS | {"spark.eventLog.dir": self._events.as_uri()}
         confs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
         submit = [_HOME / "bin" / "spark-submit", "--master", self._url, "--py-files", "analytics.zip", *confs]
         result = subprocess.run(
-            [*map(str, submit), analytics.cli.__file__, job, *map(str, options)],
+            [*map(str, submit), str(self._jobs), as_argument(jobs)],
             capture_output=True,
             text=True,
             cwd=self.directory,
@@ -131,7 +130,7 @@ class SparkCluster:
             timeout=_JOB_TIMEOUT_S,
             check=False,
         )
-        assert result.returncode == 0, f"{job}:\n{result.stderr[-6000:]}"
-        (log,) = set(self._events.iterdir()) - before
+        assert result.returncode == 0, result.stderr[-6000:]
+        (log,) = self._events.iterdir()
         events = map(json.loads, log.read_text().splitlines())
-        return Counter(one["Task Info"]["Executor ID"] for one in events if one["Event"] == "SparkListenerTaskEnd")
+        return {one["Task Info"]["Executor ID"] for one in events if one["Event"] == "SparkListenerTaskEnd"}
