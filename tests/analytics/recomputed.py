@@ -125,7 +125,7 @@ def usage(connection: duckdb.DuckDBPyConnection, batch: int, lookback_days: int)
     return " union all ".join(widths).replace("$batch", str(batch))
 
 
-def _arrows_own(delta: DeltaTable) -> fs.FileSystem | None:
+def arrows_own(delta: DeltaTable) -> fs.FileSystem | None:
     """Return Arrow's file system for a local table; None for another one.
 
     Through deltalake's, which calls Python, a thread of Arrow's that waits for the GIL and a reader that waits for
@@ -144,7 +144,7 @@ def register(
     connection.execute("set TimeZone = 'UTC'")
     found = [root(table) if callable(root) else DeltaTable(root / table) for table in tables]
     for table, delta in zip(tables, found, strict=True):
-        connection.register(f"all_{table}", delta.to_pyarrow_dataset(filesystem=_arrows_own(delta)))
+        connection.register(f"all_{table}", delta.to_pyarrow_dataset(filesystem=arrows_own(delta)))
     return [delta.version() for delta in found]
 
 

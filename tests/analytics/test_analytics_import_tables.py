@@ -1,8 +1,9 @@
 """Tables of format 1, as the version before Delta tables wrote them, become Delta tables."""
 
+import shutil
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +16,7 @@ from analytics.tables.errors import TablesError
 from analytics.tables.schemas import VIEWS
 from analytics.tables.store import Tables
 from tests.analytics.counter_model import Sample
-from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, Raw, counter, ingest, rows_of
+from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, Raw, counter, ingest, table_rows
 
 NAME = "pulsar_proxy_principal_bytes"
 LABELS = {"cluster": "east", "direction": "to_broker", "job": "proxy", "principal": "alice"}
@@ -48,47 +49,57 @@ def write(frame: DataFrame, path: Path, partitions: list[str]) -> None:
     (frame if "hour" in partitions else frame.drop("hour")).write.partitionBy(*partitions).parquet(f"file://{path}")
 
 
-@pytest.fixture
-def new(spark: SparkSession, tmp_path: Path) -> Tables:
-    """Tables of today."""
-    tables = ingest(spark, tmp_path / "model", ROWS, {CREATED: COUNTER})
+class Made(NamedTuple):
+    """Tables of today with their rows, and the same in format 1."""
+
+    new: Path
+    old: Path
+    rows: dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    directory = tmp_path_factory.mktemp("import")
+    new, old = directory / "new", directory / "old"
+    tables = ingest(spark, new, ROWS, {CREATED: COUNTER})
     with tables.change("series") as change:
         rows = [(number, NAME + end, LABELS, None, DAY) for number, end in ((COUNTER, "_total"), (CREATED, "_created"))]
         columns = "series_id bigint, metric string, labels map<string,string>, kind string, first_seen timestamp"
         change.append(change.write("series", spark.createDataFrame(rows, columns)))
-    rollup.run(spark, str(tmp_path / "model"))
-    usage.run(spark, str(tmp_path / "model"), usage.UsageOptions(DAY + timedelta(hours=6), lateness=timedelta(hours=1)))
-    return tables
+    rollup.run(spark, str(new))
+    usage.run(spark, str(new), usage.UsageOptions(DAY + timedelta(hours=6), lateness=timedelta(hours=1)))
+    write_old(tables, old)
+    return Made(new, old, content(tables))
 
 
 def content(tables: Tables) -> dict[str, list[dict[str, Any]]]:
     """All rows, without the column that format 1 had nothing for."""
-    return {view: rows_of(tables.read(view).drop("entry_ts")) for view in VIEWS}
+    found = table_rows(tables, *VIEWS)
+    return {view: [row | {"entry_ts": None} for row in rows] for view, rows in found.items()}
 
 
-def test_every_row_comes_over_and_the_jobs_go_on_with_them(spark: SparkSession, tmp_path: Path, new: Tables) -> None:
-    write_old(new, tmp_path / "old")
-    counts = import_tables.run(spark, str(tmp_path / "old"), str(tmp_path / "there"))
-    there, expected = Tables.open(spark, str(tmp_path / "there")), content(new)
+def test_every_row_comes_over_and_the_jobs_go_on_with_them(spark: SparkSession, tmp_path: Path, made: Made) -> None:
+    new = Tables.open(spark, str(shutil.copytree(made.new, tmp_path / "new")))
+    counts = import_tables.run(spark, str(made.old), str(tmp_path / "there"))
+    there, expected = Tables.open(spark, str(tmp_path / "there")), made.rows
     assert content(there) == expected
     assert {view for view, rows in expected.items() if rows} == set(VIEWS) - {view for view in VIEWS if "histo" in view}
     assert counts["samples"] == len(ROWS)
     assert sum(counts.values()) == sum(map(len, expected.values()))
-    assert set(import_tables.run(spark, str(tmp_path / "old"), str(tmp_path / "there")).values()) == {0}
+    assert set(import_tables.run(spark, str(made.old), str(tmp_path / "there")).values()) == {0}
     late: Raw = [(COUNTER, Sample(DAY_MS + 6 * HOUR_MS, 1000.0))]
     for tables in (new, there):
         root = tables.location.delta_url
         ingest(spark, Path(root), late)
         rollup.run(spark, root)
         usage.run(spark, root, usage.UsageOptions(DAY + timedelta(hours=8), lateness=timedelta(hours=1)))
-    for view in ("usage_hourly", "usage_daily"):
-        assert rows_of(there.read(view)) == rows_of(new.read(view))
+    views = ("usage_hourly", "usage_daily")
+    assert table_rows(there, *views) == table_rows(new, *views)
 
 
 def test_a_killed_import_goes_on_where_it_was(
-    spark: SparkSession, tmp_path: Path, new: Tables, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_old(new, tmp_path / "old")
     commit = TableChange.commit
 
     def killed(change: TableChange) -> None:
@@ -98,11 +109,11 @@ def test_a_killed_import_goes_on_where_it_was(
 
     monkeypatch.setattr(TableChange, "commit", killed)
     with pytest.raises(KeyboardInterrupt):
-        import_tables.run(spark, str(tmp_path / "old"), str(tmp_path / "there"))
+        import_tables.run(spark, str(made.old), str(tmp_path / "there"))
     monkeypatch.undo()
-    counts = import_tables.run(spark, str(tmp_path / "old"), str(tmp_path / "there"))
+    counts = import_tables.run(spark, str(made.old), str(tmp_path / "there"))
     assert counts["samples"] == 0 < counts["rollup"]
-    assert content(Tables.open(spark, str(tmp_path / "there"))) == content(new)
+    assert content(Tables.open(spark, str(tmp_path / "there"))) == made.rows
 
 
 def test_what_cannot_be_imported_is_refused_and_left_as_it_is(spark: SparkSession, tmp_path: Path) -> None:

@@ -127,25 +127,27 @@ def test_young_segments_stay(tables: Tables, spool: SpoolFiles) -> None:
     assert read_consumed_position(spool.directory).segment == before[0].number
 
 
-@pytest.mark.parametrize("table", ["series", "histograms", "samples"])
-@pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_at_each_commit_and_run_again(
-    tables: Tables, spool: SpoolFiles, monkeypatch: pytest.MonkeyPatch, table: str, moment: str
+    tables: Tables, spool: SpoolFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch that was killed has another end when it is read again, since more has come meanwhile."""
+    """One kill follows the other. A batch that was killed has another end when it is read again, since more has come
+    meanwhile.
+    """
     fill(spool)
     commit = TableChange.commit
+    kills = [("series", "before"), ("histograms", "before"), ("samples", "before"), ("samples", "after")]
+    for number, (table, moment) in enumerate(kills, 1):
 
-    def dies(self: TableChange) -> None:
-        if moment == "after" or self.snapshot.table != table:
-            commit(self)
-        if self.snapshot.table == table:
-            raise Killed
+        def dies(self: TableChange, table: str = table, moment: str = moment) -> None:
+            if moment == "after" or self.snapshot.table != table:
+                commit(self)
+            if self.snapshot.table == table:
+                raise Killed
 
-    with monkeypatch.context() as patched:
-        patched.setattr(TableChange, "commit", dies)
-        with pytest.raises(Killed):
-            run(tables, spool, max_bytes=500)
+        with monkeypatch.context() as patched:
+            patched.setattr(TableChange, "commit", dies)
+            with pytest.raises(Killed):
+                run(tables, spool, max_bytes=500 * number)
     run(tables, spool, max_bytes=1 << 20)
     assert contents(tables) == EXPECTED
 

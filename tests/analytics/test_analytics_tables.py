@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,12 +30,19 @@ ROWS: Raw = [
 NOW = DAY + timedelta(hours=11, minutes=30)
 
 
-@pytest.fixture
-def tables(spark: SparkSession, tmp_path: Path) -> Tables:
+@pytest.fixture(scope="module")
+def filled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each row is a file."""
+    root = tmp_path_factory.mktemp("filled")
     for row in ROWS:
-        ingest(spark, tmp_path, [row])
-    return Tables.open(spark, str(tmp_path))
+        ingest(spark, root, [row])
+    return root
+
+
+@pytest.fixture
+def tables(spark: SparkSession, filled: Path, tmp_path: Path) -> Tables:
+    """A test's own copy."""
+    return Tables.open(spark, str(shutil.copytree(filled, tmp_path, dirs_exist_ok=True)))
 
 
 def content(tables: Tables, **options: Any) -> Raw:
