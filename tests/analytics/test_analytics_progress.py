@@ -1,6 +1,7 @@
 """What a job tells while it works: what is left, signs of life, and nothing of Spark's own."""
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from analytics.jobs.progress import (
     heartbeats,
 )
 from analytics.spool.reader import BEGIN, Position, count_bytes_after, list_segments
+from tests.analytics.conftest import SETTINGS
 from tests.analytics.spool_files import SpoolFiles, labels
 
 
@@ -215,6 +217,7 @@ def test_a_users_log_configuration_is_kept(
     assert quiet.is_verbose()  # outside of a command
 
 
+QUICK_START = os.environ | {"JDK_JAVA_OPTIONS": SETTINGS["spark.driver.extraJavaOptions"]}
 _JOB = """
 import sys
 import threading
@@ -242,7 +245,12 @@ main()
 def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
     arguments = ["--verbose"] if verbose else []
     done = subprocess.run(
-        [sys.executable, "-c", _JOB, *arguments], capture_output=True, text=True, timeout=280, check=True
+        [sys.executable, "-c", _JOB, *arguments],
+        capture_output=True,
+        text=True,
+        env=QUICK_START,
+        timeout=280,
+        check=True,
     )
     lines = done.stderr.splitlines()
     if verbose:
@@ -258,7 +266,8 @@ def test_an_interrupted_job_says_so_and_its_jvm_ends(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     options = ["--follow", "600", "--spool", tmp_path / "spool", "--tables", (tmp_path / "tables").as_uri()]
     command = [Path(sys.executable).with_name("pulsar-proxy-analytics"), "pipeline", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, text=True, env=QUICK_START) as job:
         assert job.stdout is not None
         told = []
         for line in job.stdout:
