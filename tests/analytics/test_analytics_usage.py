@@ -4,10 +4,12 @@ Each run of a job costs seconds, whatever the data is: a run proves several rule
 and tests that begin alike copy their tables.
 """
 
+import io
 import shutil
+from contextlib import redirect_stderr
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
@@ -352,41 +354,52 @@ def test_a_day_closes_with_its_last_hour_also_one_without_samples(
     assert by_hour(tables, "east") == {22: (77, True), 23: (84, False)}
 
 
-def test_a_sample_that_is_no_count_is_set_aside_and_stops_nothing(
-    spark: SparkSession, tmp_path: Path, tables: Tables, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = {"huge": 1e300, "infinite": float("inf"), "negative": -5.0, "fraction": 70.5}
+NO_COUNTS = {"huge": 1e300, "infinite": float("inf"), "negative": -5.0, "fraction": 70.5}
+
+
+class Run(NamedTuple):
+    tables: Tables
+    report: usage.UsageReport
+    told: str
+
+
+@pytest.fixture(scope="module")
+def run_for_jobs(spark: SparkSession, clocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One with the option --job, of alice's counters in four scrape jobs, and of samples that are no counts."""
+    root = shutil.copytree(clocks, tmp_path_factory.mktemp("jobs"), dirs_exist_ok=True)
+    by_job = enumerate(("pulsar-proxy", "anybody", "", "proxy"), start=1)
+    add_series(spark, root, *((number, BYTES, labels("c", "alice", "to_broker", job=job)) for number, job in by_job))
+    rows = [row for number in (1, 2, 3, 4) for row in started(counter(number, [1], by=10.0**number))]
     # Prometheus' mark of a series that ended is none of them.
-    values = {"ended": float("nan")} | wrong
-    numbers = {name: number for number, name in enumerate(values, start=1)}
-    add_series(spark, tmp_path, *((number, BYTES, labels("c", name, "to_broker")) for name, number in numbers.items()))
-    rows = [row for number in numbers.values() for row in counter(number, [1, 2, 3])]
-    rows += [(numbers[name], Sample(DAY_MS + 2 * HOUR_MS + 1, value)) for name, value in values.items()]
-    ingest(spark, tmp_path, rows)
-    report = run(spark, tmp_path)
-    assert report.no_counts == {"too large": 2, "negative": 1, "a fraction": 1}
-    told = capsys.readouterr().err
-    for why, count in report.no_counts.items():
-        assert f"SET ASIDE: {count} hours of a counter have a sample that is no count ({why})" in told
-    # Those that are set aside are billed by the samples of the hours before and after.
-    sums = totals(table_rows(tables, "usage_hourly")["usage_hourly"])
-    assert {name: sums["c", name]["bytes_in"] for name in numbers} == dict.fromkeys(numbers, 35 * 7)
-
-
-def test_scrape_jobs_named_by_the_option_are_billed_and_no_others(
-    spark: SparkSession, tmp_path: Path, tables: Tables
-) -> None:
+    values = {"ended": float("nan")} | NO_COUNTS
+    numbers = {name: number for number, name in enumerate(values, start=5)}
     add_series(
         spark,
-        tmp_path,
-        *(
-            (number, BYTES, labels("c", "alice", "to_broker", job=job))
-            for number, job in enumerate(("pulsar-proxy", "anybody", "", "proxy"), start=1)
-        ),
+        root,
+        *((number, BYTES, labels("c", name, "to_broker", job="pulsar-proxy")) for name, number in numbers.items()),
     )
-    ingest(spark, tmp_path, [row for number in (1, 2, 3, 4) for row in started(counter(number, [1], by=10.0**number))])
-    run(spark, tmp_path, jobs=("anybody", "pulsar-proxy"))
-    assert by_hour(tables) == {1: (12 * (10 + 100), False)}
+    rows += [row for number in numbers.values() for row in counter(number, [1, 2, 3])]
+    rows += [(numbers[name], Sample(DAY_MS + 2 * HOUR_MS + 1, value)) for name, value in values.items()]
+    ingest(spark, root, rows)
+    with redirect_stderr(io.StringIO()) as told:
+        report = run(spark, root, jobs=("anybody", "pulsar-proxy"))
+    return Run(Tables.open(spark, str(root)), report, told.getvalue())
+
+
+def test_a_sample_that_is_no_count_is_set_aside_and_stops_nothing(run_for_jobs: Run) -> None:
+    no_counts = run_for_jobs.report.no_counts
+    assert no_counts == {"too large": 2, "negative": 1, "a fraction": 1}
+    for why, count in no_counts.items():
+        assert f"SET ASIDE: {count} hours of a counter have a sample that is no count ({why})" in run_for_jobs.told
+    # Those that are set aside are billed by the samples of the hours before and after.
+    sums = totals(table_rows(run_for_jobs.tables, "usage_hourly")["usage_hourly"])
+    names = ("ended", *NO_COUNTS)
+    assert {name: sums["c", name]["bytes_in"] for name in names} == dict.fromkeys(names, 35 * 7)
+
+
+def test_scrape_jobs_named_by_the_option_are_billed_and_no_others(run_for_jobs: Run) -> None:
+    sums = totals(table_rows(run_for_jobs.tables, "usage_hourly")["usage_hourly"])
+    assert sums["c", "alice"]["bytes_in"] == 12 * (10 + 100)
 
 
 @begins_with("rolled")
