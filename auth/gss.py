@@ -1,6 +1,6 @@
 """What both sides of Kerberos share: the library, its threads, the words for its errors (RFC 4752, RFC 4121).
 
-Imported only where Kerberos is configured: not everybody has the library.
+Imported only where Kerberos is configured: the library is an extra.
 """
 
 import os

@@ -85,7 +85,7 @@ _TYPED_REFUSALS: Mapping[int, _TypedRefusal] = MappingProxyType(
         ),
     }
 )
-"""Requests of Pulsar 5 whose ids are no request ids to a client: a CommandError would answer nobody."""
+"""Requests of Pulsar 5 whose ids are no request ids to a client: a CommandError would answer none of them."""
 
 
 class CommandCorrupt(RemoteProtocolError):

@@ -211,7 +211,7 @@ def _check_security(config: Config) -> None:
         )
     if not config.authentication.token_files and not listen.tls.client_ca:
         raise ConfigError(
-            "authentication.token_files: anybody on that network could write samples, of which bills are made; "
+            "authentication.token_files: any host of that network could write samples, of which bills are made; "
             "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
         )
 

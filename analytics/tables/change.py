@@ -3,7 +3,7 @@
 Delta's own rules let two appends pass, and a replacement that began before a compaction; with sums computed from a
 version that doubles rows. So every change refuses to be committed behind another one (`max_commit_retries=0`), and is
 computed again. A killed job or a refused commit leaves files that no version names, which `expire` deletes: after an
-error in a commit nobody can know whether it is there.
+error in a commit it is unknown whether it is there.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ KEYS_MAX = 100
 
 USABLE_LIFETIMES = 2
 """For how many ``keys_lifetime_ms`` keys are used where their issuer cannot be asked. An issuer that is down for a
-moment is to lock nobody out; but who can keep us from the issuer is not to keep a revoked key alive for ever.
+moment is to lock no user out; but an attacker between us and the issuer is not to keep a revoked key alive for ever.
 """
 
 
@@ -160,7 +160,7 @@ def _usable_key(entry: Any) -> _NamedKey | None:
         named = entry.get("alg")
         if named is not None:
             algorithms = tuple(algorithm for algorithm in algorithms if algorithm == named)
-    except Exception:  # noqa: BLE001 -- one entry that nobody understands is not to lose the others
+    except Exception:  # noqa: BLE001 -- one entry that cannot be read is not to lose the others
         return None
     name = entry.get("kid")
     return _NamedKey(name if isinstance(name, str) else None, (key, algorithms)) if algorithms else None

@@ -33,7 +33,7 @@ ROUND_TIMEOUT_S = 10.0
 TICKET_BYTES_MAX = 64 * 1024  # a Windows domain's tickets, with all groups of a user, have up to 48,000
 CHOICE_BYTES_MAX = 4 * 1024
 
-_ANONYMOUS = "WELLKNOWN/ANONYMOUS@"  # RFC 8062: a ticket that anybody can have, in whichever realm
+_ANONYMOUS = "WELLKNOWN/ANONYMOUS@"  # RFC 8062: a ticket that any client can have, in whichever realm
 
 _REASONS = {
     2529638944: "expired",  # KRB_AP_ERR_TKT_EXPIRED

@@ -76,12 +76,12 @@ class Users:
         self._mock_key = hmac.digest(first.server_key, f"salts of unknown users, {mechanism}".encode(), "sha512")
         shapes = Counter(credential.shape for credential in credentials.values() or (first,))
         (self._iterations, self._salt_bytes), _ = shapes.most_common(1)[0]
-        self._nobodys_key = token_bytes(DIGEST_BYTES[mechanism])
+        self._stand_in_key = token_bytes(DIGEST_BYTES[mechanism])
 
     def find(self, user: str) -> tuple[Credential, bool]:
         """Return a user's credential, and True if there is such a user. Takes the same steps for unknown users."""
         salt = hmac.digest(self._mock_key, user.encode(), "sha512")[: self._salt_bytes]
-        mock = Credential(self._iterations, salt, self._nobodys_key, self._nobodys_key)
+        mock = Credential(self._iterations, salt, self._stand_in_key, self._stand_in_key)
         return self._credentials.get(user, mock), user in self._credentials
 
 
@@ -136,7 +136,7 @@ class ScramAuthState(Identified):
     def _final(self, message: str) -> str:
         self._server.set_client_final(message)
         if not self._is_known:  # whatever proof it was
-            raise ScramException("a proof of nobody's password", ServerError.INVALID_PROOF)
+            raise ScramException("a proof of no user's password", ServerError.INVALID_PROOF)
         self._identity = Identity(self._user)
         return str(self._server.get_server_final())
 

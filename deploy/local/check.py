@@ -75,7 +75,7 @@ def _collect_coverage() -> None:
     """Have every process write its data to one directory, wherever it runs and as whichever user."""
     shutil.rmtree(_COVERAGE_DIRECTORY, ignore_errors=True)
     _COVERAGE_DIRECTORY.mkdir(parents=True)
-    _COVERAGE_DIRECTORY.chmod(0o1777)  # clusters of the tests run as nobody
+    _COVERAGE_DIRECTORY.chmod(0o1777)  # clusters of the tests run as the user nobody
     os.environ["COVERAGE_FILE"] = str(_COVERAGE_DIRECTORY / "data")
 
 

@@ -45,7 +45,7 @@ def problems(root: Path) -> Iterator[str]:
         if found.st_mode & wanted != wanted:
             yield f"{name}: user {USER} cannot read it"
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            yield f"{name}: everybody can write it"
+            yield f"{name}: all users can write it"
     if size_bytes > BYTES_MAX:
         yield f"{size_bytes} bytes unpacked, more than {BYTES_MAX}"
     programs = {f"{folder}/{path.name}" for folder in PROGRAM_FOLDERS for path in _entries(root / folder)}

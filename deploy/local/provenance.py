@@ -17,7 +17,7 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:pulsar-trio-proxy:make-release:1"
 BUILDER = "urn:pulsar-trio-proxy:unattested-machine"
-"""The builder where `BUILDER_ID` names none: a machine of which nobody says anything."""
+"""The builder where `BUILDER_ID` names none: a machine of which nothing is known."""
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ tests/e2e/test_check_connect.py). So the CONNECT names a principal of our own wh
 
 A broker with ``authenticateOriginalAuthData`` wants that principal's credentials, too, and answers AuthenticationError,
 as it does where the proxy's own are wrong. A second login that names no principal tells the two apart. Where clients'
-credentials are forwarded, the login has credentials of nobody: without any, such a broker would let it in as its
+credentials are forwarded, the login has no credentials: without any, such a broker would let it in as its
 ``anonymousUserRole`` if it has one.
 """
 

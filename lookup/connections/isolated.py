@@ -22,7 +22,7 @@ from proto.addresses import HostPort
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 
 UNUSED_TIMEOUT_S = 1.0
-"""A connection that nobody asks over in this time was opened for nothing."""
+"""A connection that carries no request in this time was opened for nothing."""
 
 OpenConnection = Callable[[HostPort, Target], Awaitable[BrokerConnection]]
 

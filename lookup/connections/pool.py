@@ -233,7 +233,7 @@ class BrokerPool:
                 old.retire_when_idle()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
-            if slot.connection is not None:  # that it could not be renewed disturbs nobody yet
+            if slot.connection is not None:  # that it could not be renewed disturbs no lookup yet
                 slot.connection.renew_at = trio.current_time() + RENEWAL_RETRY_S
         finally:
             slot.attempt = None

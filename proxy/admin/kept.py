@@ -36,7 +36,7 @@ class CoalescingCache(Generic[ValueT]):
         if self._under_way is not None:
             await self._under_way.wait()
         if self._value is None:
-            raise self._error or RpcError("nobody answered")
+            raise self._error or RpcError("no worker answered")
         return self._value
 
     async def _run(self, done: trio.Event) -> None:

@@ -229,7 +229,7 @@ class _BrokerCheck:
             return Finding(good=True, text="it accepts the proxy's credentials; it does not look at proxyRoles")
         if nothing.connected:
             return Finding(
-                good=True, text="it takes anybody, with or without credentials: nothing is shown of the proxy's"
+                good=True, text="it takes any client, with or without credentials: nothing is shown of the proxy's"
             )
         return Finding(good=True, text=f"it takes the proxy; more is not known ({nothing.detail})")
 

@@ -159,7 +159,7 @@ def _check_roles_and_providers(config: Config) -> None:
     if not authentication.plugins:  # what methods they bring, auth workers know, and `check`
         check_proxy_roles(authentication, configured_methods(authentication))
     if ProxyRoles(authentication.proxy_roles).contains_role(role):
-        raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
+        raise ConfigError("authentication.anonymous_role: every client would be a proxy of authentication.proxy_roles")
 
 
 def _has_provider(authentication: Authentication) -> bool:
@@ -220,7 +220,7 @@ def _check_session(config: Config) -> None:
             # No authentication would end: dangerous for an operator who relies on it.
             raise ConfigError(f"{key}: needs authentication.enabled")
         if 0 < lifetime_ms < LIFETIME_MS_MIN:
-            raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; nobody is authenticated again faster")
+            raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; no client is authenticated again faster")
 
 
 def _check_methods(key: str, methods: Iterable[str], authentication: Authentication) -> None:

@@ -143,7 +143,7 @@ def _in_shares(config: Config, demands: Mapping[str, MemoryDemand], room: int) -
 
 
 def _at_least(config: Config, demands: Mapping[str, MemoryDemand], _room: int) -> dict[str, MemoryDemand]:
-    """Give what is left open the least that serves anybody; below it the container is too small."""
+    """Give what is left open the least that serves any client; below it the container is too small."""
     limits = config.limits
     lowest = {
         LARGE_ANSWERS: limits.max_broker_frame_bytes,

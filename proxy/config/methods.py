@@ -110,7 +110,7 @@ def forwarding_warnings(
     and a maximum lifetime does not hold for all relays. Arguments as in refused_methods.
     """
     if not config.brokers.forward_authorization_credentials:
-        return []  # the operator's own choice: nobody's are
+        return []  # the operator's own choice: no principal's are
     warnings = []
     refused = refused_methods(config, methods, several_rounds)
     if refused:

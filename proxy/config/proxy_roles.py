@@ -1,7 +1,7 @@
 """The entries of ``authentication.proxy_roles``: a role by any method, or by one alone (``tls:proxy-a``).
 
 A role with a colon of its own (``system:serviceaccount:ns:proxy``) is written behind a method or ``*``, so that an
-entry can be read in one way only, and a misspelt method is a mistake instead of a role that nobody has.
+entry can be read in one way only, and a misspelt method is a mistake instead of a role that no client has.
 """
 
 from collections.abc import Collection, Iterable

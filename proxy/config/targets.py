@@ -12,7 +12,7 @@ from proxy.config.methods import forwards_credentials
 from proxy.config.types import Config
 
 FIXED_LABELS_MIN = 2
-"""This many whole labels at the end of a pattern are a registered domain; with fewer, anybody may register a match."""
+"""This many whole labels at the end of a pattern are a registered domain; with fewer, strangers can register one."""
 IPV4_PREFIX_MIN = 8
 IPV6_PREFIX_MIN = 16
 """Shorter prefixes belong to no single organisation: registries give out no larger networks."""
@@ -35,7 +35,7 @@ def check_targets(config: Config) -> None:
     key, value = ("allowed_addresses", addresses) if hosts is None else ("allowed_hosts", hosts)
     other = "allowed_addresses" if key == "allowed_hosts" else "allowed_hosts"
     raise ConfigError(
-        f'brokers.{key}: with "{value}", and no narrower brokers.{other}, anybody may name a host of their own as the '
+        f'brokers.{key}: with "{value}", and no narrower brokers.{other}, any client may name a host of its own as the '
         f"broker (proxy_to_broker_url) and be sent {secret}. Leave both keys out: brokers of brokers.service_url need "
         'no entry. Or name the brokers, as in brokers.allowed_hosts = ["*.pulsar-broker.ns.svc.cluster.local"] or '
         'brokers.allowed_addresses = ["10.0.0.0/8"]'

@@ -24,7 +24,7 @@ MISTAKES: list[tuple[bytes, str]] = [
     (
         OPEN + TLS,
         (
-            "authentication.token_files: anybody on that network could write samples, of which bills are made; "
+            "authentication.token_files: any host of that network could write samples, of which bills are made; "
             "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
         ),
     ),

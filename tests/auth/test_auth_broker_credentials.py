@@ -81,7 +81,7 @@ NO_JWT: list[tuple[bytes, str]] = [
 
 @pytest.mark.parametrize(("content", "says"), NO_JWT)
 def test_what_is_no_token(file: Path, content: bytes, says: str) -> None:
-    """No broker takes it: told before anybody is refused, and without a word of what it is."""
+    """No broker takes it: told before any client is refused, and without a word of what it is."""
     file.write_bytes(content)
     for config, source in (
         (BrokerCredentials(method="token", file=str(file)), f"brokers.credentials.file: {file}"),

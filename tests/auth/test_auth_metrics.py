@@ -89,14 +89,14 @@ def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegist
 
 
 def test_the_provider_may_change_with_a_reload(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
-    class Nobody:
+    class NoProviders:
         methods = ()
 
         def provider_name(self, method: str) -> str:
             del method
             return "none"
 
-    metrics.providers = Nobody()
+    metrics.providers = NoProviders()
     metrics.count_failure("token", "unknown_method")
     labels = {"provider_name": "none", "auth_method": "other", "reason": "unknown_method"}
     assert samples(registry, "pulsar_authentication_failures_total") == [(labels, 1.0)]

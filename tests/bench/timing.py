@@ -119,7 +119,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="timing-") as name:
         cluster = ProxyCluster(_tables(Path(name)))
         try:
-            cluster.start(ready=False)  # there is no broker, and nobody gets as far as one
+            cluster.start(ready=False)  # there is no broker, and no client gets as far as one
             _compare_all(cluster.port)
         finally:
             cluster.stop()
@@ -142,7 +142,7 @@ def _compare_all(port: int) -> None:
     for what, measure in measures.items():
         print_status(f"Measuring {what}")
         print_status.line(f"{what}: {compare(port, measure, exists, does_not)}")
-    # What is refused before anything is hashed: so unknown users would look if nobody had taken care.
+    # What is refused before anything is hashed: so unknown users would look without stand-ins.
     print_status.line(f"basic without a check of the password, as a control: {compare(port, basic, exists, str)}")
 
 

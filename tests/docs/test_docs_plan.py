@@ -105,7 +105,7 @@ TRIED_BY = {
     "yaml": "test_docs_configurations.py",
     "properties": "tests/e2e/test_docs_commands.py, which gives these lines to a broker",
     "ini": "test_docs_getting_started.py",
-    "": "nobody: a picture, or what a program wrote",
+    "": "no test: a picture, or what a program wrote",
 }
 """Languages of blocks that are no commands; a Python program that is a file (`# name.py`) is run by its command."""
 
@@ -127,7 +127,7 @@ def test_each_other_block_is_tried_by_somebody(page: str) -> None:
 
 
 def test_a_command_prompt_stands_only_in_a_console_block() -> None:
-    """Else nobody would find the command: neither a reader who copies it nor these tests."""
+    """Else the command would not be found: neither by a reader that copies it nor by these tests."""
     for page in pages():
         for block in blocks(page):
             if block.language not in SHELLS:

@@ -1,5 +1,5 @@
-"""Users and passwords: method `basic` with real clients, SCRAM (RFC 5802) with one of raw frames; nobody learns who
-exists.
+"""Users and passwords: method `basic` with real clients, SCRAM (RFC 5802) with one of raw frames; no client learns
+which users exist.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_check_says_that_a_broker_does_not_authenticate(
     tables = with_token(secured_broker, file, **before(broker))
     code, [line], _errors = checked(tables)
     assert code == 0
-    assert line.endswith("it takes anybody, with or without credentials: nothing is shown of the proxy's")
+    assert line.endswith("it takes any client, with or without credentials: nothing is shown of the proxy's")
     code, [line], _errors = checked({"brokers": before(broker)})
     assert (code, line.rpartition("; ")[2]) == (
         0,

@@ -1,5 +1,5 @@
-"""Auth workers are killed while clients are in the middle of a SCRAM exchange: nobody hangs, nobody gets in without a
-proof, and nobody ever becomes another.
+"""Auth workers are killed while clients are in the middle of a SCRAM exchange: no client hangs, none gets in without a
+proof, and none ever becomes another.
 
 The broker is ours: it answers a question for partitions with the number in the name of the principal that it was told.
 """

@@ -31,7 +31,7 @@ STREAMS = 10
 KILLS = count_of("KILLS", in_ci=10)
 """By hand PULSAR_PROXY_TEST_KILLS, as 20."""
 SHORTEST_LIFE_S = 1.2
-"""Whoever dies within a second of its start is replaced after a pause, in which nobody asks anybody anything."""
+"""A worker that dies within a second of its start is replaced after a pause, in which no challenge is sent."""
 CALM_S = 20
 """Longer than a token lives then. That renewed sessions are renewed again, test_reauthentication shows."""
 SUCCESSES = "pulsar_proxy_reauthentication_success_total"

@@ -58,7 +58,7 @@ class Bounded:
 
     cluster: ProxyCluster
     begin_kib: dict[int, int]
-    """The memory of both by process id, before anybody asked for much."""
+    """The memory of both by process id, before any client asked for much."""
 
     def growth_mib(self) -> int:
         """By how much the one has grown that has grown most."""

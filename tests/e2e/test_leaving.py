@@ -163,7 +163,7 @@ def test_a_forwarder_killed_in_the_drain_has_a_successor_that_accepts_no_client(
 
 
 def test_a_forwarder_killed_in_the_drain_leaves_the_schedule_to_its_successor() -> None:
-    """All relays are ended by it, without anybody's help."""
+    """All relays are ended by it, without the peers' help."""
     with (
         scene({"cluster": {"forwarders": 1}, "limits": {"drain_timeout_ms": 24_000}}) as it,
         Crowd(it.cluster.port, it.broker_port) as crowd,

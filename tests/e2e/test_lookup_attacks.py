@@ -132,12 +132,12 @@ def pooled_connections(cluster: ProxyCluster, broker_port: int) -> set[int]:
 # ---- requests that the proxy knows to be fatal
 
 
-@pytest.fixture(scope="module", params=["nobody authenticates", "all are one principal"])
+@pytest.fixture(scope="module", params=["no client authenticates", "all are one principal"])
 def target(
     request: pytest.FixtureRequest, proxy: ProxyCluster, broker: Standalone
 ) -> tuple[ProxyCluster, Standalone, str, dict[str, str]]:
     """A cluster, its broker, a namespace, and who all clients say they are: they share connections to the broker."""
-    if request.param == "nobody authenticates":
+    if request.param == "no client authenticates":
         return proxy, broker, "public/default", {}
     secured, secured_broker = (request.getfixturevalue(name) for name in ("secured_proxy", "secured_broker"))
     return secured, secured_broker, NAMESPACE, {"token": secured_broker.token("alice")}

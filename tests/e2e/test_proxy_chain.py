@@ -1,7 +1,7 @@
 """Proxies before proxies (`authentication.proxy_roles`), and clients' own credentials behind the proxy's.
 
 Cluster `a` is where clients come in. Its way to the broker is cluster `b` (`brokers.through_proxy`): the broker takes
-`a` for nobody.
+`a` for no client.
 """
 
 from __future__ import annotations
@@ -203,9 +203,7 @@ def test_roles_that_do_not_go_together_are_refused_as_by_the_broker(
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
 
 
-def test_a_false_original_principal_refuses_no_other_client(
-    secured_broker: Standalone, b: ProxyCluster
-) -> None:
+def test_a_false_original_principal_refuses_no_other_client(secured_broker: Standalone, b: ProxyCluster) -> None:
     alice = secured_broker.token("alice")
     with others_unharmed(b, topic=GRANTED, token=alice) as witness:
         with WireClient(b.port) as client:
@@ -216,7 +214,7 @@ def test_a_false_original_principal_refuses_no_other_client(
 
 
 def test_a_client_that_says_that_it_is_a_proxy(secured_broker: Standalone, a: ProxyCluster, b: ProxyCluster) -> None:
-    """As the Java proxy has it; where no proxy may come, before anybody is asked who it is."""
+    """As the Java proxy has it; where no proxy may come, before any client is asked for credentials."""
     refusal = (ServerError.NotAllowedError, "Must not provide proxyVersion")
     for claim in ({}, {"original_principal": "bob"}):
         assert denied(b.port, token=secured_broker.token("alice"), proxy_version="a", **claim) == refusal

@@ -385,7 +385,7 @@ def hold_the_maximum(on: Forwarded) -> None:
 
 
 def asked_by_proxy(on: Forwarded) -> None:
-    """And by nobody else."""
+    """And by no other worker."""
     good_answers(on, Session.wait_for_challenge)
 
 
@@ -542,7 +542,7 @@ def test_clients_stay_where_both_ask_them(played_forwarded: dict[str, Played]) -
 def test_clients_lose_nothing_where_both_ask_them_and_forwarders_are_killed(
     played_forwarded: dict[str, Played], dying: Forwarded
 ) -> None:
-    """Nothing comes twice, unless nobody was there to ask in time: then the client is told so, and comes back."""
+    """Nothing comes twice, unless no worker was there to ask in time: then the client is told so, and comes back."""
     log = dying.cluster.log_text()
     ended = log.count("a client's session is being closed")
     for one in at("dying", played_forwarded):

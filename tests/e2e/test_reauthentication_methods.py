@@ -48,7 +48,7 @@ LIFETIME_OF_ALL_S = 16.0
 """So far apart that none can be taken for another, however late a busy machine is."""
 
 EARLIEST = 0.85
-"""Nobody is asked before this part of its life is over."""
+"""No client is asked before this part of its credentials' life is over."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ def house(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.conforms("kip-368.2")
 def test_each_is_asked_by_what_is_nearest_to_it(house: House) -> None:
-    """The listener's maximum, else the method's, else the one for all; where that is 0 nobody is asked, ever."""
+    """The listener's maximum, else the method's, else the one for all; where that is 0 no client is asked, ever."""
     strict, lax = house.strict, house.lax
     groups: list[tuple[float, float, list[Session]]] = [
         (LIFETIME_OF_ALL_S, math.inf, [house.basic(), house.basic(**house.relay)]),
@@ -241,7 +241,7 @@ def another_method_in_the_second_round(client: ScramSession) -> None:
 
 
 def no_such_user(client: ScramSession) -> None:
-    """Whom nobody may tell from one with a wrong password."""
+    """No client can tell it from a user with a wrong password."""
     dialogue = client.dialogue(user="nobody")
     dialogue.respond(dialogue.first())
     dialogue.take_first()

@@ -89,7 +89,7 @@ def clients_in(log: str, *words: str) -> set[str]:
 def test_streams_of_clients_that_renew_survive_their_forwarders_and_auth_workers(
     every_client: list[Program], secured_broker: Standalone
 ) -> None:
-    """Their relays go on: nothing is lost, doubled or changed. The only end that a relay may have is that nobody was
+    """Their relays go on: nothing is lost, doubled or changed. The only end that a relay may have is that no worker was
     there to ask its client in time: then it is told so, and comes back.
     """
     tables: Tables = {"cluster": {"forwarders": 2, "auth_workers": 2}}

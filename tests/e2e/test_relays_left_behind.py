@@ -200,7 +200,7 @@ def test_usage_is_exact_through_upgrades(stage: Stage) -> None:
 
 
 def kill(stage: Stage, pid: int, producer: Producer) -> None:
-    """What has stayed in this process is gone with it, and nobody else is disturbed."""
+    """What has stayed in this process is gone with it, and no other relay is disturbed."""
     os.kill(pid, signal.SIGKILL)
     producer.wait_for_end()
     eventually(lambda: pid not in stage.leaving_pids(), what="it is shown no more")

@@ -56,7 +56,7 @@ class Scene:
     lookups: LookupBroker
 
     def crowd(self) -> Crowd:
-        """Nobody yet."""
+        """No client yet."""
         return Crowd(self.cluster.port, self.broker_port)
 
     def streams(self, count: int, **options: Any) -> Streams:
@@ -242,7 +242,7 @@ def test_streams_of_random_sizes_are_whole_after_many_kills_of_their_forwarders(
 
 
 def test_without_crash_safety_relays_end_with_their_forwarder() -> None:
-    """relay.crash_safe = false: the supervisor keeps nothing, and nobody takes anything over."""
+    """relay.crash_safe = false: the supervisor keeps nothing, and no forwarder takes anything over."""
     with scene({"relay": {"crash_safe": False}}, forwarders=1) as on, on.crowd() as crowd:
         had_open = sockets_and_files(on.cluster.pid)
         crowd.open(50)

@@ -135,11 +135,11 @@ def test_an_expired_credential_serves_no_further_lookup(
         eventually(refused, what="the session is ended")
 
 
-# ---- nobody becomes another
+# ---- no client becomes another
 
 
 def test_the_broker_does_trust_original_principal(secured_broker: Standalone) -> None:
-    """The control: anyone who holds the proxy's token may name anybody. Without this, the next tests prove nothing."""
+    """The control: the proxy's token may name any principal. Without this, the next tests prove nothing."""
     with WireClient(secured_broker.broker_port) as client:
         answer = client.connect(token=secured_broker.token("proxy"), original_principal="admin")
         assert answer.type == BaseCommand.CONNECTED

@@ -40,7 +40,7 @@ FOLLOWED = "a relay's frames cannot be followed"
 
 @dataclass
 class Stage:
-    """A cluster whose sessions end soon; nobody is asked in a relay. Messages are counted."""
+    """A cluster whose sessions end soon; no client is asked in a relay. Messages are counted."""
 
     cluster: ManyListenersCluster
     broker: Standalone

@@ -261,7 +261,7 @@ def clients(python_client: Program, java_client: Program) -> list[Callable[..., 
 def test_expired_clients_go_on_until_a_reload_enforces(
     secured_broker: Standalone, clients: list[Callable[..., Any]]
 ) -> None:
-    """Python's and Java's, each producing and consuming. Nobody is asked in a relay, so all of these expire."""
+    """Python's and Java's, each producing and consuming. No client is asked in a relay, so all of these expire."""
     tables = merged(authentication(secured_broker), OBSERVE)
     topic = f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
     with running(cluster := ProxyCluster(tables)), ExitStack() as stack:

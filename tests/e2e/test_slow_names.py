@@ -1,4 +1,4 @@
-"""Names that clients invent, and that no name server answers for, delay nobody who asks for a broker's own name."""
+"""Names that clients invent, and that no name server answers for, delay no client that asks for a broker's own name."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def attackers(place: Place) -> Iterator[list[WireClient]]:
-    """Clients at one address, each of which waits to be relayed to a name of its own that nobody answers for."""
+    """Clients at one address, each of which waits to be relayed to a name of its own which no server answers for."""
     with contextlib.ExitStack() as stack:
         clients = []
         for index in range(ATTACKERS):
@@ -112,7 +112,7 @@ def assert_relayed(place: Place, name: str, *, source: str = "") -> None:
 
 
 def assert_all_wait(clients: list[WireClient]) -> None:
-    """Nobody has been told anything: so a client that was served did not wait for any of these."""
+    """No client has been told anything: so a client that was served did not wait for any of these."""
     assert not any(client.has_heard() for client in clients)
 
 

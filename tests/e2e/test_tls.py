@@ -78,7 +78,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Nobody trusts it."""
+    """No client trusts it."""
     return Authority(tmp_path_factory.mktemp("certificates"), "strange")
 
 
@@ -91,7 +91,7 @@ def broker_tls_port() -> int:
 def tls_broker(
     pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory, authority: Authority, broker_tls_port: int
 ) -> Iterator[Standalone]:
-    """A broker with both ports. At the one with TLS nobody comes in without a certificate; `proxyRoles=proxy`."""
+    """A broker with both ports. The one with TLS accepts no client without a certificate; `proxyRoles=proxy`."""
     server = authority.server("broker")
     conf = {
         "brokerServicePortTls": str(broker_tls_port),

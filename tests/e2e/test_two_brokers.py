@@ -156,7 +156,7 @@ def all_owned_by_lasting(pair: TwoBrokers) -> bool:
 
 
 def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, cluster: ProxyCluster) -> None:
-    """It takes connections and bytes, and says nothing. Lookups go to the other one, and nobody waits for ever.
+    """It takes connections and bytes, and says nothing. Lookups go to the other one, and no client waits for ever.
 
     Last of all: brokers take a frozen one's topics from it.
     """
@@ -173,7 +173,7 @@ def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, c
             eventually(lambda: all(request.is_answered for request in before), what="these have their answers")
             with Load(cluster.port, TOPICS, **plan) as load_without_it:
                 eventually(lambda: len(load_without_it.requests) > 200, what="the other one answers")
-            eventually(lambda: all(request.is_answered for request in early), what="nobody waits for the frozen one")
+            eventually(lambda: all(request.is_answered for request in early), what="no client waits for the frozen one")
         finally:
             os.kill(pid, signal.SIGCONT)
         eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again")

@@ -319,7 +319,7 @@ def test_transactions_give_the_brokers_own_errors(lab: Deployment) -> None:
 
 
 def test_tokens_end_within_relays(lab: Deployment, renewals: Renewals) -> None:
-    """Nothing is lost, and nobody reconnects: brokers that see the tokens ask for new ones, the proxy passes it on. A
+    """Nothing is lost, no client reconnects: brokers that see the tokens ask for new ones, the proxy passes it on. A
     relay whose token has ended would not go on: test_reauthentication_in_relays.
     """
     assert bool(renewals.runs) == lab.checked

@@ -179,7 +179,7 @@ def unharmed_clients(cluster: ProxyCluster, lab: Lab) -> Iterator[Newcomers]:
 
 WRONG_SETTINGS: dict[str, Callable[[Lab], dict[str, Any]]] = {
     "a name that does not exist": lambda _lab: {"service_url": "pulsar+ssl://no-such-host.invalid:6651"},
-    "a port where nobody listens": lambda _lab: {"service_url": f"pulsar+ssl://localhost:{free_port()}"},
+    "a port where no program listens": lambda _lab: {"service_url": f"pulsar+ssl://localhost:{free_port()}"},
     "a port of another protocol": lambda lab: {"service_url": f"pulsar+ssl://localhost:{lab.broker.broker_port}"},
     "another token": lambda _lab: {"credentials": {"method": "token", "token": make_token(b"x" * 32, "proxy")}},
     "the token of no proxy": lambda lab: {

@@ -1,7 +1,7 @@
 """Steps with brokers as apache/pulsar-helm-chart has them: the first command of the documentation, and the migration.
 
 What they run is read from docs/kubernetes.md, so that the page cannot say anything else. Added to it are the lab's
-images, its small requests, and tokens, without which the lab's broker serves nobody.
+images, its small requests, and tokens, without which the lab's broker serves no client.
 """
 
 from __future__ import annotations

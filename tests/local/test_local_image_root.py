@@ -180,7 +180,7 @@ def test_a_good_image_has_no_problems(good: Path) -> None:
         (0o4755, "setuid or setgid"),
         (0o2755, "setuid or setgid"),
         (0o750, "user 10001:10001 cannot read it"),
-        (0o666, "everybody can write it"),
+        (0o666, "all users can write it"),
     ],
 )
 def test_a_files_mode_is_checked(good: Path, mode: int, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""local.ports: ports that nobody else is about to bind."""
+"""local.ports: ports that no other process is about to bind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody needs to have bound it yet."""
+    """No process needs to have bound it yet."""
     ports.use_part(0, 2000)  # of ten ports
     monkeypatch.setattr(ports, "is_free", lambda _port: True)
     given = [ports.free_port() for _ in range(5)]

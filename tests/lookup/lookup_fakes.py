@@ -200,7 +200,7 @@ class Network:
 
 
 EXCHANGE_LIFETIME_S = 10.0
-"""For how long an auth worker keeps an exchange that nobody goes on with: by default limits.handshake_timeout_ms."""
+"""For how long an auth worker keeps an exchange that is not continued: by default limits.handshake_timeout_ms."""
 
 
 class FakeAuth:

@@ -808,7 +808,7 @@ async def test_no_answer_at_all_is_told_in_time(
     request = broker.requests[-1][1]
     broker.script = connect_to("pulsar://right:6650")
     reply = served.send(lookup(request_id=8))
-    await broker.end_of["alice"].send(lookup_response(request, CONNECT, "pulsar://late:6650"))  # to nobody
+    await broker.end_of["alice"].send(lookup_response(request, CONNECT, "pulsar://late:6650"))  # no caller waits for it
     [embedded] = await reply.all()
     answer = BaseCommand.FromString(embedded.response).lookup_topic_response
     assert (answer.request_id, answer.broker_service_url) == (8, "pulsar://right:6650")

@@ -137,7 +137,7 @@ def test_data_that_is_none_or_no_text_is_not_forwarded(data: bytes) -> None:
 
 
 def test_what_a_client_calls_original_is_not_forwarded() -> None:
-    """Security: a client forwards nothing; what it wrote there could be anybody's."""
+    """Security: a client forwards nothing; what it wrote there could be another client's."""
     message = connect(
         auth_method_name="token", auth_data=b"own", original_auth_method="token", original_auth_data="other's"
     ).connect

@@ -157,7 +157,7 @@ def test_the_length_of_keys() -> None:
 
 @pytest.mark.parametrize("key", [b"", b"k", bytes(31), bytes(33)], ids=len)
 def test_a_key_of_another_length_is_our_defect(key: bytes) -> None:
-    """An empty key above all: anybody could seal with it."""
+    """An empty key above all: any process could seal with it."""
     with pytest.raises(ValueError, match="32"):
         seal(ALICE, key)
     with pytest.raises(ValueError, match="32"):

@@ -163,7 +163,7 @@ def test_several_rounds() -> None:
 def test_another_principal(fields: dict[str, str], failure: ReauthenticationFailure) -> None:
     session = clock(100)
     assert reauthenticate(session, alice(500, **fields), 140) is failure
-    assert session.expires_at_s == 150, "no longer life for anybody"
+    assert session.expires_at_s == 150, "no longer life for any session"
 
 
 def test_the_first_principal_counts_and_not_the_last() -> None:

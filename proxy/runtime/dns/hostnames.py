@@ -39,6 +39,6 @@ class Hostnames(trio.abc.HostnameResolver):
         return [result for result in results if family in {socket.AF_UNSPEC, result[0]}]
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:  # noqa: ARG002 -- the interface's
-        """Return the numbers: nobody needs the name of an address."""
+        """Return the numbers: no caller needs the name of an address."""
         await trio.lowlevel.checkpoint()
         return str(sockaddr[0]), str(sockaddr[1])

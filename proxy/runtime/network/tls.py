@@ -63,7 +63,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
                     self._feed(RECEIVE_BYTES)
                 else:
                     if self._tls.server_side and self._tls.session_reused:
-                        raise TlsFailed("the client resumed a session, whose certificate nobody has checked again")
+                        raise TlsFailed("the client resumed a session, and its certificate was not checked again")
                     await self._flush()
                     return
         except ssl.SSLError as error:
@@ -327,7 +327,7 @@ def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
 def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, private_key: str) -> None:
     def no_passphrase() -> str:
         """Refuse in place of OpenSSL's own prompt at the terminal."""
-        raise ConfigError(f"{key}.key: {private_key} has a passphrase, which nobody can enter here")
+        raise ConfigError(f"{key}.key: {private_key} has a passphrase, which cannot be entered here")
 
     with _config_errors(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
         try:

@@ -163,7 +163,7 @@ async def require_supervisor(sock: trio.socket.SocketType) -> None:
 
     Where the kernel refuses workers their filter, nothing tells them from a supervisor.
     """
-    pid, _uid = peer_credentials(sock)  # the folder lets in nobody but its owner and root
+    pid, _uid = peer_credentials(sock)  # the folder's mode admits only its owner and root
     if (name := bound_path(sock).name) != CONTROL_SOCKET:
         raise NotSupervisor(errno.EPERM, f"the socket of another name was put there: {name!r}")
     if pid == 0:

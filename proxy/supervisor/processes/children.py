@@ -95,7 +95,7 @@ child_reaper = ChildReaper()
 def end_descendants() -> None:
     """Kill and reap every process that this one has begun, directly or not, within END_TIMEOUT_S.
 
-    Call it last: nobody fetches an exit code afterwards. Descendants of a child that has ended are children of this
+    Call it last: no exit code can be fetched afterwards. Descendants of a child that has ended are children of this
     process (``become_subreaper``), so they come in turn. Children from before this program stay, as a shell's
     ``exec pulsar-trio-proxy serve > >(logger)`` has them. They lack the flag that descendants inherit and never lose
     (PR_SET_NO_NEW_PRIVS); where the service's own processes have it, systemd or the container ends all of them anyway.

@@ -458,7 +458,7 @@ async def test_a_curve_without_an_algorithm(issuer: FakeIssuer, provider: OidcPr
 
 
 async def test_a_private_key_in_the_set(issuer: FakeIssuer, provider: OidcProvider) -> None:
-    """Whoever publishes it has lost it: its tokens are anybody's."""
+    """An issuer that publishes it has lost it: any reader can sign tokens."""
     issuer.keys = [{**jwt.algorithms.RSAAlgorithm.to_jwk(rsa_key(), as_dict=True), "kid": "first"}]
     issuer.keys[0].pop("key_ops")
     assert await denial(provider, issued()) == "unknown_key"

@@ -594,7 +594,7 @@ PAIR_AS_SECRET = [
 def test_a_key_of_a_pair_is_no_shared_secret(
     key_file: KeyFile, key: Callable[[], PrivateKey], encode: Callable[[PrivateKey], bytes], kind: str
 ) -> None:
-    """Security: a public key is known to anybody, who could then sign tokens."""
+    """Security: a public key is known to all, and any of them could then sign tokens."""
     for table in ({"secret_key": key_file(encode(key()))}, {"further_secret_keys": (key_file(encode(key())),)}):
         with pytest.raises(ConfigError, match=f"holds {kind}; a shared secret is wanted here"):
             TokenProvider(TokenAuthentication(**table))  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ class ProxyCluster:
         # By way of a shell, since setpriv itself may start what those whom it starts may not.
         probe = [*as_nobody, "sh", "-c", f"{sys.executable} -c 'import proxy.cli'"]
         if subprocess.run(probe, capture_output=True, cwd=ROOT, check=False).returncode:
-            # Our files are nobody's business. Root without capabilities is to the kernel a user like any other.
+            # The user nobody may not read our files. Root without capabilities is to the kernel a user like any other.
             return ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
         os.chown(self.directory, NOBODY, NOBODY)
         return as_nobody

@@ -268,7 +268,7 @@ async def test_the_ports_of_the_url_are_allowed_for_its_brokers_alone(make: Make
     assert await worker.target(f"{POD}:7000") == f"{POD}:7000 at 10.0.0.1"
     assert await worker.target("10.0.0.1:7000") == f"{SERVICE}:7000 at 10.0.0.1"
     for elsewhere in (f"{POD}:6651", f"{SERVICE}:6651", "10.0.0.1:6651"):
-        assert (await worker.denied(elsewhere)).reason == "port", "anybody may listen there"
+        assert (await worker.denied(elsewhere)).reason == "port", "any program may listen there"
     assert (await worker.denied(f"{POD}:7001")).reason == "port"
     assert await worker.target("evil.example:6650") == "evil.example:6650 at 203.0.113.66"
     assert (await worker.denied("evil.example:7000")).reason == "port"
@@ -351,7 +351,7 @@ async def test_a_host_that_moves(make: Make, names: Names, autojump_clock: trio.
 async def test_a_host_of_the_url_does_not_wait_for_the_others(
     make: Make, names: Names, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """At the start, one name that hangs keeps nobody from the brokers of the other."""
+    """At the start, one name that hangs keeps no client from the brokers of the other."""
     names.server.delay_s = lambda name, _kind: 100 if name.startswith("hangs") else 0
     worker = make(f"pulsar://hangs.example,{SERVICE}")
     assert await worker.target(f"{SERVICE}:6650") == f"{SERVICE}:6650 at 10.0.0.1 10.0.0.2"
@@ -492,11 +492,11 @@ def test_the_pattern_for_a_host(host: str, pattern: str) -> None:
 
 
 def test_an_empty_configuration_knows_no_broker() -> None:
-    nobody = configured_brokers((), (), ())
-    assert not nobody.has_host("")
-    assert not nobody.has_name("")
-    assert nobody.broker_at("10.0.0.1", 6650) is None
-    assert not nobody.any_at_loopback
+    none = configured_brokers((), (), ())
+    assert not none.has_host("")
+    assert not none.has_name("")
+    assert none.broker_at("10.0.0.1", 6650) is None
+    assert not none.any_at_loopback
 
 
 def test_an_unknown_name_is_not_a_name_that_is_not_known() -> None:

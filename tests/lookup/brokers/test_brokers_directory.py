@@ -252,7 +252,7 @@ async def test_looks(network: Network, nursery: trio.Nursery, autojump_clock: tr
     network.brokers["10.0.0.2", 6650] = FakeBroker()
     ring = Ring(nursery, service_url="pulsar://10.0.0.1,10.0.0.2", probe_interval_ms=1000)
     assert not ring.brokers.any_reachable
-    assert ring.value("broker_up", broker="10.0.0.1:6650") is None, "nobody has looked yet"
+    assert ring.value("broker_up", broker="10.0.0.1:6650") is None, "no check has ended yet"
     with structlog.testing.capture_logs() as logs:
         ring.run()
         await trio.sleep(0.5)

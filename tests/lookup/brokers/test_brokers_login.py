@@ -331,7 +331,7 @@ async def test_all_refuse(network: Network, nursery: trio.Nursery, autojump_cloc
 async def test_the_verdict_is_there_before_a_broker_counts(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Or an instance that serves nobody would be ready for a moment, at which clients come."""
+    """Or an instance that serves no client would be ready for a moment, at which clients come."""
     ring = Ring(network, nursery, count=1)
     ring.refuse()
     network.dial_delay_s = 1
@@ -352,7 +352,7 @@ async def test_brokers_that_are_down_do_not_count(
     ring.run()
     await trio.sleep(2)
     assert ring.brokers.credentials_refused, "the other one could serve, but is down"
-    assert {request.broker_host for request in ring.auth.calls} == {"10.0.0.1"}, "nobody logs in where nobody is"
+    assert {request.broker_host for request in ring.auth.calls} == {"10.0.0.1"}, "no login where no broker is"
     del network.brokers["10.0.0.1", 6650]
     await trio.sleep(20)
     assert not ring.brokers.credentials_refused, "that none is reachable is another reason"

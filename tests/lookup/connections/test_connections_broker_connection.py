@@ -247,7 +247,7 @@ async def test_a_challenge_without_credentials_ends_the_connection(line_opener: 
 
 
 async def test_a_silent_broker_is_pinged_then_given_up(line: Line, autojump_clock: trio.testing.MockClock) -> None:
-    """Nobody waits: one PING after the interval, and the end after another one."""
+    """No request waits: one PING after the interval, and the end after another one."""
     started = trio.current_time()
     assert (await line.request()).type == BaseCommand.PING
     assert KEEP_ALIVE_S <= trio.current_time() - started <= KEEP_ALIVE_S + LOOK_S

@@ -109,7 +109,7 @@ def mixed(requests: list[BaseCommand]) -> bytes:
         commands.encode(lookup_response(requests[1], CONNECT, urls[1])),
         commands.encode(lookup_response(requests[2], FAILED, error=4, message="no")),
         commands.error(requests[3].lookup_topic.request_id, 6, "?"),
-        commands.encode(lookup_response(requests[0], CONNECT, urls[0])),  # again: nobody waits
+        commands.encode(lookup_response(requests[0], CONNECT, urls[0])),  # again: no request waits
         commands.encode(lookup_response(requests[4], CONNECT, urls[2])),
     ]
     return b"".join(said)

@@ -1,5 +1,5 @@
 """lookup.connections.isolated and lookup.connections.losses: a request upon which brokers close connections costs
-nobody else an answer."""
+no other request an answer."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ async def test_what_goes_wrong_is_told_to_all_who_wait(
 
     async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
         await trio.sleep(1)
-        raise BrokerLinkFailed("unreachable", "nobody is there", message="no")
+        raise BrokerLinkFailed("unreachable", "no broker is there", message="no")
 
     broker = host_port("b0")
     ways = [lambda: suspects.get_connection(broker, nowhere, open_connection, "alice", company)] * 3

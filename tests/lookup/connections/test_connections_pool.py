@@ -61,7 +61,7 @@ class Pools:
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
         self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
         self.askers = LookupPrincipals()
-        self.anybody = self.askers.get_principal("")
+        self.anonymous = self.askers.get_principal("")
 
     async def get(
         self, principal: str = "", host: str = "broker", token: str = "", expires_at_unix_ms: int = 0
@@ -99,11 +99,11 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
     """Security: the broker takes a lookup for the principal of its connection."""
     pools = Pools(network, nursery)
     connections = await gather(*(lambda name=name: pools.get(name) for name in ("alice", "bob", "", "alice")))  # type: ignore[misc]
-    alice, bob, nobody, alice_again = connections
+    alice, bob, anonymous, alice_again = connections
     assert alice is alice_again
-    assert len({alice, bob, nobody}) == 3
+    assert len({alice, bob, anonymous}) == 3
     assert sorted(connect.original_principal for connect in pools.broker.connects) == ["", "alice", "bob"]
-    for principal, connection in (("alice", alice), ("bob", bob), ("", nobody)):
+    for principal, connection in (("alice", alice), ("bob", bob), ("", anonymous)):
         await connection.request_answer(asked(lookup(f"of-{principal}")))
     assert [(principal, request.lookup_topic.topic) for principal, request in pools.broker.requests] == [
         ("alice", "of-alice"),
@@ -132,7 +132,7 @@ async def test_clients_of_one_principal_with_other_credentials_never_share_a_con
 async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_proxys(
     network: Network, nursery: trio.Nursery
 ) -> None:
-    """Security: nobody here has fresh ones of the client's, and the proxy's would make another of it."""
+    """Security: the proxy has no fresh ones of the client's, and its own would make another principal of it."""
     pools = Pools(network, nursery, credentials=True)
     connection = await pools.get("alice", token="s3cret")
     [end] = pools.broker.ends
@@ -213,7 +213,7 @@ async def test_credentials_are_not_shown(network: Network, nursery: trio.Nursery
 
 
 def test_an_asker_is_the_same_as_long_as_somebody_holds_it() -> None:
-    """Found by what it is; and what nobody holds any more is forgotten, with its credentials."""
+    """Found by what it is; and what no request holds any more is forgotten, with its credentials."""
     askers = LookupPrincipals()
     alice = askers.get_principal("alice")
     assert askers.get_principal("alice") is alice
@@ -227,7 +227,7 @@ async def test_brokers_never_share_a_connection(network: Network, nursery: trio.
     pools = Pools(network, nursery)
     assert await pools.get(host="broker") is not await pools.get(host="other")
     network.brokers["10.0.0.1", 6651] = FakeBroker()
-    assert await pools.pool.get_connection(host_port("broker", 6651), here, pools.anybody) is not await pools.get()
+    assert await pools.pool.get_connection(host_port("broker", 6651), here, pools.anonymous) is not await pools.get()
 
 
 async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
@@ -249,7 +249,7 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
         return await here()
 
     for _ in range(3):
-        await pools.pool.get_connection(BROKER, counted, pools.anybody)
+        await pools.pool.get_connection(BROKER, counted, pools.anonymous)
     assert asked == 1
 
 
@@ -261,7 +261,7 @@ async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.N
         raise LookupError("no such host")
 
     with pytest.raises(LookupError):
-        await pools.pool.get_connection(BROKER, unknown, pools.anybody)
+        await pools.pool.get_connection(BROKER, unknown, pools.anonymous)
     assert not (await pools.get()).closed
 
 
@@ -459,7 +459,7 @@ async def test_a_broker_that_cannot_be_reached_does_not_fill_the_pool(network: N
     kept = await pools.get("kept")
     for number in range(5):
         with pytest.raises(BrokerLinkFailed):
-            await pools.pool.get_connection(host_port(f"down-{number}"), elsewhere, pools.anybody)
+            await pools.pool.get_connection(host_port(f"down-{number}"), elsewhere, pools.anonymous)
     assert not kept.closed
 
 
@@ -548,7 +548,7 @@ async def test_a_connection_that_is_opened_while_the_pool_retires_is_closed(
 async def test_a_retired_pool_holds_nothing_open_whatever_is_asked_of_it_later(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A lookup that outlives the patience asks its pool again; nobody would ever close what that opened."""
+    """A lookup that outlives the patience asks its pool again; what that opened would never be closed."""
     pools = Pools(network, nursery)
     await pools.pool.retire_after(0.0)
     try:
@@ -889,7 +889,7 @@ async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fail
         used.append(pools.open() if way == "short" else await pools.pool.get_connection(BROKER, here, pools.asker))
         nursery.start_soon(used[-1].request_answer, asked())
         await trio.sleep(0.1)
-    assert used == [first] * 5, "nobody waits for the new one"
+    assert used == [first] * 5, "no lookup waits for the new one"
     assert len(network.dialled) == 2, "and only one is opened"
     await trio.sleep(2)
     second = pools.open()

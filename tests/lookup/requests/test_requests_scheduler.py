@@ -273,7 +273,7 @@ OTHERS: list[Any] = [
 
 
 async def test_what_differs_in_anything_is_asked_apart(make: Make) -> None:
-    """Security: nobody gets what another one may see."""
+    """Security: no principal gets what another one may see."""
     it = make()
     it.ask()
     for _, command, principal, credentials in OTHERS:
@@ -567,7 +567,7 @@ async def test_an_unanswered_request_is_ended_in_time_and_forgotten(
     assert [asked.forgotten for asked in it.lookups.asked] == [True, False]
     it.lookups.asked[0].on_answer(None)  # too late
     await trio.testing.wait_all_tasks_blocked()
-    assert it.lookups.long_way == [], "nobody waits any more"
+    assert it.lookups.long_way == [], "no request waits any more"
     await trio.sleep(2)
     assert len(it.heard) == 3
     it.nothing_left()

@@ -109,7 +109,7 @@ async def test_an_address_that_has_just_expired_serves_until_a_newer_one_is_know
     await trio.sleep(3.1)
     before = trio.current_time()
     assert (await rules.check_target("broker:6650", "alice")).addresses == ("10.0.0.1",)
-    assert trio.current_time() == before, "nobody has waited"
+    assert trio.current_time() == before, "no request has waited"
     await trio.sleep(1.1)
     with pytest.raises(TargetDenied, match=r"169\.254\.169\.254"):
         await rules.check_target("broker:6650", "alice")

@@ -91,7 +91,7 @@ async def test_an_error_is_kept_as_long(
     kept = CoalescingCache(nursery, maker.make, 5)
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
-            with pytest.raises(RpcError, match=r"no answer|nobody answered"):
+            with pytest.raises(RpcError, match=r"no answer|no worker answered"):
                 await kept.current()
     assert [entry["event"] for entry in logs] == (
         [] if isinstance(error, RpcError) else ["the admin port met a defect"]

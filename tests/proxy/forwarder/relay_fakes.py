@@ -337,7 +337,7 @@ class Forwarder:
         except* Killed:
             self._die()
         finally:
-            if self.has_begun:  # its numbers of descriptors are nobody's any more
+            if self.has_begun:  # its numbers of descriptors are no relay's any more
                 self.relays._engine.detach_sockets()
             if self.was_killed:
                 self.fd_store.close_all()

@@ -370,7 +370,7 @@ def test_metrics() -> None:
     ],
 )
 def test_no_error_of_a_configuration_says_a_secret(tmp_path: Path, text: str) -> None:
-    """Security: the reason is logged, without anybody having asked for the reload."""
+    """Security: the reason is logged, without an operator having asked for the reload."""
     file = tmp_path / "proxy.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as error:

@@ -334,7 +334,7 @@ async def test_whatever_hangs_the_end_comes(
 
 @pytest.mark.parametrize("generation", [1, 2])
 async def test_a_signal_that_waited_for_this_program(setup: Setup, nursery: trio.Nursery, generation: int) -> None:
-    """The exec held it back: it comes before anybody talks to the workers that are there from before. A first program
+    """The exec held it back: it comes before any request to the workers that are there from before. A first program
     has none of these, and need not wait.
     """
     setup.cluster.generation = generation

@@ -65,7 +65,7 @@ def test_counters_of_a_captured_forwarder_refuse_no_client(memory: int, lie: int
     assert admission.check_admission("a") is None
     for _ in range(5):
         known(admission, "a")
-    assert admission.check_admission("a") == "max_connections", "nor does it let anybody in"
+    assert admission.check_admission("a") == "max_connections", "nor does it admit any client"
 
 
 def test_a_place_is_left_once(memory: int) -> None:

@@ -76,7 +76,7 @@ def broker_failures(forwarder: Forwarder, reason: str) -> float:
     return float(forwarder.broker_metrics.failure[reason]._value.get())
 
 
-def nobody(_data: bytes) -> Verdict:
+def no_service(_data: bytes) -> Verdict:
     raise RpcError("no auth worker")
 
 
@@ -95,10 +95,10 @@ def nonsense(_data: bytes) -> Verdict:
         lambda _data: identity(name="bob"),
         lambda _data: Challenge(CHALLENGE),
         lambda _data: Challenge(bytes(5000)),
-        nobody,
+        no_service,
         nonsense,
     ],
-    ids=["denied", "accepted", "another", "a further round", "too large a round", "nobody", "corrupt"],
+    ids=["denied", "accepted", "another", "a further round", "too large a round", "no service", "corrupt"],
 )
 async def test_a_late_verdict_is_none(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, verdict: Callable[[bytes], Verdict]

@@ -92,7 +92,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Setup) -> None:
             "no answer from the lookup worker: TOO_MANY_REQUESTS: busy",
         ),
     ],
-    ids=["denied", "nobody can say", "bad principal", "busy"],
+    ids=["denied", "no worker can say", "bad principal", "busy"],
 )
 async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
     broker: Setup, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str

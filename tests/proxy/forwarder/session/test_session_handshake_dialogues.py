@@ -59,7 +59,7 @@ async def test_a_protocol_version_too_old(play: Start, version: int) -> None:
 async def test_a_client_may_not_say_that_it_is_a_proxy(play: Start, authentication: dict[str, Any]) -> None:
     """Security: a broker decides by this field whether to believe an original principal.
 
-    Where no proxy may come, nobody is asked who it is; least of all where nobody is ever asked.
+    Where no proxy may come, no client is asked for its role; least of all where no client is ever asked.
     """
     it = play(authentication=authentication)
     await it.client.send(connect("b0:6650", proxy_version="4.0.8", original_principal="admin"))

@@ -910,7 +910,7 @@ async def test_without_forwarded_credentials_it_does_not_matter_what_the_broker_
         ({"proxy_version": "pulsar-trio-proxy-1"}, True, True),
         ({"proxy_version": "4.0.8", "feature_flags": {}}, False, True),
     ],
-    ids=["its client answers", "it answers itself", "nobody can be asked"],
+    ids=["its client answers", "it answers itself", "no client can be asked"],
 )
 async def test_a_proxy_with_the_credentials_of_its_client(
     relay_setup: MakeRelaySetup, original_data: OriginalData, front: dict[str, Any], is_asked: bool, expires: bool

@@ -448,10 +448,10 @@ async def test_no_worker_at_all(
 ) -> None:
     setup = make(fast_path=False)
 
-    def nobody(*_: object) -> None:
+    def no_answer(*_: object) -> None:
         raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up")
 
-    monkeypatch.setattr(setup.workers, "forward_envelope", nobody)
+    monkeypatch.setattr(setup.workers, "forward_envelope", no_answer)
     with structlog.testing.capture_logs():
         await setup.forward(lookup(request_id=1))
         assert await setup.receive_ids(1) == [(1, ServerError.TooManyRequests)]

@@ -200,7 +200,7 @@ async def test_what_is_no_text_is_not_forwarded(data: bytes) -> None:
 
 
 async def test_what_a_client_says_in_several_rounds_is_not_forwarded() -> None:
-    """It proves nothing to anybody else (apache/pulsar#19291); a mechanism's last word makes a second round, too."""
+    """It proves nothing to other servers (apache/pulsar#19291); a mechanism's last word makes a second round, too."""
     exchange = ScriptedExchange([challenge(b"q"), authenticated()], forwards=True)
     await exchange.first()
     identity = await exchange.next()

@@ -1,4 +1,4 @@
-"""proxy.runtime.loop.reactor: real sockets, read by callback. Bytes of a socketpair are there at once: nobody
+"""proxy.runtime.loop.reactor: real sockets, read by callback. Bytes of a socketpair are there at once: no test
 sleeps."""
 
 from __future__ import annotations

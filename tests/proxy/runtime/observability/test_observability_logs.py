@@ -149,7 +149,7 @@ def test_a_reader_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(sys, "stderr", Gone())
     configure_logs(Log(), Role.FORWARDER, 0)
-    get_logger().info("to nobody")
+    get_logger().info("to no output")
 
 
 def test_a_traceback_drives_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ from proto.roles import Role
 from proxy.runtime.process import limits
 if os.geteuid() == 0:
     os.setgroups([])
-    os.setuid(100_000 + os.getpid() % 10_000)  # a user whose descriptors on their way nobody else adds to
+    os.setuid(100_000 + os.getpid() % 10_000)  # a user whose descriptors on their way no other process adds to
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 def send(sock, count):
     sock.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * count))])

@@ -25,7 +25,7 @@ _ACCEPT = "import os, socket; c = socket.socket(fileno=9).accept()[0]; c.send(st
 
 
 class FakeSocket:
-    """A socket whose peer is anybody."""
+    """A socket whose peer is any process."""
 
     def __init__(self, pid: int, uid: int) -> None:
         self._credentials = peers._UCRED.pack(pid, uid, 0)

@@ -667,7 +667,7 @@ async def test_a_reload_that_changes_what_is_kept_is_refused(setup: Setup, nurse
 async def test_a_reload_does_not_bother_those_who_finish(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """They may end at any moment, which must not make anybody take a configuration back."""
+    """They may end at any moment, which must not make the supervisor take a configuration back."""
     cluster = await setup.started(nursery)
     old = in_place(cluster, Role.LOOKUP)
     old.answers[Method.DRAIN] = after(100)

@@ -72,7 +72,7 @@ async def test_a_forwarder_that_dies_in_the_drain_has_a_successor_for_the_rest_o
 async def test_it_gets_no_listeners(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """So it cannot accept anybody again."""
+    """So it cannot accept any client again."""
     cluster, first, _drained = await _started(setup, nursery)
     assert first.listeners == 1
     first.end(-9)

@@ -555,7 +555,7 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
 async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
     store: Store, nursery: trio.Nursery
 ) -> None:
-    """Numbers from before may be anybody's by then: a drain closes the listeners."""
+    """Numbers from before may be another socket's by then: a drain closes the listeners."""
     asked: list[str] = []
 
     def listeners(who: str) -> Sequence[int]:

@@ -34,7 +34,7 @@ UID = 1000
 
 
 class FakeSocket:
-    """A socket whose peer is anybody; `pidfd`: what the kernel gives for it, None on an old one, or an error."""
+    """A socket whose peer is any process; `pidfd`: what the kernel gives for it, None on an old one, or an error."""
 
     def __init__(self, pid: int, uid: int = UID, pidfd: int | OSError | None = None) -> None:
         self._pid, self._uid, self._pidfd = pid, uid, pidfd

@@ -577,7 +577,7 @@ async def test_rounds_die_with_their_forwarder(  # noqa: PLR0917 -- fixtures
     way: str,
     cut: int,
 ) -> None:
-    """Nobody else can go on with them: what belongs to them is taken out and not answered; a new exchange is."""
+    """No other worker can go on with them: what belongs to them is taken out and not answered; a new exchange is."""
     credentials.rounds = 2
     await begun(place, lane, now, reauthenticator)
     await lane.broker.send_all(BROKER_ASKS)

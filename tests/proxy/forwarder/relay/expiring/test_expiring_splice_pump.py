@@ -715,7 +715,7 @@ async def test_an_answer_past_the_end_saves_it(
 async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    """It stands before the client's next answer, so nobody could wait for that."""
+    """It stands before the client's next answer, so no test could wait for that."""
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
     reauthenticator.gate = trio.Event()
     reauthenticator.verdict = lambda _data: Challenge(further)
@@ -821,7 +821,7 @@ def test_which_clients_are_asked(version: str, policy: Any, ever: bool, with_pro
         (True, "4.0.8", "by_client_kind", True, False),
         (False, "pulsar-trio-proxy-0.1.0", "by_client_kind", True, False),
     ],
-    ids=["answers itself", "nobody is asked", "another proxy", "says that it is one"],
+    ids=["answers itself", "no client is asked", "another proxy", "says that it is one"],
 )
 def test_a_proxy_that_answers_by_itself_is_asked_whatever_client_is_behind_it(
     from_proxy: bool, proxy_version: str, policy: Any, ever: bool, with_producer: bool
