@@ -8,7 +8,7 @@ from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import Endpoint
 from lookup.brokers.login import LoginFactory, LoginResult
 from lookup.connections.pool import BrokerPool
-from lookup.connections.principals import LookupPrincipal, LookupPrincipals
+from lookup.connections.principals import CredentialsRefused, LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
 from lookup.requests.envelope_reply import EnvelopeReply
 from lookup.requests.executor import LookupExecutor
@@ -172,7 +172,12 @@ class LookupService:
             return
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
-        batch = RequestBatch(self._principal_of(request, principal), request.client_address, answers)
+        submit = self._scheduler.submit_request
+        try:
+            lookup_principal = self._principal_of(request, principal)
+        except CredentialsRefused:
+            lookup_principal, submit = LookupPrincipal(principal.name), self._scheduler.refuse_request
+        batch = RequestBatch(lookup_principal, request.client_address, answers)
         parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
@@ -183,7 +188,7 @@ class LookupService:
                 except RequestRefused as refused:
                     self._refuse_request(refused, index, batch)
                 else:
-                    self._scheduler.submit_request(asked, request_id, index, batch)
+                    submit(asked, request_id, index, batch)
 
     @property
     def _seal_key(self) -> bytes | None:

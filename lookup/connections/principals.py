@@ -1,9 +1,19 @@
 """Principals on whose behalf brokers are asked: each has its own connections."""
 
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from proto.connect_rules import OriginalCredentials
+from proxy.runtime.fairness.byte_budget import ByteBudget
+
+CREDENTIALS_BYTES_MAX = 64 * 1024 * 1024
+"""Bound of the forwarded credentials of all principals in use. A sound forwarder sends what fits a client's frame, a
+captured one what fits an RPC frame.
+"""
+
+
+class CredentialsRefused(Exception):
+    """Forwarded credentials beyond the bound."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -23,9 +33,13 @@ class LookupPrincipal:
 
 
 class LookupPrincipals:
-    """Registry of all principals in use: one object for each name and credentials."""
+    """Registry of all principals in use: one object for each name and credentials.
+
+    Their credentials have at most CREDENTIALS_BYTES_MAX bytes, shared fairly between names.
+    """
 
     def __init__(self) -> None:
+        self._budget = ByteBudget(CREDENTIALS_BYTES_MAX)
         self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None, str], LookupPrincipal] = (
             WeakValueDictionary()
         )
@@ -37,10 +51,15 @@ class LookupPrincipals:
         expires_at_unix_ms: int = 0,
         method: str = "",
     ) -> LookupPrincipal:
-        """Return the one object for this name, these credentials and this method."""
+        """Return the one object for this name, these credentials and this method. Raises CredentialsRefused."""
         key = name, credentials, method
         principal = self._principals.get(key)
         if principal is None:
+            size_bytes = len(credentials.method) + len(credentials.data) if credentials else 0
+            if not self._budget.reserve_bytes(name, size_bytes):
+                raise CredentialsRefused
             principal = self._principals[key] = LookupPrincipal(*key)
+            if size_bytes:
+                finalize(principal, self._budget.release_bytes, name, size_bytes).atexit = False
         principal.expires_at_unix_ms = expires_at_unix_ms
         return principal

@@ -173,6 +173,11 @@ class LookupScheduler:
         if connection is None:
             self._nursery.start_soon(self._run_slow_path, lookup)
 
+    def refuse_request(self, request: LookupRequest, request_id: bytes, index: int, batch: RequestBatch) -> None:
+        """Answer a request of a batch with TooManyRequests: there is no memory for its principal's credentials."""
+        self._metrics.count_request(request.kind.name)
+        self._reject_request(request.kind, request_id, index, batch)
+
     def _reject_request(self, kind: LookupKind, request_id: bytes, index: int, batch: RequestBatch) -> None:
         self._metrics.count_rejected_request(kind.name)
         text = "The proxy has too many lookups under way"

@@ -25,6 +25,7 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
+from lookup.connections import principals
 from lookup.requests.envelope_reply import PART_BYTES_MAX
 from lookup.requests.executor import LookupExecutor
 from lookup.service import LookupService
@@ -264,6 +265,23 @@ async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principa
     ] == [("alice", "token", "first-s3cret"), ("alice", "token", "second-s3cret"), ("alice", "", "")]
     assert [principal for principal, _ in broker.requests] == ["alice"] * 4
     assert "s3cret" not in repr(logs)
+
+
+async def test_forwarded_credentials_beyond_a_principals_share_of_memory_are_refused(
+    serve: Serve, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: a captured forwarder does not fill a lookup worker by credentials, which connections keep."""
+    monkeypatch.setattr(principals, "CREDENTIALS_BYTES_MAX", 4000)
+    served = serve()
+    codes = []
+    for letter, principal in (("a", ALICE), ("b", ALICE), ("a", ALICE), ("b", BOB)):
+        sealed = {"principal_name": principal.name, "sealed_principal": seal(principal, KEY)}
+        answer = await served.answer(original_auth_method="token", original_auth_data=letter * 1500, **sealed)
+        codes.append(answer.lookup_topic_response.error)
+    assert codes == [0, ServerError.TooManyRequests, 0, ServerError.TooManyRequests]
+    small = await served.answer(original_auth_method="token", original_auth_data="b", **sealed)
+    assert small.lookup_topic_response.response == CONNECT
+    assert [connect.original_auth_data[:1] for connect in broker.connects] == ["a", "b"]
 
 
 async def test_the_end_of_forwarded_credentials_is_the_sealed_principals(serve: Serve, broker: FakeBroker) -> None:

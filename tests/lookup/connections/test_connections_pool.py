@@ -218,9 +218,12 @@ def test_an_asker_is_the_same_as_long_as_somebody_holds_it() -> None:
     alice = askers.get_principal("alice")
     assert askers.get_principal("alice") is alice
     assert askers.get_principal("alice", OriginalCredentials("token", "x")) is not alice
+    assert askers._budget.used_bytes == 0, "its credentials are forgotten with it"
+    kept = askers.get_principal("alice", OriginalCredentials("token", "yy"))
+    assert askers._budget.used_bytes == len("token") + len("yy")
     assert askers.get_principal("bob") is not alice
     gc.collect()
-    assert list(askers._principals.values()) == [alice]
+    assert list(askers._principals.values()) == [alice, kept]
 
 
 async def test_brokers_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:

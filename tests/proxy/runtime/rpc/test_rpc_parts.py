@@ -385,6 +385,7 @@ async def test_a_handler_in_parts_answers_when_it_can(line: Line) -> None:
     assert [data for data, _ in line.handler.asked] == [b"one", b"two"]
     assert line.handler.asked[0][1] == Caller(Role.FORWARDER, 1)
     first, second = line.handler.answers
+    assert (first._call.request, second._call.request) == (b"", b""), "kept by the handler alone, if it needs it"
     second(b"2a", True)
     first(b"1", False)
     second(b"2b", False)
