@@ -303,7 +303,7 @@ async def test_clients_that_the_proxy_works_for_do_not_give_way(
         await peer.expect_command(BaseCommand.CONNECTED)
 
 
-async def test_who_was_denied_gives_way_before_it_has_read_it(
+async def test_a_denied_client_that_has_not_read_its_error_gives_way_to_the_next(
     serve: Serve, autojump_clock: trio.testing.MockClock
 ) -> None:
     served = await serve(limits={"max_unauthenticated_connections": 2})
@@ -334,7 +334,9 @@ async def test_a_storm_is_not_even_told(
     assert served.service._turning_away == 0
 
 
-async def test_one_that_is_turned_away_and_has_gone(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_leaves_while_it_is_turned_away_is_no_longer_counted(
+    serve: Serve, autojump_clock: trio.testing.MockClock
+) -> None:
     served = await serve(limits={"max_connections": 1})
     await served.in_lookup_mode()
     peer = served.listener.come()
@@ -343,7 +345,9 @@ async def test_one_that_is_turned_away_and_has_gone(serve: Serve, autojump_clock
     assert served.service._turning_away == 0
 
 
-async def test_one_that_is_turned_away_and_does_not_read(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_does_not_read_its_rejection_is_no_longer_counted_in_time(
+    serve: Serve, autojump_clock: trio.testing.MockClock
+) -> None:
     served = await serve(limits={"max_connections": 1})
     await served.in_lookup_mode()
     served.listener.come(lockstep=True)

@@ -86,7 +86,7 @@ async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve) -> None:  
     assert ["limits.max_unauthenticated_connections" in entry["event"] for entry in logs] == [True]
 
 
-async def test_one_that_gives_way_in_the_moment_when_its_handshake_is_done(serve: Serve) -> None:  # noqa: F811
+async def test_a_client_evicted_as_its_tls_handshake_completes_is_closed(serve: Serve) -> None:  # noqa: F811
     served = await serve(limits={"max_unauthenticated_connections": 2})
     listener = FakeTransport()
     first = await come(served, listener)

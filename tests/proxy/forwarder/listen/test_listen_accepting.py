@@ -82,7 +82,9 @@ async def test_clients_are_taken(shared: SharedListener) -> None:
     assert shared.addresses == [client.getsockname() for client in shared.clients]
 
 
-async def test_one_above_its_share_gives_way(shared: SharedListener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forwarder_above_its_fair_share_leaves_the_client_to_another(
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.2)
     shared.admissions[0].admit_client("127.0.0.1")
     shared.open(0)
@@ -202,7 +204,7 @@ async def test_sockets_are_ours_alone_and_do_not_block(shared: SharedListener) -
     assert seen == [(False, False)]
 
 
-# ---- one that has no room
+# ---- a forwarder that has no room
 
 
 def let_in_one(shared: SharedListener) -> None:
@@ -210,7 +212,7 @@ def let_in_one(shared: SharedListener) -> None:
         admission.limits = Limits(max_connections=2)
 
 
-async def test_one_that_is_full_leaves_clients_to_one_that_is_not(shared: SharedListener) -> None:
+async def test_a_full_forwarder_leaves_clients_to_one_with_room(shared: SharedListener) -> None:
     let_in_one(shared)
     shared.admissions[0].admit_client("a").stop_counting()
     shared.open(0)
@@ -232,7 +234,7 @@ async def test_where_all_are_full_a_client_is_told_at_once(
 
 
 @pytest.mark.parametrize("what", ["full", "busy"])
-async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
+async def test_a_full_or_busy_forwarder_takes_a_waiting_client_once_a_place_is_released(
     shared: SharedListener, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
@@ -250,10 +252,10 @@ async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
     await until(lambda: shared.taken == [0])
 
 
-async def test_one_that_is_full_waits_for_a_bounded_time(
+async def test_a_full_forwarder_waits_a_bounded_time_for_another_to_accept(
     shared: SharedListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others say that they have room, and hang, or lie."""
+    """The other forwarders report room but accept no client: they hang, or are captured."""
     monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
     monkeypatch.setattr(accepting, "TURN_AWAY_S", 1000)
     let_in_one(shared)

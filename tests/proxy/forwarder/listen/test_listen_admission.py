@@ -166,7 +166,7 @@ def test_shares(memory: int) -> None:
     assert (first.has_more_than_its_share(), second.has_more_than_its_share()) == (False, False)
 
 
-def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> None:
+def test_a_retired_admission_leaves_the_shared_counters_to_its_successor(memory: int) -> None:
     counters = ConnectionCounters(memory)
     old = Admission(Limits(), counters, 0)
     place = old.admit_client("a")
@@ -237,7 +237,7 @@ def test_busy_connections_are_not_evicted(memory: int) -> None:
     assert evicted == []
 
 
-def test_one_address_alone_does_not_keep_the_proxy_busy(memory: int) -> None:
+def test_an_address_with_its_share_of_busy_connections_is_refused_and_another_is_admitted(memory: int) -> None:
     admission = Admission(Limits(max_unauthenticated_connections=8), ConnectionCounters(memory), 0)
     for _ in range(2):
         assert admission.check_admission("a") is None

@@ -26,7 +26,7 @@ def test_the_address_with_most_gives_way_and_of_it_the_oldest() -> None:
     assert pre_auth.find_longest_silent("b") is second
 
 
-def test_one_that_is_served_is_not_closed() -> None:
+def test_a_busy_connection_is_not_chosen_for_eviction() -> None:
     pre_auth = PreAuthConnections()
     busy = come(pre_auth, "a")
     busy.mark_busy()
@@ -34,7 +34,7 @@ def test_one_that_is_served_is_not_closed() -> None:
     assert pre_auth.find_longest_silent("a") is None
 
 
-def test_one_that_was_served_stands_behind_those_that_said_nothing_meanwhile() -> None:
+def test_a_connection_that_was_busy_is_evicted_after_those_that_stayed_silent() -> None:
     pre_auth = PreAuthConnections()
     asked, silent = come(pre_auth, "a"), come(pre_auth, "a")
     asked.mark_busy()
@@ -42,7 +42,7 @@ def test_one_that_was_served_stands_behind_those_that_said_nothing_meanwhile() -
     assert pre_auth.find_longest_silent("a") is silent
 
 
-def test_one_that_is_counted_nowhere() -> None:
+def test_state_changes_of_a_connection_that_is_not_counted_raise_nothing() -> None:
     connection = PreAuthConnection()
     connection.mark_busy()
     connection.mark_silent()
@@ -51,7 +51,7 @@ def test_one_that_is_counted_nowhere() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "busy", "silent", "known"]))))
-def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str]]) -> None:
+def test_counts_and_the_eviction_candidate_match_the_open_connections(steps: list[tuple[str, str]]) -> None:
     pre_auth, there = PreAuthConnections(), dict[PreAuthConnection, bool]()
     for address, step in steps:
         if step == "come":

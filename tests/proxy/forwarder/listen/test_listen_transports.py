@@ -157,8 +157,10 @@ async def test_a_silent_client(server: Pair, autojump_clock: trio.testing.MockCl
     assert trio.current_time() == pytest.approx(TIMEOUT_S)
 
 
-async def test_one_that_does_not_take_why_it_is_refused(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
-    """It may say what it likes and never leave: it is given a second, and no more."""
+async def test_a_refused_client_that_keeps_sending_is_closed_within_the_timeout(
+    server: Pair, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The client never reads the TLS alert and never leaves: the proxy waits for it a second at most."""
 
     async def client(stream: Stream) -> None:
         with contextlib.suppress(trio.BrokenResourceError):
@@ -264,10 +266,9 @@ async def test_no_session_is_resumed(authority: Authority, server: Pair, version
         assert session is None or not session.has_ticket
 
 
-async def test_one_that_resumes_a_session_of_the_same_moment_is_refused_once(
+async def test_a_client_that_resumes_a_session_newer_than_its_connection_is_refused_once(
     authority: Authority, server: Pair
 ) -> None:
-    """Its connection had begun before the session was there."""
     listener = await looked_at(tls_transport(server))
     assert listener._tls is not None
     front = listener._tls._front
@@ -296,14 +297,14 @@ def copy_file(source: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_who_was_let_in_before_the_authority_changed_is_not_afterwards(
+async def test_a_resumed_session_is_refused_after_the_client_authority_has_changed(
     authority: Authority,
     server: Pair,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     version: ssl.TLSVersion,
 ) -> None:
-    """Security: with the session that it had before."""
+    """Security."""
     monkeypatch.setattr(watched, "CHECK_INTERVAL_S", 0)
     directory = tmp_path_factory.mktemp("changing")
     authorities = directory / "ca.pem"

@@ -344,10 +344,10 @@ async def test_counters_go_on(place: Place, lane: Lane, way: str) -> None:
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
+async def test_bytes_of_relays_that_ended_with_their_forwarder_stay_counted(
     place: Place, lane: Lane, nursery: trio.Nursery, *, later: bool
 ) -> None:
-    """Those through user space end with the process; a counter never goes back."""
+    """Relays through user space end with their process; a counter never decreases."""
     first = await place.forwarder()
     about = await first.begin(lane)
     ours, client = trio.testing.memory_stream_pair()
@@ -399,7 +399,7 @@ async def test_sockets_are_closed_and_not_shut_down(place: Place, lane: Lane) ->
         pytest.fail(f"an end: {await lane.client.receive_some(1)!r}")
 
 
-async def test_what_was_dropped_is_said_before_the_line_ends(
+async def test_a_relay_dropped_before_a_hand_over_is_not_adopted(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await place.forwarder()

@@ -111,7 +111,7 @@ def test_the_order_is_not_that_of_age() -> None:
     assert [relay for _, relay, _ in schedule.left] != relays
 
 
-def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
+def test_a_relay_that_starts_during_a_drain_is_closed_within_it() -> None:
     schedule = Schedule()
     schedule.closes.spread_closes([], 30)
     schedule.pass_s(10)
@@ -130,7 +130,7 @@ def test_without_time_all_are_ended_at_once() -> None:
     assert len(schedule.left) == 2
 
 
-def test_one_that_does_not_end_is_dropped_and_one_that_has_ended_is_left_alone() -> None:
+def test_a_relay_that_does_not_end_in_time_is_dropped_and_an_ended_one_is_left_alone() -> None:
     schedule = Schedule()
     stuck, ends, gone = FakeRelay(), FakeRelay(), FakeRelay(is_over=True)
     schedule.closes.spread_closes([stuck, ends, gone], 0)
@@ -153,7 +153,7 @@ def test_a_maximum_age() -> None:
     assert at == pytest.approx(1005, abs=0.1)
 
 
-def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> None:
+def test_a_relay_closed_at_its_maximum_age_is_not_closed_again_by_a_drain() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS))
     schedule.closes.add_relay(old)
@@ -163,7 +163,7 @@ def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> Non
     assert [why for _, _, why in schedule.left] == [CloseReason.MAX_AGE]
 
 
-def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
+def test_a_relay_that_fails_to_close_is_dropped_and_the_others_are_closed() -> None:
     schedule = Schedule()
     bad, good = (FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS)) for _ in range(2))
     leave = schedule._leave
@@ -190,7 +190,9 @@ def test_relays_that_have_ended_are_forgotten() -> None:
     assert len(schedule.closes._due) <= DUE_MIN + 1
 
 
-async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_schedule_wakes_up_for_the_earliest_close(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     ended: list[tuple[float, CloseReason]] = []
     schedule: CloseSchedule[FakeRelay] = CloseSchedule(
         lambda _relay, why: ended.append((trio.current_time(), why)), lambda _relay: None, trio.current_time
@@ -291,7 +293,9 @@ async def test_a_relay_of_its_age_ends_at_frames_boundaries(place: Place, lane: 
     await until(lambda: forwarder.ended)
 
 
-async def test_it_is_told_at_debug_with_the_reason(place: Place, lane: Lane, now: Now) -> None:
+async def test_a_close_at_the_maximum_age_is_logged_at_debug_with_its_reason(
+    place: Place, lane: Lane, now: Now
+) -> None:
     forwarder = await with_age(place, lane, now)
     with structlog.testing.capture_logs() as logs:
         reach_age(forwarder, now)

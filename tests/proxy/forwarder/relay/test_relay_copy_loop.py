@@ -69,7 +69,7 @@ async def test_bytes_pass_both_ways(nursery: trio.Nursery) -> None:
     assert not relayed.ended.is_set()
 
 
-async def test_what_was_read_ahead_comes_first(nursery: trio.Nursery) -> None:
+async def test_bytes_read_ahead_are_forwarded_first(nursery: trio.Nursery) -> None:
     relayed = Relayed(nursery, first_to_broker=b"held ", first_to_client=b"connected ")
     await relayed.client.send_all(b"later")
     await relayed.broker.send_all(b"message")
@@ -119,7 +119,7 @@ async def test_the_broker_half_closes(nursery: trio.Nursery) -> None:
     await relayed.ended.wait()
 
 
-async def test_what_is_in_flight_arrives_when_the_sender_closes(nursery: trio.Nursery) -> None:
+async def test_bytes_in_flight_are_delivered_when_the_sender_closes(nursery: trio.Nursery) -> None:
     relayed = Relayed(nursery)
     await relayed.broker.send_all(b"x" * (3 * CHUNK_BYTES))
     await relayed.broker.aclose()
@@ -217,7 +217,7 @@ async def test_directions_do_not_wait_for_each_other(nursery: trio.Nursery) -> N
     assert await read(relayed.broker, 7) == b"through"
 
 
-async def test_it_closes_neither_stream(nursery: trio.Nursery) -> None:
+async def test_a_finished_copy_loop_leaves_both_streams_open(nursery: trio.Nursery) -> None:
     relayed = Relayed(nursery)
     await relayed.client.send_eof()
     await relayed.broker.send_eof()

@@ -97,7 +97,7 @@ async def test_both_ways(engine: Engine, lane: Lane) -> None:
     assert len(engine.real) == 1
 
 
-async def test_what_was_read_ahead_goes_first(engine: Engine, lane: Lane) -> None:
+async def test_bytes_read_ahead_are_forwarded_first(engine: Engine, lane: Lane) -> None:
     await lane.client.send_all(b"second")
     engine.open(lane, to_broker=b"first ", to_client=b"connected")
     assert await read(lane.broker, 12) == b"first second"
@@ -245,7 +245,7 @@ async def test_a_portion_and_the_end_in_one(engine: Engine, lane: Lane) -> None:
     assert not relay.broken
 
 
-async def test_what_was_sent_before_a_reset_arrives(engine: Engine, lane: Lane) -> None:
+async def test_bytes_sent_before_a_reset_are_delivered(engine: Engine, lane: Lane) -> None:
     relay = engine.open(lane)
     await lane.client.send_all(b"last words")
     assert await read(lane.broker, 4) == b"last"
@@ -272,7 +272,7 @@ async def test_a_broken_sink_ends_the_relay(engine: Engine, lane: Lane) -> None:
     assert len(engine.real) == 0
 
 
-async def test_what_is_stuck_before_a_sink_that_breaks_is_dropped_and_the_rest_arrives(
+async def test_bytes_queued_for_a_broken_sink_are_dropped_and_the_other_direction_is_delivered(
     engine: Engine, narrow_lane: Lane
 ) -> None:
     relay = engine.open(narrow_lane)
@@ -508,7 +508,7 @@ async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
     assert await read(lane.broker, 3) == b"now"
 
 
-async def test_what_was_lent_before_a_start_is_given_back(engine: Engine, lane: Lane) -> None:
+async def test_a_relay_abandoned_before_its_start_returns_its_pipe(engine: Engine, lane: Lane) -> None:
     before = descriptors()
     sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
     relay = Relay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)

@@ -108,8 +108,8 @@ async def test_pipes_wait_for_room_or_are_not_used(channel: Channel) -> None:
     pipe.close()
 
 
-async def test_what_is_dropped_goes_before_what_is_put(channel: Channel, two_ends: tuple[int, int]) -> None:
-    """Its id may be the same."""
+async def test_drops_are_sent_before_a_new_relay_is_stored(channel: Channel, two_ends: tuple[int, int]) -> None:
+    """The new relay may have the id of a dropped one."""
     channel.fd_store.drop_relay(7)
     channel.fd_store.drop_pipe(some_pipe(9, two_ends))
     await channel.fd_store.store_relay(about_relay(id=7), *two_ends)
@@ -133,7 +133,7 @@ async def test_drops_are_told_by_themselves_many_at_a_time(
     assert await channel.receive() == StoreMessage(dropped_relays=[300])
 
 
-async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
+async def test_drops_made_while_the_channel_is_full_are_all_sent(
     channel: Channel, nursery: trio.Nursery, two_ends: tuple[int, int]
 ) -> None:
     with contextlib.suppress(BlockingIOError):
@@ -271,8 +271,8 @@ def test_a_reserve_fits_one_message() -> None:
     assert DESCRIPTORS_MAX >= 2 * 16
 
 
-async def test_what_is_kept_of_a_client_is_bounded(channel: Channel, two_ends: tuple[int, int]) -> None:
-    """Security: the supervisor keeps the record of every relay, and much of it is what its client said."""
+async def test_a_relay_record_above_the_size_limit_is_not_stored(channel: Channel, two_ends: tuple[int, int]) -> None:
+    """Security: the supervisor keeps the record of every relay, and much of it was sent by the client."""
     about = about_relay()
     about.principal = "x" * RECORD_BYTES_MAX
     with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):

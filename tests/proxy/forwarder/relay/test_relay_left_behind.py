@@ -244,8 +244,8 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
     assert used(second) == 2
 
 
-async def test_those_that_stay_end_at_their_maximum_age(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedule of the process that was replaced goes on."""
+async def test_relays_left_behind_end_at_their_maximum_age(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The close schedule of the replaced forwarder goes on."""
     monkeypatch.setattr(user_space, "LINGER_S", 0.01)
     first = await place.forwarder()
     stream = await begin(first, leave_at_ms=int(first.now() * 1000) + 300)
@@ -275,8 +275,8 @@ def table_with(*ids: int) -> RelayTable:
     return table
 
 
-def test_what_was_taken_over_is_not_left_behind() -> None:
-    """Security: a forwarder that was taken over says of a relay that it keeps it and that it moved."""
+def test_a_relay_that_was_adopted_is_not_counted_as_left_behind() -> None:
+    """Security: a captured forwarder reports a relay both as kept and as moved."""
     left = RelaysLeftBehind(table_with(1, 2), lambda *_: None)
     left.adopt_relays({7: {1: "a", 2: "b"}}, taken={2})
     assert (left.ids, left.client_ips, left.count) == ({1}, ["a"], 1)

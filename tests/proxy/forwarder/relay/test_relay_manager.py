@@ -213,7 +213,7 @@ def no_pipe(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("trouble", [store_is_lost, no_memory_for_the_message, no_room_in_the_epoll, no_pipe])
-async def test_what_cannot_begin_leaves_nothing_behind(
+async def test_a_failed_start_releases_its_resources_and_leaves_the_sockets_to_the_caller(
     place: Place, lane: Lane, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = await place.forwarder()
@@ -349,10 +349,10 @@ async def test_a_put_that_comes_after_the_hand_over(place: Place, lane: Lane) ->
     assert (await place.forwarder()).adopted == []
 
 
-async def test_what_waits_for_its_broker_at_a_hand_over_touches_no_pipe_of_the_successors(
+async def test_a_start_still_waiting_at_a_hand_over_writes_into_no_pipe_of_the_successor(
     place: Place, narrow_lane: Lane, lane: Lane
 ) -> None:
-    """Security: or one client's bytes get into another's relay."""
+    """Security: otherwise one client's bytes would get into another's relay."""
     it = await place.forwarder()
     over = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -761,10 +761,10 @@ async def test_a_half_closed_relay_of_tls_goes_on(
     await until(lambda: it.ended)
 
 
-async def test_what_a_tls_client_has_sent_outlives_its_brokers_end(
+async def test_bytes_of_a_tls_client_are_delivered_after_the_broker_half_closes(
     place: Place, narrow_lane: Lane, certificates: Contexts
 ) -> None:
-    """The broker reads slowly and has said its last: what we hold of the client's must still come."""
+    """The broker reads slowly: it still receives what the proxy holds of the client's bytes."""
     it = await place.forwarder()
     tls = await open_tls(narrow_lane, certificates, "client")
     await tls.begin(it)

@@ -185,7 +185,7 @@ async def test_whatever_is_decided_late_is_not_said(
     assert cells_of(second, about.id) == before
 
 
-async def test_who_was_being_seen_off_is_the_successors_to_see_off(
+async def test_a_successor_completes_the_close_of_a_denied_client(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     first = await place.forwarder()
@@ -273,10 +273,10 @@ async def test_sessions_that_have_moved_are_not_this_forwarders(
     assert len(second.relays.expiring_sessions()) == 1
 
 
-async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
+async def test_a_relay_that_starts_during_a_hand_over_leaks_no_socket(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    """Its number may be another's when the collector comes to close it."""
+    """The garbage collector would close a leaked socket's descriptor when its number may belong to another one."""
     first = await place.forwarder()
     async with trio.open_nursery() as nursery, busy_channel(first.fd_store) as release:
 

@@ -174,7 +174,7 @@ def test_a_kernel_that_grants_no_large_pipe(told: Told, monkeypatch: pytest.Monk
     assert len(told.made) - len(told.closed) <= most
 
 
-def test_what_waits_in_a_pipe(told: Told) -> None:
+def test_a_pipe_is_non_blocking_not_inherited_and_reports_its_queued_bytes(told: Told) -> None:
     pipe = told.pool().acquire_pipe()
     assert pipe.queued_bytes() == 0
     os.write(pipe.write_end, b"12345")

@@ -44,7 +44,7 @@ def broker(nursery: trio.Nursery) -> Setup:
     return Setup(nursery)
 
 
-async def test_it_is_opened_in_the_clients_name(broker: Setup) -> None:
+async def test_a_broker_link_is_opened_with_the_clients_identity(broker: Setup) -> None:
     await broker.open()
     assert broker.workers.opened == [(CONNECT, WHO, CLIENT)]
     assert broker.connector.link.stream is broker.workers.broker_stream
@@ -94,10 +94,9 @@ async def test_before_it_is_open_there_is_no_link(broker: Setup) -> None:
     ],
     ids=["denied", "no worker can say", "bad principal", "busy"],
 )
-async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
+async def test_a_failed_connect_tells_the_client_the_cause_and_the_log_the_detail(  # noqa: PLR0917 -- the table
     broker: Setup, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str
 ) -> None:
-    """The client learns no more than it must; the log has the rest."""
     with pytest.raises(BrokerConnectFailed) as failed:
         await broker.open(failure)
     assert (failed.value.cause, failed.value.reason, failed.value.code) == (cause, reason, code)
@@ -106,7 +105,7 @@ async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
     assert failed.value.__suppress_context__
 
 
-async def test_what_a_brokers_own_refusal_means(broker: Setup) -> None:
+async def test_a_brokers_refusal_reaches_the_client_with_its_code_and_message(broker: Setup) -> None:
     refusal = BrokerLinkFailed("refused", "for the log", code=ServerError.AuthorizationError, message="for the client")
     with pytest.raises(BrokerConnectFailed) as failed:
         await broker.open(refusal)

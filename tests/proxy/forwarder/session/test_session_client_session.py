@@ -116,7 +116,7 @@ async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
 # ---- what is read in one go
 
 
-async def test_what_is_read_in_one_go_travels_in_one_envelope(play: Start) -> None:
+async def test_requests_read_together_are_sent_in_one_envelope(play: Start) -> None:
     it = await play().in_lookup_mode()
     await it.client.send(*(lookup(f"t{number}", number) for number in range(5)))
     heard = [(await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(5)]
@@ -142,7 +142,7 @@ async def test_no_request_waits_for_the_next_one(play: Start) -> None:
         (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}), BaseCommand.ERROR),
     ],
 )
-async def test_what_else_comes_in_one_go_keeps_no_request_back(
+async def test_another_command_between_two_requests_does_not_split_their_envelope(
     play: Start, behind: BaseCommand | bytes, heard: int
 ) -> None:
     it = await play().in_lookup_mode()

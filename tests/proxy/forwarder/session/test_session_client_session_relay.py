@@ -89,7 +89,9 @@ async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: Start, answers: bool) -> None:
+async def test_a_brokers_challenge_is_relayed_to_the_client_unless_the_proxy_answers_it(
+    play: Start, answers: bool
+) -> None:
     it = play()
     it.workers.answers_challenges = answers
     await it.client.send(connect(TARGET))
@@ -221,7 +223,7 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
     assert await it.workers.broker.read_all() == b""
 
 
-async def test_who_shakes_hands(play: Start) -> None:
+async def test_a_session_counts_as_a_handshake_until_it_is_connected_or_ends(play: Start) -> None:
     it = play()
     await trio.testing.wait_all_tasks_blocked()
     assert it.handshakes.count == 1
@@ -361,7 +363,7 @@ async def test_a_client_that_took_half_a_frame_gets_no_relay(
     assert await it.workers.broker.read_all() == b""
 
 
-async def test_what_was_said_before_leaves_before_connected(
+async def test_frames_queued_before_connected_are_sent_before_it(
     play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(limits={"keep_alive_interval_ms": 2000})

@@ -21,7 +21,7 @@ async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery)
     return closer
 
 
-async def test_whoever_does_not_take_the_last_word_is_not_waited_for(
+async def test_a_client_that_did_not_read_its_final_frame_is_closed_without_a_further_wait(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     takes_nothing = trio.testing.MemorySendStream(send_all_hook=trio.sleep_forever)

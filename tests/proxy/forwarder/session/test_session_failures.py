@@ -109,6 +109,6 @@ def test_a_request_that_fails_is_answered_under_its_id() -> None:
     assert (answer.request_id, answer.error, answer.message) == (9, ServerError.TooManyRequests, TOO_MANY)
 
 
-def test_what_only_begins_as_a_request_is_none() -> None:
+def test_a_command_of_another_type_is_not_parsed_as_a_request() -> None:
     with pytest.raises(CommandCorrupt, match="begins as another command"):
         parse_request(BaseCommand(type=BaseCommand.FLOW).SerializeToString())

@@ -79,8 +79,10 @@ async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
     assert (answer.request_id, answer.error) == (5, 0)
 
 
-async def test_what_one_client_makes_us_keep_is_bounded(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the bound nothing more is read from it, and nothing is lost."""
+async def test_a_client_is_not_read_while_its_requests_in_flight_exceed_the_byte_limit(
+    play: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests are answered in the end."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
     gate = trio.Event()
@@ -195,7 +197,7 @@ async def test_room_that_comes_with_the_end_resumes_no_reading(play: Start, monk
 # ---- frames that are never finished
 
 
-async def test_what_is_here_of_a_large_frame_is_bounded_over_all_clients(play: Start) -> None:
+async def test_unfinished_large_frames_are_bounded_in_bytes_over_all_clients(play: Start) -> None:
     """Security: 10,000 connections with 128 KiB each would be more memory than there is."""
     it = play(limits={"max_lookup_bytes": 100 * 1024})
     others = it.workers.budget
@@ -228,8 +230,8 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     assert not it.session.is_over
 
 
-async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: Start) -> None:
-    """Security: not for its address, which many share."""
+async def test_an_unfinished_frame_is_charged_to_the_clients_principal(play: Start) -> None:
+    """Security: not to its address, which many clients share."""
     it = play(authentication=AUTHENTICATED)
     it.workers.authentication.answers = [authenticated()]
     await it.client.send(connect())

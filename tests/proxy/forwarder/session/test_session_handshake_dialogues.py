@@ -134,7 +134,7 @@ async def test_whether_credentials_go_on(play: Start, target: str, forwards: boo
     assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
 
-async def test_what_a_connect_says_of_who_is_behind_it_counts_for_nothing(play: Start) -> None:
+async def test_original_principal_fields_of_a_client_that_is_no_proxy_are_ignored(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     await it.client.send(connect(original_principal="admin", original_auth_data="x", original_auth_method="token"))
     await it.client.expect_command(BaseCommand.CONNECTED)

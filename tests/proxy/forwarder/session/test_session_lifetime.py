@@ -417,7 +417,7 @@ async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clo
 
 
 @pytest.mark.conforms("kip-368.27", "kip-368.51")
-async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_used(
+async def test_a_client_that_cannot_renew_is_counted_never_challenged_and_closed_at_its_next_use(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter(refresh=False)
@@ -445,13 +445,17 @@ async def test_the_log_tells_of_each_session_that_is_closed(
 
 
 @pytest.mark.conforms("kip-368.38", "kip-368.40")
-async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_client_that_can_renew_is_not_counted_as_one_that_cannot(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
     it = await life(100).enter()
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") is None
 
 
 @pytest.mark.conforms("kip-368.22")
-async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+async def test_keep_alive_commands_do_not_count_as_use_of_an_expired_session(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
     it = await life(100, limits={"keep_alive_interval_ms": 30_000}).enter(refresh=False)
     while it.second < 1000:
         await it.client.expect_command(BaseCommand.PING)
@@ -464,7 +468,9 @@ async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.test
 
 @pytest.mark.conforms("kip-368.22")
 @pytest.mark.parametrize("nearly", NEARLY_PINGS)
-async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes) -> None:
+async def test_commands_that_only_resemble_keep_alive_count_as_use_of_an_expired_session(
+    life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes
+) -> None:
     it = await life(100).enter(refresh=False)
     await it.at(101)
     await it.client.send(nearly)
@@ -494,7 +500,7 @@ async def test_an_answer_past_the_end_renews(life: Begin, autojump_clock: trio.t
 
 
 @pytest.mark.conforms("kip-368.20")
-async def test_what_is_under_way_is_answered_before_the_client_is_told(
+async def test_requests_in_flight_at_the_sessions_end_are_answered_before_the_client_is_closed(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter()
@@ -512,7 +518,7 @@ async def test_what_is_under_way_is_answered_before_the_client_is_told(
     assert len(it.workers.forwarded) == 1
 
 
-async def test_what_is_under_way_is_not_waited_for_for_ever(
+async def test_an_expired_session_waits_a_bounded_time_for_requests_in_flight(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100, limits={"lookup_timeout_ms": 5000, "keep_alive_interval_ms": 1_000_000}).enter(refresh=False)
@@ -588,10 +594,10 @@ async def test_a_command_waited_and_a_further_round_begins(life: Begin, autojump
     assert it.workers.authentication.given_up == [it.workers.authentication.requests[1].authentication_id]
 
 
-async def test_who_waits_for_a_verdict_is_not_taken_for_silent(
+async def test_a_client_that_waits_for_a_verdict_is_not_closed_as_silent(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Nothing is read from it meanwhile: it may well have answered."""
+    """The proxy reads nothing from the client meanwhile, so an answer to its PING may be unread."""
     held = Held(life, token(1000), limits={"keep_alive_interval_ms": 1000, "handshake_timeout_ms": 1_000_000})
     it = held.it
     await it.enter()
@@ -961,7 +967,7 @@ OLD: dict[str, Any] = {"feature_flags": {"supports_auth_refresh": False}}
         ("never", CPP, False, True),
     ],
 )
-async def test_who_is_asked_in_a_relay(
+async def test_the_relay_reauthentication_policy_and_the_client_kind_decide_on_a_challenge(
     relay_setup: MakeRelaySetup, policy: str, client: dict[str, Any], asked: bool, spared: bool
 ) -> None:
     session = relay_setup(session={"relay_reauthentication": policy}).expiring().relay_session(**client)
@@ -1067,7 +1073,7 @@ async def test_lookup_mode_counts_no_client_by_the_policy_of_relays(
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="disabled") is None
 
 
-async def test_what_the_store_keeps_is_no_secret(relay_setup: MakeRelaySetup) -> None:
+async def test_a_stored_session_contains_no_credentials(relay_setup: MakeRelaySetup) -> None:
     session = relay_setup().expiring().relay_session(original_auth_method="token", original_auth_data="0riginal")
     stored = session.to_stored_session().SerializeToString()
     assert SECRET not in stored

@@ -10,14 +10,14 @@ from proxy.forwarder.session.lookup_batch import LookupBatch
 from proxy.runtime.rpc.client import RpcDeadlineExceeded
 
 
-def test_what_is_not_answered_is_numbered_again() -> None:
+def test_unanswered_requests_are_renumbered_from_zero() -> None:
     batch = LookupBatch([b"a", b"b", b"c"], 7.0)
     del batch.waiting[1]
     batch.renumber_waiting()
     assert batch.waiting == {0: b"a", 1: b"c"}
 
 
-def test_what_is_taken_waits_no_longer() -> None:
+def test_taking_the_waiting_requests_leaves_none_waiting() -> None:
     batch = LookupBatch([b"a", b"b"], 7.0)
     assert batch.take_waiting() == [b"a", b"b"]
     assert batch.take_waiting() == []

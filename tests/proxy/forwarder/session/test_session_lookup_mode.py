@@ -316,7 +316,9 @@ async def test_an_envelope_of_an_unknown_version_is_reported(make: Make, fast_pa
 @pytest.mark.parametrize(
     ("error", "code"), [*ENVELOPE_ERRORS, (EnvelopeResponse.UNSUPPORTED_VERSION, ServerError.UnknownError)]
 )
-async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error: int, code: int) -> None:
+async def test_a_refused_request_fails_alone_in_its_envelope(
+    make: Make, fast_path: bool, error: int, code: int
+) -> None:
     setup = make(fast_path=fast_path)
     setup.mode.on_unsupported_envelope = lambda: pytest.fail("only one request was refused")
     await setup.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
@@ -361,7 +363,7 @@ async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code:
 
 @pytest.mark.conforms("kip-590.28")
 @pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
-async def test_what_the_fast_path_did_not_bring_the_long_way_does(
+async def test_requests_left_unanswered_by_the_fast_path_are_sent_again_within_their_deadline(
     make: Make, loss: Callable[[SentEnvelope], None]
 ) -> None:
     setup = make()
@@ -388,7 +390,7 @@ async def test_where_there_is_no_fast_path_nothing_is_lost(make: Make) -> None:
 
 
 @pytest.mark.conforms("kip-590.28")
-async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
+async def test_each_retry_sends_only_the_requests_still_unanswered(make: Make) -> None:
     setup = make(fast_path=False)
     await setup.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
     for number in range(RETRIES_MAX):
@@ -495,10 +497,10 @@ NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
 @both_ways
 @pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 @pytest.mark.parametrize("whole", [True, False])
-async def test_what_only_began_as_a_request_is_told_to_the_session(
+async def test_a_malformed_request_is_reported_to_the_session_as_a_corrupt_command(
     make: Make, fast_path: bool, corrupt: bytes, whole: bool
 ) -> None:
-    """The lookup worker refuses it; its neighbours are answered before."""
+    """The lookup worker refuses it; the other request of its envelope is answered before."""
     setup = make(fast_path=fast_path)
     assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
@@ -530,7 +532,9 @@ async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> Non
 # ---- bounds
 
 
-async def test_who_has_no_room_is_told_when_there_is_some(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_without_room_is_told_when_answers_have_made_some(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100)
     setup = make()
     assert setup.mode.has_room
@@ -645,10 +649,10 @@ async def test_a_small_answer_behind_a_large_one_does_not_keep_the_room(make: Ma
 
 
 @LARGE
-async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
+async def test_a_client_that_does_not_read_a_large_answer_is_closed_once_others_wait(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
-    """Security: to ask and not to read must not keep others from their answers."""
+    """Security: a client that asks and does not read must not keep others from their answers."""
     setup = make(**ONE_ANSWER, lookup_timeout_ms=1000)
     setup.transport._write_timeout_s = 60
     Gate(setup)
@@ -664,7 +668,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
 
 
-async def test_who_takes_a_large_answer_in_time_is_not_given_up(
+async def test_a_client_that_reads_a_large_answer_in_time_is_not_closed(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     setup = make(**ONE_ANSWER, lookup_timeout_ms=3000)
@@ -680,7 +684,7 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     await setup.nothing_left()
 
 
-async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
+async def test_a_session_that_ends_while_it_waits_for_room_leaves_no_reservation(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as session:
         setup = Setup(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
         others = setup.workers.room.try_reserve("another client")
@@ -703,8 +707,8 @@ async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make
         assert list(setup.workers.room._held) == [owner]
 
 
-async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make) -> None:
-    """All clients share it: one of them must not take the room of all."""
+async def test_clients_of_the_anonymous_role_reserve_room_by_address(make: Make) -> None:
+    """All anonymous clients share the role: one of them must not take the room of all."""
     setup = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     authentication = msgspec.structs.replace(setup.workers.config.authentication, anonymous_role=IDENTITY.role)
     setup.workers.config = msgspec.structs.replace(setup.workers.config, authentication=authentication)
@@ -740,7 +744,7 @@ async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None
 
 
 @LARGE
-async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
+async def test_requests_with_large_answers_are_sent_separately_and_wait_for_room(
     make: Make, monkeypatch: pytest.MonkeyPatch, command: BaseCommand
 ) -> None:
     monkeypatch.setattr(lookup_mode, "LARGE_ANSWER_BYTES", 0)
@@ -762,7 +766,7 @@ async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
 
 
 @LARGE
-async def test_what_waits_too_long_for_room_is_told_so(
+async def test_a_request_that_waits_too_long_for_room_is_refused_with_too_many_requests(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
     setup = make(**ONE_ANSWER, lookup_timeout_ms=4000)
@@ -938,7 +942,7 @@ async def test_requests_with_large_answers_count_there_too(make: Make, command: 
     await setup.nothing_left()
 
 
-async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Make) -> None:
+async def test_a_client_that_leaves_releases_the_memory_of_its_requests_in_flight(make: Make) -> None:
     setup = make()
     await setup.forward(lookup(request_id=1), topics(2))
     assert setup.workers.budget.used_bytes > 0
@@ -946,7 +950,7 @@ async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Mak
     assert (setup.workers.budget.used_bytes, setup.workers.budget._by_owner) == (0, {})
 
 
-async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(make: Make) -> None:
+async def test_memory_of_requests_sent_before_authentication_is_released_once(make: Make) -> None:
     setup = make()
     await setup.forward(lookup(request_id=1))
     setup.mode.set_identity(ANONYMOUS)

@@ -145,7 +145,7 @@ async def test_frames_split_at_every_byte(make: Make) -> None:
         assert await setup.transport.stop_reading() == b""
 
 
-async def test_what_is_read_in_one_go_is_told_in_one_go(make: Make) -> None:
+async def test_frames_read_together_are_delivered_in_one_call(make: Make) -> None:
     setup = make()
     await setup.client.send_all(encode_frame(b"x") * 5)
     await settle()
@@ -170,7 +170,9 @@ async def test_the_end_of_what_the_client_sends(make: Make, behind: bytes) -> No
     ("garbage", "kind"),
     [(b"\x7f\xff\xff\xff", FrameTooLarge), (b"\x00\x00\x00\x01\x00\x00\x00\x01", RemoteProtocolError)],
 )
-async def test_what_the_owner_raises_ends_it(make: Make, garbage: bytes, kind: type[Exception]) -> None:
+async def test_an_exception_from_the_frame_callback_ends_reading(
+    make: Make, garbage: bytes, kind: type[Exception]
+) -> None:
     setup = make()
     await setup.client.send_all(encode_frame(b"x") + garbage)
     await setup.ended.wait()
@@ -248,7 +250,7 @@ async def test_resumed_and_paused_again(make: Make) -> None:
 # ---- to the relay
 
 
-async def test_what_is_no_frame_yet_is_the_relays(make: Make) -> None:
+async def test_bytes_of_an_unfinished_frame_are_returned_when_reading_stops(make: Make) -> None:
     setup = make()
     await setup.client.send_all(encode_frame(b"x") + b"rest")
     await settle()
@@ -316,7 +318,7 @@ async def test_a_stream_that_is_closed_here_has_no_end_to_tell(make: Make) -> No
 # ---- out
 
 
-async def test_it_arrives(make: Make) -> None:
+async def test_a_frame_that_is_sent_reaches_the_client(make: Make) -> None:
     setup = make()
     for word in (b"a", b"b"):
         assert await setup.send(encode_frame(word))
@@ -356,7 +358,7 @@ async def test_outside_of_a_tick_it_leaves_at_once_in_a_tick_at_its_end(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_the_client_does_not_take_at_once_leaves_later_and_in_order(make: Make) -> None:
+async def test_frames_the_client_does_not_take_at_once_are_sent_later_in_order(make: Make) -> None:
     setup = make()
     small = encode_frame(b"small")
     setup.transport.send(LARGE)
@@ -388,11 +390,11 @@ async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: tri
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, paused: bool) -> None:
-    """Security: half a frame of one answer, and another in its middle, would be read as another's answer.
+async def test_frames_sent_on_the_notice_of_room_follow_those_already_queued(make: Make, paused: bool) -> None:
+    """Security: a frame put into the middle of another would be read as the answer to another request.
 
-    Whoever is told of room takes more frames, and these are answered at once: at the very moment in which the task that
-    sends is between two portions.
+    The owner takes more frames when it is told of room, and answers them at once, while the sending task is between two
+    portions.
     """
     setup = make()
     portions = trio.Semaphore(0)
@@ -478,8 +480,8 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
 
 
 @pytest.mark.parametrize("task", [True, False])
-async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nursery, task: bool) -> None:
-    """By then it does not count any more: who asks for room must see it, or would wait for ever."""
+async def test_a_paused_owner_is_told_after_its_bytes_have_been_sent(nursery: trio.Nursery, task: bool) -> None:
+    """The bytes no longer count as unsent by then: otherwise the owner would see no room, and wait for ever."""
     setup = Setup(nursery, *socket_pair())
     seen: list[int] = []
     setup.take = lambda: seen.append(setup.transport.unsent_bytes)

@@ -194,13 +194,13 @@ async def test_credentials_stay_here_otherwise() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
-async def test_what_is_no_text_is_not_forwarded(data: bytes) -> None:
+async def test_credentials_that_are_empty_or_no_text_are_not_forwarded(data: bytes) -> None:
     identity = await ScriptedExchange([authenticated()], connect(auth_data=data), forwards=True).first()
     assert identity.original is None
 
 
-async def test_what_a_client_says_in_several_rounds_is_not_forwarded() -> None:
-    """It proves nothing to other servers (apache/pulsar#19291); a mechanism's last word makes a second round, too."""
+async def test_credentials_exchanged_in_several_rounds_are_not_forwarded() -> None:
+    """They prove nothing to other servers (apache/pulsar#19291); a mechanism's last message makes a second round."""
     exchange = ScriptedExchange([challenge(b"q"), authenticated()], forwards=True)
     await exchange.first()
     identity = await exchange.next()
@@ -217,7 +217,7 @@ FROM_PROXY = {
 
 
 @pytest.mark.parametrize("rounds_before", [0, 2])
-async def test_what_a_proxy_forwards_goes_on_however_it_came_in(rounds_before: int) -> None:
+async def test_original_credentials_from_a_proxy_are_forwarded_after_any_number_of_rounds(rounds_before: int) -> None:
     command = connect(**FROM_PROXY, original_auth_method="token", original_auth_data="the client's")
     exchange = ScriptedExchange([*[challenge(b"q")] * rounds_before, authenticated(BEHIND)], command, forwards=True)
     verdict = await exchange.first()
@@ -234,7 +234,7 @@ async def test_a_proxys_own_credentials_are_never_taken_for_its_clients() -> Non
     assert identity.original is None
 
 
-async def test_what_a_client_calls_original_is_not_forwarded() -> None:
+async def test_original_credentials_claimed_by_a_client_are_not_forwarded() -> None:
     command = connect(original_auth_method="token", original_auth_data="another's", auth_data=b"")
     assert (await ScriptedExchange([authenticated()], command, forwards=True).first()).original is None
 

@@ -290,7 +290,7 @@ async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock
 
 
 @pytest.mark.parametrize("nothing", [BrokerProfileResponse(), RpcConnectionLost("gone")])
-async def test_that_there_is_no_profile_is_not_remembered(nothing: Any) -> None:
+async def test_a_missing_broker_profile_is_not_cached(nothing: Any) -> None:
     setup = Setup()
     for answer in (nothing, BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())):
         setup.lookup.answers[Method.BROKER_PROFILE] = answer
@@ -697,7 +697,7 @@ async def test_where_no_broker_can_be_reached_the_last_failure_is_told_in_time(
     assert trio.current_time() == pytest.approx(8.0)
 
 
-async def test_what_one_broker_refuses_no_other_is_asked(dialled: Dialled) -> None:
+async def test_a_connect_refused_by_a_broker_is_not_tried_at_another(dialled: Dialled) -> None:
     setup = Setup()
     allowed_three(setup)
 

@@ -57,7 +57,9 @@ EVERYWHERE = {"allowed_hosts": ["*"], "allowed_addresses": ["*"]}
         ("no address", "malformed"),
     ],
 )
-async def test_what_no_broker_can_be_at(check: Check, address: str, reason: str, brokers: dict[str, Any]) -> None:
+async def test_an_address_that_no_broker_can_have_is_refused(
+    check: Check, address: str, reason: str, brokers: dict[str, Any]
+) -> None:
     """Security."""
     assert await denial(check(**brokers), address) == reason
     assert await denial(check(**brokers), "10.9.9.9", address) == reason, "beside a broker's"

@@ -115,7 +115,7 @@ async def test_after_any_end_of_rounds_a_new_exchange_starts(end: Any) -> None:
     assert [request.first_round for request in it.requests] == [True, False, True]
 
 
-async def test_who_the_client_last_was() -> None:
+async def test_only_a_successful_verdict_changes_the_last_identity() -> None:
     bob = Principal(type="User", name="bob", method="token")
     it = Again([authenticated(), denied(), challenge(b"q"), RpcConnectionLost("gone"), authenticated(bob)])
     assert it.reauthenticator.last_identity is None
@@ -130,7 +130,7 @@ async def test_who_the_client_last_was() -> None:
     assert it.reauthenticator.last_identity == ClientIdentity(bob, b"sealed")
 
 
-async def test_what_is_forwarded_is_what_was_said_last() -> None:
+async def test_the_latest_credentials_are_forwarded() -> None:
     it = Again([authenticated()], forwards=True)
     verdict = await it.says()
     assert verdict.original == OriginalCredentials("token", FRESH.decode())

@@ -262,7 +262,7 @@ async def test_a_longer_life_is_inherited(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verdict", [None, denied])
-async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
+async def test_a_successor_completes_a_close_that_its_predecessor_began(  # noqa: PLR0917 -- fixtures
     place: Place,
     lane: Lane,
     now: Now,

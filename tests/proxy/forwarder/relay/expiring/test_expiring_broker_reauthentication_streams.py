@@ -237,10 +237,10 @@ async def stuck(nursery: trio.Nursery, frames: bytes) -> tuple[Stage, SlowBroker
     return stage, broker
 
 
-async def test_what_was_sent_counts_and_not_what_was_read(
+async def test_an_answer_waits_until_a_half_sent_frame_is_sent_whole(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """All that was read ends with a frame, but the broker has half of it."""
+    """The proxy has read whole frames, but the broker has received half of them."""
     frames = send_frame(b"x" * 100) * 2
     stage, broker = await stuck(nursery, frames)
     await stage.broker.send_all(BROKER_ASKS)
@@ -250,10 +250,10 @@ async def test_what_was_sent_counts_and_not_what_was_read(
     await expect(stage.broker, frames + proxys_answer(b"1"))
 
 
-async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
+async def test_a_client_frame_waits_while_an_answer_is_being_sent(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """One task writes at a time."""
+    """Only one task at a time writes to the broker."""
     ours, theirs = trio.testing.memory_stream_pair()
     broker = SlowBroker(ours)
     stage = await Stage(nursery, (broker, theirs)).begin()

@@ -109,7 +109,7 @@ async def test_frames_in_any_pieces_and_three_lives(begin: Any) -> None:
     assert stage.reauthenticator.given == [b"0", b"1", b"2"]
 
 
-async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: Any) -> None:
+async def test_a_frame_held_for_a_verdict_ends_the_session_if_a_further_round_is_required(begin: Any) -> None:
     stage = await begin()
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
     stage.reauthenticator.verdict = lambda _data: Challenge(further)
@@ -186,7 +186,7 @@ async def test_a_failure_closes(begin: Any, frames: bytes) -> None:
     assert bytes(ANSWER_BYTES_MAX) not in stage.reauthenticator.given
 
 
-async def test_what_follows_an_answer_past_the_end_waits(begin: Any) -> None:
+async def test_a_frame_behind_an_answer_past_the_sessions_end_waits_for_the_verdict(begin: Any) -> None:
     stage = await begin()
     stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150
@@ -239,7 +239,7 @@ async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(begi
     assert await read_all(stage.broker) == PING
 
 
-async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
+async def test_a_session_that_receives_messages_past_its_grace_is_closed(begin: Any) -> None:
     stage = await begin(challenge=b"", grace_ms=30_000)
     message = message_frame(b"m")
     stage.now.s += 129

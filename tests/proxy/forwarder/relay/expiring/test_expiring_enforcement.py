@@ -227,7 +227,7 @@ async def test_used_past_its_end_it_goes_on_and_is_counted_once(begin: Any) -> N
     assert (entry["reason"], entry["principal"], entry["listener"], entry["method"]) == ("expired", "alice", *_WHERE)
 
 
-async def test_one_that_is_still_served_goes_on_and_is_counted_once(begin: Any) -> None:
+async def test_an_observed_session_served_past_its_grace_goes_on_and_is_counted_once(begin: Any) -> None:
     stage = await begin(challenge=b"", grace_ms=30_000)
     stage.now.s += 129
     await stage.must_come()
@@ -253,7 +253,7 @@ async def test_a_new_life_is_counted_again(begin: Any) -> None:
     assert stage.observed == {"expired": 2}
 
 
-async def test_who_can_be_asked_is_asked(begin: Any) -> None:
+async def test_a_client_of_an_observed_session_is_challenged_and_renews_it(begin: Any) -> None:
     stage = await begin()
     stage.now.s += 90
     stage.asked()
@@ -389,7 +389,7 @@ async def test_to_observe_spares_those_that_are_there(begin: Any) -> None:
     assert stage.observed == {"expired": 1}
 
 
-async def test_what_waits_when_observing_begins_goes_on_after_the_verdict(begin: Any) -> None:
+async def test_a_frame_held_for_a_verdict_passes_despite_a_denial_once_ends_are_observed(begin: Any) -> None:
     stage = await begin(config=ENFORCING)
     stage.reauthenticator.gate = trio.Event()
     stage.reauthenticator.verdict = denied
@@ -428,7 +428,7 @@ async def test_without_a_listener_an_end_is_enforced(begin: Any) -> None:
     await stage.must_end(SESSION_EXPIRED)
 
 
-async def test_what_came_first_passes_though_connecting_took_the_sessions_time(begin: Any) -> None:
+async def test_first_frames_of_an_observed_session_that_ended_while_connecting_pass(begin: Any) -> None:
     stage = await begin(SEND, late_s=101, challenge=b"")
     assert await read(stage.broker, len(SEND)) == SEND
     await stage.must_pass()
@@ -440,7 +440,7 @@ async def test_what_came_first_passes_though_connecting_took_the_sessions_time(b
 
 @pytest.mark.conforms("kip-368.27", "kip-368.28")
 @pytest.mark.parametrize("first", [b"", producer_frame()])
-async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
+async def test_a_producer_exempt_from_challenges_is_counted_once(begin: Any, first: bytes) -> None:
     stage = await begin(first, config=ENFORCING, exempts_producers=True)
     if not first:
         assert _spared(stage) == 0
@@ -456,7 +456,9 @@ async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
     [{"exempts_producers": False}, {"exempts_producers": True, "challenge": b""}],
     ids=["asked", "never asked"],
 )
-async def test_who_is_not_spared_is_not_counted(begin: Any, fields: dict[str, Any]) -> None:
+async def test_a_producer_without_an_exemption_from_challenges_is_not_counted(
+    begin: Any, fields: dict[str, Any]
+) -> None:
     stage = await begin(**fields)
     await stage.must_pass(producer_frame())
     stage.now.s += 101
@@ -470,8 +472,8 @@ def _spared(stage: Stage) -> float:
     return sum(one.value for one in samples if one.name.endswith("_total") and one.labels == wanted)
 
 
-async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
-    """Past the end, behind an answer that is being verified."""
+async def test_an_exempt_producer_is_counted_once_while_its_answer_is_verified(begin: Any) -> None:
+    """Its session has ended, and each of its commands is inspected meanwhile."""
     stage = await begin(exempts_producers=True)
     stage.reauthenticator.gate = trio.Event()
     stage.now.s += 150

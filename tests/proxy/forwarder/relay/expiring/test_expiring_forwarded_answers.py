@@ -303,8 +303,8 @@ async def test_a_flood_of_challenges_keeps_no_memory(begin: Any) -> None:
     await stage.client_is_asked()
 
 
-async def test_one_answer_serves_all_challenges_before_it(begin: Any) -> None:
-    """Also while it waits for the end of the client's frame."""
+async def test_a_single_answer_covers_all_challenges_sent_before_it(begin: Any) -> None:
+    """Also those sent while the answer waits for the end of the client's frame."""
     stage = await begin()
     stage.now.s += 10
     await stage.broker_asks()

@@ -330,8 +330,10 @@ async def test_an_unreachable_auth_worker_leaves_the_client_to_be_asked_again(
     await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
 
 
-async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nursery) -> None:
-    """Nor is a client's earlier life; who lives is asked once."""
+async def test_ended_sessions_and_former_deadlines_are_removed_from_the_challenge_schedule(
+    nursery: trio.Nursery,
+) -> None:
+    """The sessions that go on are challenged once each."""
     now, reauthenticator = Now(), FakeReauthenticator()
     coordinator = reauthentication.ReauthenticationCoordinator(
         nursery, reauthentication.ReauthenticationMetrics(None), now
@@ -483,10 +485,9 @@ async def test_a_command_that_begins_as_another_one_ends_it(
 
 
 @pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
-async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
+async def test_a_session_that_ended_while_connecting_to_the_broker_starts_no_relay(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, first: bytes
 ) -> None:
-    """To connect to the broker took longer than the session: nothing of it is said to the broker."""
     forwarder = await place.forwarder()
     ended = session(now, reauthenticator, exempts_producers=True)
     now.s += 200
@@ -623,11 +624,11 @@ async def test_a_ping_in_every_two_pieces_past_the_end(
 
 @pytest.mark.conforms("kip-368.23")
 @pytest.mark.parametrize("challenge", [CHALLENGE, b""])
-async def test_what_is_served_past_its_grace_is_closed(
+async def test_a_session_that_receives_messages_past_its_grace_is_closed(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, challenge: bytes
 ) -> None:
-    """A consumer with permits from before its end, which only says that it is there: what comes then is delivered, and
-    it is told why it is closed.
+    """A consumer with permits from before its session's end sends only keep-alive commands: the messages are delivered,
+    and the close comes with an error.
     """
     forwarder = await framed(
         place, lane, now, reauthenticator, challenge=challenge, grace_ms=30_000, counts_messages=True
@@ -660,7 +661,7 @@ async def test_without_a_grace_the_end_is_the_end(
 
 
 @pytest.mark.conforms("kip-368.17")
-async def test_who_has_answered_is_served_until_the_verdict(
+async def test_a_client_past_its_grace_receives_messages_while_its_answer_is_verified(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     forwarder = await framed(place, lane, now, reauthenticator, grace_ms=0)
@@ -712,10 +713,10 @@ async def test_an_answer_past_the_end_saves_it(
     assert counted(forwarder.metrics.success, method="token") == 1
 
 
-async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
+async def test_a_frame_held_for_a_verdict_ends_the_session_if_a_further_round_is_required(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
-    """It stands before the client's next answer, so no test could wait for that."""
+    """The frame precedes the client's next answer in the stream, so the answer could never be read first."""
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
     reauthenticator.gate = trio.Event()
     reauthenticator.verdict = lambda _data: Challenge(further)
@@ -728,7 +729,7 @@ async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
     assert await read_all(lane.broker) == b""
 
 
-async def test_what_waits_for_a_verdict_never_passes_if_it_is_no(
+async def test_a_frame_held_for_a_verdict_is_not_forwarded_after_a_denial(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     reauthenticator.gate = trio.Event()
@@ -863,7 +864,7 @@ async def test_no_relay_begins_with_what_is_no_frame(
 # ---- counting
 
 
-async def test_those_who_look_see_all_that_are_followed(
+async def test_expiring_sessions_lists_each_followed_relay_until_it_ends(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
     forwarder = await framed(place, lane, now, reauthenticator)
