@@ -80,8 +80,8 @@ NO_JWT: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "says"), NO_JWT)
-def test_what_is_no_token(file: Path, content: bytes, says: str) -> None:
-    """No broker takes it: told before any client is refused, and without a word of what it is."""
+def test_credentials_that_are_no_jwt_are_refused_without_quoting_them(file: Path, content: bytes, says: str) -> None:
+    """No broker accepts them, so the configuration is refused before any client is."""
     file.write_bytes(content)
     for config, source in (
         (BrokerCredentials(method="token", file=str(file)), f"brokers.credentials.file: {file}"),
@@ -110,8 +110,8 @@ async def test_a_certificate_says_all_that_is_to_be_said() -> None:
     assert await made.get_auth_data("broker-1").authenticate(None) == b""
 
 
-def test_who_makes_credentials_of_kerberos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told the table. What it makes of it is tested with it."""
+def test_sasl_credentials_are_made_from_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SaslCredentials has tests of its own."""
     pytest.importorskip("gssapi")
     config = BrokerCredentials(method="sasl")
     monkeypatch.setattr("auth.broker_sasl.SaslCredentials", lambda told: ("made of", told))
@@ -149,8 +149,8 @@ async def test_a_rotated_secret_is_used_once_a_broker_has_accepted_it(
     assert await credentials.authenticate(b"PulsarAuthRefresh") == b"second-token"
 
 
-async def test_what_was_read_outlives_its_file(file: Path) -> None:
-    """A file that is away, or half written, for a moment, does not cut the proxy off from its brokers."""
+async def test_credentials_stay_in_force_while_their_file_is_missing_or_empty(file: Path) -> None:
+    """A file that is missing or half written for a moment does not cut the proxy off from its brokers."""
     credentials = SecretCredentials("basic", str(file))
     file.unlink()
     for content in (None, b"\n"):

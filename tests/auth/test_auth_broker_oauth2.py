@@ -85,12 +85,12 @@ async def test_a_token_for_client_credentials(credentials: OAuth2Credentials, is
     assert SECRET not in str(issuer.requests[-1].url)
 
 
-async def test_what_the_token_is_wanted_for(make: Make, issuer: FakeIssuer) -> None:
+async def test_audience_and_scope_are_sent_to_the_issuer(make: Make, issuer: FakeIssuer) -> None:
     await token(make(audience="urn:pulsar", scope="produce consume"))
     assert (form(issuer)["audience"], form(issuer)["scope"]) == (["urn:pulsar"], ["produce consume"])
 
 
-def test_what_the_configuration_asks_for(file: Path) -> None:
+def test_the_method_oauth2_makes_oauth2_credentials(file: Path) -> None:
     made = broker_authentication(BrokerCredentials(method="oauth2", file=str(file), issuer_url=URL))
     assert isinstance(made, OAuth2Credentials)
 
@@ -379,5 +379,5 @@ def test_files_that_are_not_there(make: Make) -> None:
         make(trust="/missing")
 
 
-def test_who_shows_an_account_shows_no_secret(credentials: OAuth2Credentials) -> None:
+def test_the_text_of_an_account_does_not_show_its_secret(credentials: OAuth2Credentials) -> None:
     assert SECRET not in f"{credentials._account.value!r}{credentials._account.value}"

@@ -79,7 +79,9 @@ async def test_a_broker_may_offer_layers_besides_none(state: Any) -> None:
 
 
 @pytest.mark.conforms("pip-30.27")
-async def test_what_is_asked_of_the_library(kerberos: FakeKerberos, keytab: Path) -> None:
+async def test_the_library_gets_the_names_the_flags_a_copy_of_the_keytab_and_one_cache(
+    kerberos: FakeKerberos, keytab: Path
+) -> None:
     made = credentials(keytab, broker_service="pulsar")
     for host in ("one", "two"):
         await made.get_auth_data(host).authenticate(None)

@@ -131,7 +131,7 @@ async def test_failures_are_forgotten(nursery: trio.Nursery, autojump_clock: tri
     assert await line.go() == ["a1", "b1"]
 
 
-async def test_who_has_proved_a_credential_goes_first_users_in_turn(nursery: trio.Nursery) -> None:
+async def test_users_with_a_proved_credential_go_first_and_in_turn(nursery: trio.Nursery) -> None:
     line = Line(nursery)
     await line.add("stranger", "10.0.0.1")
     for name in ("alice1", "alice2", "bob1"):
@@ -174,8 +174,8 @@ async def test_a_newcomer_takes_the_place_of_the_newest_of_the_address_with_most
     assert sorted(await line.go()) == ["a1", "alice", "b1"]
 
 
-async def test_one_address_alone_has_all_the_room(nursery: trio.Nursery) -> None:
-    """Nothing is worse than a single line where all clients come from one address."""
+async def test_a_single_address_may_fill_the_queue(nursery: trio.Nursery) -> None:
+    """Where all clients come from one address, it is no worse than a queue without shares."""
     line = Line(nursery)
     client = at("10.0.0.1")
     await trio.testing.wait_all_tasks_blocked()
@@ -186,7 +186,7 @@ async def test_one_address_alone_has_all_the_room(nursery: trio.Nursery) -> None
     assert len(await line.go()) == CHECKS_PER_SLOT_MAX - 1
 
 
-async def test_who_leaves_gives_the_place_back(nursery: trio.Nursery) -> None:
+async def test_a_cancelled_waiter_frees_its_place(nursery: trio.Nursery) -> None:
     line = Line(nursery)
     waiting = await line.add("a", "10.0.0.1")
     await line.add("b", "10.0.0.1")
@@ -196,7 +196,7 @@ async def test_who_leaves_gives_the_place_back(nursery: trio.Nursery) -> None:
     assert await line.go() == ["b"]
 
 
-async def test_who_leaves_in_the_moment_of_its_turn_gives_the_slot_back(nursery: trio.Nursery) -> None:
+async def test_a_waiter_cancelled_at_its_turn_frees_the_slot(nursery: trio.Nursery) -> None:
     line = Line(nursery)
     leaving = await line.add("a", "10.0.0.1")
     await line.add("b", "10.0.0.2")
@@ -241,7 +241,7 @@ async def test_memories_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_cl
     assert (len(made._failed), len(made._proved)) == (FAILED_ADDRESSES_MAX, PROVED_USERS_MAX)
 
 
-async def test_what_is_kept_of_a_credential(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_proof_is_kept_as_a_short_keyed_tag_until_it_expires(autojump_clock: trio.testing.MockClock) -> None:
     made, other = CheckQueue(slots=1, key="k"), CheckQueue(slots=1, key="k")
     made.remember_proof("alice", b"secret")
     assert made.matches_recent_proof("alice", b"secret")

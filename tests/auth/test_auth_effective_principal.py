@@ -55,12 +55,12 @@ def test_a_client_does_not_say_that_it_is_a_proxy(original: str, proxies: ProxyR
 
 
 @pytest.mark.parametrize("role", ["Proxy-a", "proxy-a ", "proxy", "proxy-", "proxy-aa", "*"])
-def test_who_only_looks_like_a_proxy_is_none(role: str) -> None:
+def test_a_role_that_only_resembles_a_proxy_role_is_no_proxy(role: str) -> None:
     assert denial(role, ProxyClaim("bob", through_proxy=True)).reason == NOT_A_PROXY
     assert denial(role, ProxyClaim("bob")).reason == INVALID_ROLES
 
 
-def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
+def test_an_original_principal_cannot_flood_or_forge_the_log() -> None:
     assert "\n" not in str(denial("alice", ProxyClaim("bob\nlevel=info " + "x" * 100_000)))
 
 

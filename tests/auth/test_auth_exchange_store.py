@@ -23,7 +23,7 @@ def denial(kept: ExchangeStore[str], key: tuple[int, int] = KEY, method: str = "
     return denied.value.reason
 
 
-async def test_what_is_put_is_taken() -> None:
+async def test_a_stored_exchange_can_be_taken_out_again() -> None:
     kept = new_rounds()
     kept.store_exchange(KEY, "sasl", "state", number=1)
     assert len(kept) == 1
@@ -165,7 +165,9 @@ async def test_the_oldest_makes_room_and_only_where_there_is_none(monkeypatch: p
 
 
 @pytest.mark.parametrize("replaces_oldest", [False, True])
-async def test_one_caller_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch, replaces_oldest: bool) -> None:
+async def test_a_caller_that_floods_the_store_does_not_displace_the_exchanges_of_others(
+    monkeypatch: pytest.MonkeyPatch, replaces_oldest: bool
+) -> None:
     """Security: a forwarder that was taken over starts exchanges as fast as it can, and others go on beside it."""
     monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 10)
     kept = new_rounds()

@@ -46,7 +46,7 @@ def test_without_a_claim_there_is_no_end() -> None:
     "data",
     [b"", b"no token", b"a.b.c", b"\xff\xfe", b"..", segment(b"{}") + b"." + segment(b"[]") + b"." + segment(b"x")],
 )
-def test_what_is_no_token(data: bytes) -> None:
+def test_data_that_is_no_token_has_no_claimed_expiry(data: bytes) -> None:
     assert claimed_expiry_unix_ms(data) == 0
 
 

@@ -83,7 +83,7 @@ def test_rounds_are_measured(registry: CollectorRegistry, metrics: AuthMetrics) 
     assert samples(registry, "pulsar_proxy_authentication_round_seconds_sum") == [({}, 0.003)]
 
 
-def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
+def test_the_exposition_has_no_created_series(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     metrics.count_success("token")
     assert b"_created" not in generate_latest(registry)
 

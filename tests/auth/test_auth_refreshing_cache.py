@@ -201,7 +201,7 @@ async def test_a_defect_is_a_failure_and_no_more(source: Source, autojump_clock:
     assert await not_available(source) == "a defect of ours: KeyError"
 
 
-async def test_one_entry_in_the_log_for_each_failure(source: Source, autojump_clock: Clock) -> None:
+async def test_repeated_failures_to_fetch_are_logged_once(source: Source, autojump_clock: Clock) -> None:
     source.error = HttpFailed("down")
     with structlog.testing.capture_logs() as entries:
         for _ in range(10):

@@ -102,10 +102,9 @@ class Made:
         ),
     ],
 )
-def test_who_makes_the_other_providers(
+def test_each_provider_is_made_from_its_own_table(
     maker: str, settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is told its own table. What it makes of it is tested with it."""
     if "sasl" in maker:
         pytest.importorskip("gssapi")
     monkeypatch.setattr(maker, Made)
@@ -138,8 +137,8 @@ async def test_an_anonymous_role_only_where_it_is_configured(method: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["None", "NONE", " ", "none ", "anonymous", "guest", "token"])
-def test_whoever_names_a_method_is_not_anonymous(method: str) -> None:
-    """A method without a provider is no way to be taken for a client that brought nothing."""
+def test_a_client_that_names_an_unknown_method_is_not_anonymous(method: str) -> None:
+    """A method without a provider must not pass for a client without credentials."""
     with pytest.raises(AuthenticationDenied):
         judged_by(anonymous_role="guest").new_auth_state(method, CLIENT)
 
@@ -206,7 +205,7 @@ async def outcome(registry: ProviderRegistry, data: bytes) -> Identity | str:
     return state.get_identity()
 
 
-async def test_who_is_taken_by_either_is_taken_in() -> None:
+async def test_a_credential_that_one_of_several_providers_accepts_is_accepted() -> None:
     registry = judged_by(Word(b"a", "alice"), Word(b"b", "bob"), Word(b"c", "carol"))
     assert registry.methods == ("token",)
     assert registry.provider_name("token") == "EitherProvider"
@@ -381,7 +380,7 @@ def test_a_plugin_that_is_of_no_use(name: str, error: str) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_what_a_plugin_says_of_its_options_is_told_as_it_is() -> None:
+def test_a_configuration_error_of_a_plugin_is_reported_unchanged() -> None:
     with pytest.raises(ConfigError, match=r"^authentication\.plugins\.x\.word: is too short$"):
         with_plugin("refusing")
 

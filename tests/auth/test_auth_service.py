@@ -333,7 +333,7 @@ async def test_bytes_that_are_no_request(worker: Worker, method: int) -> None:
         await worker.service.handlers()[method](b"\xff", FORWARDER)
 
 
-async def test_what_is_served(worker: Worker) -> None:
+async def test_only_authenticate_and_broker_credentials_are_served(worker: Worker) -> None:
     assert set(worker.service.handlers()) == {Method.AUTHENTICATE, Method.BROKER_CREDENTIALS}
 
 
@@ -395,8 +395,8 @@ async def test_a_defect_of_a_provider_denies_the_client(many_rounds: Worker, log
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 
-async def test_what_a_defect_quotes_is_not_logged(many_rounds: Worker, logs: list[Any]) -> None:
-    """Security: parsers quote what they could not parse, which is a stranger's secret."""
+async def test_the_message_of_a_provider_defect_is_not_logged(many_rounds: Worker, logs: list[Any]) -> None:
+    """Security: parsers quote what they could not parse, which may be a client's secret."""
     assert await many_rounds.denial("rounds", b"defect") == "defect"
     assert "s3cret" not in str(logs)
 
@@ -472,7 +472,7 @@ async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyP
     assert (await many_rounds.principal("rounds", b"last", first=False, exchange=1)).name == "alice"
 
 
-async def test_what_an_exchange_keeps_of_a_client_is_bounded(many_rounds: Worker, provider: RoundsProvider) -> None:
+async def test_the_client_context_kept_by_an_exchange_is_bounded(many_rounds: Worker, provider: RoundsProvider) -> None:
     """Security: there may be 20,000 exchanges, and a client without a credential can begin one."""
     assert await many_rounds.denial("rounds", b"first", original_principal="r" * (ROLE_CHARACTERS_MAX + 1)) == (
         "invalid_roles"
@@ -1020,8 +1020,8 @@ async def test_other_credentials_come_with_the_end_that_their_mechanism_knows(
         assert (await worker.credentials_response(challenge)).expires_at_unix_ms == 4_000_000_000_000 + number
 
 
-async def test_what_is_no_token_has_no_end_that_is_known(exchange: Exchange, nursery: trio.Nursery) -> None:
-    """Of another mechanism's data nothing is read as if it were a token."""
+async def test_credentials_of_another_mechanism_have_no_known_expiry(exchange: Exchange, nursery: trio.Nursery) -> None:
+    """Data of another mechanism is not parsed as a token."""
     exchange.get_auth_data = lambda _host: Unread()  # type: ignore[method-assign, assignment]
     assert (await Worker(Config(), nursery).credentials_response()).expires_at_unix_ms == 0
 
@@ -1260,7 +1260,7 @@ async def test_the_end_of_the_proxys_own_token_is_a_metric(
     await until_it_ends_at(worker, None)
 
 
-async def test_what_the_proxy_renews_by_itself_has_no_end_to_look_at() -> None:
+async def test_a_token_that_the_proxy_renews_by_itself_reports_no_expiry() -> None:
     class Issued(OneForAllBrokers):
         method = "token"
 

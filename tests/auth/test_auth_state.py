@@ -28,7 +28,7 @@ class Provider:
 
 
 @pytest.mark.conforms("pip-30.19", "pip-30.29", "pip-30.30", "pip-30.31", "pip-30.33")
-async def test_one_round_and_it_is_complete() -> None:
+async def test_a_one_stage_exchange_is_complete_after_one_round() -> None:
     provider = Provider()
     state = OneStageAuthState(provider, CLIENT)
     assert not state.is_complete()

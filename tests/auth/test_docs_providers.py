@@ -97,7 +97,7 @@ async def test_the_provider_of_several_rounds(documented: ProviderRegistry) -> N
 
 
 @pytest.mark.parametrize("who", [b"alice", b"nobody", b"", b"\xff"])
-async def test_who_does_not_know_the_key_is_denied(documented: ProviderRegistry, who: bytes) -> None:
+async def test_a_client_without_the_key_is_denied(documented: ProviderRegistry, who: bytes) -> None:
     state = documented.new_auth_state("riddle", CLIENT)
     nonce = await state.authenticate(who)
     assert nonce is not None
@@ -106,7 +106,7 @@ async def test_who_does_not_know_the_key_is_denied(documented: ProviderRegistry,
     assert not state.is_complete()
 
 
-def test_what_the_page_configures_is_what_the_provider_takes() -> None:
+def test_the_configuration_on_the_page_has_the_options_of_the_provider() -> None:
     import tomllib
 
     tables = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "voucher" in text]

@@ -109,7 +109,7 @@ def test_a_deviation_needs_a_test_too_and_stands_in_the_summary(tree: Tree) -> N
     assert tree.problems() == ["pip-1.1 **deviates**, but no test shows it"]
 
 
-def test_what_is_not_applicable_is_shown_by_no_test(tree: Tree) -> None:
+def test_a_statement_that_is_not_applicable_must_have_no_test(tree: Tree) -> None:
     tree.change('holds = "yes"\nwhere = ["code.py:Thing.works"]', 'holds = "not applicable"\nnote = "Why."')
     assert tree.problems() == ["pip-1.1 is not applicable, but a test shows it"]
 
@@ -205,7 +205,7 @@ def _knows_a_mechanism(module: str) -> bool:
 
 
 @pytest.mark.conforms("pip-30.40")
-def test_what_talks_to_clients_knows_no_mechanism() -> None:
+def test_forwarder_modules_import_no_authentication_mechanism() -> None:
     """No module of the forwarder, nor of what it is built on, imports a provider or a mechanism's library."""
     files = [file for room in ("proxy/forwarder", "proxy/runtime", "proto") for file in (ROOT / room).rglob("*.py")]
     assert len(files) > 60

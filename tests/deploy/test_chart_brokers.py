@@ -73,7 +73,7 @@ def test_the_configuration_takes_precedence() -> None:
 
 
 @pytest.mark.parametrize("key", ["tls", "namespace"])
-def test_what_a_url_of_ones_own_makes_void_is_refused(key: str) -> None:
+def test_a_broker_value_without_effect_beside_a_service_url_is_refused(key: str) -> None:
     value: Any = {"tls": True, "namespace": "other"}[key]
     with pytest.raises(Refused, match=rf"brokers\.{key}: config\.brokers\.service_url says"):
         render(brokers={key: value}, config={"brokers": {"service_url": "pulsar://b.example.org:6650"}})

@@ -23,7 +23,7 @@ def test_maps_and_strings_are_evaluated() -> None:
 
 
 @pytest.mark.parametrize("missing", ["apiVersion", "kind", "metadata"])
-def test_what_is_no_manifest_is_refused(missing: str) -> None:
+def test_an_extra_object_without_a_required_field_is_refused(missing: str) -> None:
     manifest = config_map("a")
     del manifest[missing]
     with pytest.raises(Refused, match=r"extraObjects\[1\]: has no apiVersion, kind or metadata\.name"):

@@ -109,7 +109,7 @@ def test_packages_hold_the_same_and_render_what_the_folder_does(tmp_path: Path) 
     assert rendered["helm"].stdout == helm_template({})
 
 
-def test_what_toml_cannot_express_is_refused() -> None:
+def test_a_value_that_toml_cannot_express_is_refused() -> None:
     values = {"config": {"authentication": {"plugins": {"voucher": {"list": [1, None]}}}}}
     with pytest.raises(
         Refused, match=r"config: TOML cannot express this \(toml: cannot encode array with nil element\)"

@@ -81,7 +81,7 @@ def test_sizes_are_recommended_and_never_changed() -> None:
         ({"keda": {"enabled": True}}, "keda.enabled: KEDA would have no Prometheus"),
     ],
 )
-def test_what_keda_cannot_do_is_refused(values: dict[str, Any], says: str) -> None:
+def test_values_that_keda_cannot_follow_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(Refused) as refused:
         render(**values)
     assert says in str(refused.value)

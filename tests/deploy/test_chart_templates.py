@@ -172,7 +172,7 @@ def test_every_pod_passes_the_restricted_standard() -> None:
         )
 
 
-def test_what_is_written_goes_to_volumes() -> None:
+def test_writable_directories_are_mounted_from_empty_dir_volumes() -> None:
     manifests = render()
     mounts = {mount["mountPath"]: mount["name"] for mount in manifests.container["volumeMounts"]}
     empty = {volume["name"] for volume in manifests.pod["spec"]["volumes"] if "emptyDir" in volume}

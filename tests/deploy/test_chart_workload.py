@@ -176,7 +176,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_what_a_daemon_set_cannot_follow_is_refused(values: dict[str, Any], says: str) -> None:
+def test_values_that_a_daemon_set_cannot_follow_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(Refused) as refused:
         render(**values)
     assert says in str(refused.value)

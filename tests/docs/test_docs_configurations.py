@@ -127,7 +127,7 @@ def _written(tree: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("word", LOADED_ONLY)
-def test_what_is_only_loaded_is_there(word: str) -> None:
+def test_each_word_of_loaded_only_occurs_in_a_block(word: str) -> None:
     assert any(word in block.text for block in PROXY_BLOCKS)
 
 

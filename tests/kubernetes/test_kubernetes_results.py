@@ -65,7 +65,7 @@ def test_producers_are_told_apart() -> None:
     assert (found.moments_s, found.away) == ([1.0, 2.0], 2)
 
 
-def test_who_is_back_is_not_away() -> None:
+def test_a_client_that_has_reconnected_is_not_away() -> None:
     assert ends(MADE, LOST, MADE).away == 0
 
 

@@ -33,7 +33,7 @@ def test_log_gets_a_line_every_few_seconds() -> None:
     assert out.getvalue().endswith("a: 1\na: 2\n")
 
 
-def test_one_of_several_progresses_replaces_no_line_on_a_terminal() -> None:
+def test_progress_of_several_tasks_replaces_no_line_on_a_terminal() -> None:
     out = Terminal()
     console = Console(out, interval_s=1000, replaces=False)
     for text in ("Fetching: 1 MB", "Fetching: 2 MB", "Unpacking"):

@@ -85,13 +85,13 @@ def test_changed_lists_leave_no_package_of_before(tree: Environment) -> None:
     assert not (tree.directory / "lib").exists()
 
 
-def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
+def test_an_environment_for_tests_serves_a_run_as_well(tree: Environment) -> None:
     _prepare(tree, "test")
     assert _prepare(tree, "run") == []
     assert _prepare(tree, "analytics") == []
 
 
-def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
+def test_an_environment_for_a_run_is_extended_for_tests(tree: Environment) -> None:
     _prepare(tree, "run")
     assert _prepare(tree, "test") == ["deploy/requirements/test.txt"]
     assert tree.is_ready("run")

@@ -35,7 +35,7 @@ def stage_text(stage: str) -> str:
     return str(text)
 
 
-def test_what_is_not_named_stays_out_of_the_build() -> None:
+def test_dockerignore_excludes_all_files_that_it_does_not_name() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "**"
     assert not any("tests" in line or ".git" in line for line in lines)

@@ -10,7 +10,7 @@ from local.lock import CONSTRAINTS, EXTRAS, REQUIREMENTS, canonical, direct_requ
 PINS = read_pins(CONSTRAINTS.read_text())
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_rendered_pins_are_read_back_unchanged() -> None:
     pins = {"a-b": ("A_b", "1.0", ("sha256:" + "0" * 64, "sha256:" + "1" * 64)), "c": ("c", "2", ())}
     text = render("Some packages", pins)
     assert text.startswith("# Some packages; made by `make lock`: do not edit.\nA_b==1.0 \\\n    --hash=sha256:000")

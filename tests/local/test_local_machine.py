@@ -179,7 +179,9 @@ def test_others_go_on_without_kerberos(fake_command: FakeCommand, monkeypatch: p
     assert ("sudo apt-get install" in said[-1]) == (user == 1000)
 
 
-def test_what_kerberos_needs_is_looked_for(fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_of_kerberos_are_detected(
+    fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = fake_command("krb5-config", "").parent
     fake_command("gcc", "")
     assert machine.KRB5_HEADERS.present()

@@ -116,7 +116,7 @@ def test_an_interrupted_run_is_completed(registry: str, cosign: Path, made: Rele
 
 
 @pytest.mark.parametrize("there", ["pulsar-trio-proxy", "pulsar-trio-proxy-analytics", "charts/pulsar-trio-proxy"])
-def test_what_is_there_is_never_overwritten(
+def test_a_published_artifact_is_never_overwritten(
     registry: str, cosign: Path, made: Release, tmp_path: Path, there: str
 ) -> None:
     other = write_release(tmp_path / "other", b"other layer")

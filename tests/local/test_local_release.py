@@ -25,13 +25,13 @@ def test_the_version_of_this_tree() -> None:
         ("## 1.2.3 (2026-11-23)\n", "\nversion: 1.2.4\nappVersion: 1.2.3\n", "version in Chart.yaml is not 1.2.3"),
     ],
 )
-def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
+def test_a_release_with_inconsistent_versions_is_refused(changelog: str, chart: str, complaint: str) -> None:
     with pytest.raises(ReleaseError) as raised:
         check_release("1.2.3", changelog, chart)
     assert complaint in str(raised.value)
 
 
-def test_what_is_complete_is_not_refused() -> None:
+def test_a_release_with_consistent_versions_is_accepted() -> None:
     check_release("1.2.3", "# Changelog\n\n## 1.2.3 (2026-11-23)\n", CHART_TEXT)
 
 

@@ -172,8 +172,8 @@ def _words(path: Path) -> set[str]:
     return {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
 
 
-def test_what_is_made_in_python_installs_by_one_function() -> None:
-    """`make lock` asks what would be installed, and installs nothing."""
+def test_only_environment_py_installs_packages_with_pip() -> None:
+    """`make lock` runs pip as well, but only with --dry-run."""
     modules = [path for path in (ROOT / "deploy/local").glob("*.py") if {"pip", "install"} <= _words(path)]
     assert [path.name for path in sorted(modules)] == ["environment.py", "lock.py"]
     assert "--dry-run" in _words(ROOT / "deploy/local/lock.py")

@@ -9,7 +9,7 @@ def test_every_file_that_is_named_exists() -> None:
     assert {name for files in SHARING.values() for name in files} | set(MEASURED) <= names
 
 
-def test_what_shares_goes_first_and_folders_fill_the_rest() -> None:
+def test_scopes_with_shared_services_go_first_and_folders_last() -> None:
     spark = scope_of("tests/analytics/test_analytics_cli.py::test_a")
     shared = scope_of("tests/e2e/test_clients.py::test_a[b]")
     alone = scope_of("tests/e2e/test_inside.py::test_a")

@@ -72,7 +72,7 @@ def test_requests_are_there_before_the_first_one() -> None:
     assert [registry.get_sample_value(name) for name in names] == [2] * 4 + [1] * 4
 
 
-def test_what_brokers_write_is_a_bounded_number_of_labels() -> None:
+def test_unknown_error_codes_of_brokers_share_one_label() -> None:
     registry = CollectorRegistry()
     metrics = LookupMetrics(registry)
     for code in range(1000, 3000):
@@ -82,7 +82,7 @@ def test_what_brokers_write_is_a_bounded_number_of_labels() -> None:
     )
 
 
-def test_it_is_written_as_prometheus_reads_it() -> None:
+def test_lookup_metrics_are_rendered_in_the_format_of_prometheus() -> None:
     registry = CollectorRegistry()
     LookupMetrics(registry).observe_answer("lookup", None, 0.003)
     text = render_metrics(registry)

@@ -530,7 +530,7 @@ async def test_a_request_that_a_broker_would_hang_up_upon_is_its_senders_own_mat
 
 @pytest.mark.conforms("kip-590.12")
 @pytest.mark.parametrize(("bad", "error"), BAD_REQUESTS)
-async def test_one_bad_request_keeps_no_other_from_its_answer(
+async def test_a_bad_request_in_an_envelope_leaves_the_others_answered(
     serve: Serve, broker: FakeBroker, bad: BaseCommand | bytes, error: int
 ) -> None:
     answers = await serve().send(lookup("a", 1), bad, lookup("b", 3)).all()
@@ -903,7 +903,7 @@ async def test_resolve_target(serve: Serve, network: Network) -> None:
     )
 
 
-async def test_what_a_lookups_answer_says_of_a_brokers_ports_counts_for_targets(
+async def test_ports_in_a_lookup_answer_are_used_for_targets(
     serve: Serve, network: Network, broker: FakeBroker
 ) -> None:
     network.names["b1"] = [["10.0.0.2"]]

@@ -327,5 +327,5 @@ def test_a_service_url_is_parsed_or_invalid_and_nothing_else(url: str) -> None:
         ("", ""),
     ],
 )
-def test_what_a_client_counts_for(client_address: str, network: str) -> None:
+def test_a_client_counts_by_its_ipv4_address_or_its_64_bit_ipv6_network(client_address: str, network: str) -> None:
     assert client_network(client_address) == network

@@ -78,7 +78,7 @@ def test_each_exchange_has_rounds_of_its_own() -> None:
         exchange.on_answer_sent(complete=True)
 
 
-def test_what_has_failed_may_begin_anew() -> None:
+def test_a_failed_exchange_may_start_again() -> None:
     exchange = BrokerExchange(ASKED_FURTHER)
     exchange.on_failure()
     exchange.on_challenge(AUTH_REFRESH)

@@ -141,7 +141,7 @@ def test_pings_are_answered_at_any_point() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\x01", PING[:6], PING, PING + b"\xff" * 5000])
-def test_what_comes_behind_connected_is_handed_over_untouched(rest: bytes) -> None:
+def test_bytes_after_connected_are_handed_over_unchanged(rest: bytes) -> None:
     Playbook().broker_says(CONNECTED + rest).connected(rest).silent()
 
 
@@ -306,7 +306,7 @@ def test_an_answer_without_a_challenge_is_our_defect(state: HandshakeState) -> N
         playbook.answers()
 
 
-def test_one_challenge_is_answered_once() -> None:
+def test_a_second_answer_to_a_challenge_is_an_error() -> None:
     playbook = handshake_in(CHALLENGED).answers()
     with pytest.raises(LocalProtocolError):
         playbook.answers()

@@ -196,7 +196,7 @@ def test_the_only_way_into_lookup_mode() -> None:
         (State.AWAITING_CONNECT, set(State)),
     ],
 )
-def test_what_can_be_reached_from_where(start: State, reachable: set[State]) -> None:
+def test_each_state_reaches_only_its_expected_successors(start: State, reachable: set[State]) -> None:
     found = {start}
     while more := {following.state for state in found for following in TRANSITIONS[state].values()} - found:
         found |= more
@@ -380,7 +380,7 @@ TOPIC_OR_NAMESPACE = pulsar_bytes.fields((1, "t"), (2, 7))
 
 
 @pytest.mark.parametrize("kind", [21, 23])  # PARTITIONED_METADATA, LOOKUP
-def test_what_clients_write_is_plainly_a_lookup(kind: int) -> None:
+def test_a_lookup_as_clients_encode_it_is_plainly_a_lookup(kind: int) -> None:
     """The type, then its message, as both LightProto (Java) and protobuf (C++ and all that stands on it) write it."""
     command = pulsar_bytes.command(kind, TOPIC_OR_NAMESPACE)
     assert is_plainly_lookup(command)
@@ -401,8 +401,8 @@ def test_a_message_of_a_longer_length_is_left_to_who_parses() -> None:
 
 
 @pytest.mark.parametrize("kind", [32, 34])  # GET_TOPICS_OF_NAMESPACE, GET_SCHEMA
-def test_what_may_have_a_large_answer_is_never_plainly_a_lookup(kind: int) -> None:
-    """There must be room for the answer first."""
+def test_a_request_with_a_large_answer_is_never_plainly_a_lookup(kind: int) -> None:
+    """Room for the answer has to be reserved first."""
     assert not is_plainly_lookup(pulsar_bytes.command(kind, TOPIC_OR_NAMESPACE))
 
 
@@ -441,10 +441,10 @@ _MESSAGES = [one for one in BaseCommand.DESCRIPTOR.fields if one.message_type is
     body=st.binary(max_size=20),
     ids=st.tuples(st.text(max_size=300), st.integers(0, 2**64 - 1)),
 )
-def test_it_says_of_all_commands_what_parsing_them_says(
+def test_is_plainly_lookup_agrees_with_parsing_for_all_commands(
     kind: int, field: object, body: bytes, ids: tuple[str, int]
 ) -> None:
-    """Whatever can be parsed: the type and one message, the right or another one."""
+    """Each command has a type and one message, that of the type or another one."""
     for message in (body, pulsar_bytes.fields((1, ids[0]), (2, ids[1]))):
         data = pulsar_bytes.field(1, kind) + pulsar_bytes.field(field.number, message)  # type: ignore[attr-defined]
         try:

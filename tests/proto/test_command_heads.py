@@ -250,7 +250,7 @@ def hostile_frame(chance: random.Random) -> bytes:
         (b"\x08\x12\x0d\x00\x00\x00\x00\x08\x06", 6),
     ],
 )
-def test_what_the_broker_takes_for_a_send_is_none_here(command: bytes, broker_sees: int) -> None:
+def test_an_ambiguous_frame_that_a_broker_reads_as_a_send_is_invalid(command: bytes, broker_sees: int) -> None:
     frame = encode_frame(command)
     assert light_proto_type(frame) == broker_sees
     assert known_type(frame) is None
@@ -269,8 +269,8 @@ def test_a_command_of_a_size_that_does_not_fit(command_bytes: int) -> None:
 
 @pytest.mark.parametrize("command_type", [*sorted(VALUES), 82, 127])
 @pytest.mark.parametrize("body", [b"", b"\x08\x01", b"\x0a" * 127, b"\x0a" * 128, b"\x0a" * 3000])
-def test_what_every_client_writes(command_type: int, body: bytes) -> None:
-    """The type, and its message; it is known by no more than HEAD_BYTES_MAX."""
+def test_the_type_of_a_command_as_clients_encode_it_is_known(command_type: int, body: bytes) -> None:
+    """The command is its type and its message; HEAD_BYTES_MAX bytes suffice."""
     command = bytes((8, command_type)) + varint(max(2, command_type) << 3 | 2) + varint(len(body)) + body
     frame = encode_frame(command, b"payload")
     assert known_type(frame) == command_type
@@ -326,8 +326,8 @@ def test_nor_of_any_bytes(command: bytes, payload: bytes) -> None:
 
 @settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
-def test_what_was_parsed_has_its_type_first_and_once(chance: random.Random) -> None:
-    """The rule of lookup mode: what passes it has one type to a reader of its beginning, and to protobuf."""
+def test_a_command_that_passes_the_check_has_its_type_first_and_once(chance: random.Random) -> None:
+    """In lookup mode, such a command has one type to a reader of its beginning, and to protobuf."""
     command = hostile_frame(chance)[8:]
     parsed = protobuf_type(command)
     if parsed is None:
@@ -385,7 +385,7 @@ def test_they_pass_past_the_end_byte_for_byte(frame: bytes) -> None:
     ],
     ids=["payload", "no message", "a message with something in it", "a longer length", "another message", "mixed"],
 )
-def test_what_is_nearly_one_does_not(other: bytes) -> None:
+def test_a_frame_that_only_resembles_a_keep_alive_stops_the_scanner(other: bytes) -> None:
     passed, stop = past_the_end().scan_frames(PING + other, len(PING + other))
     assert (passed, stop) == (len(PING), other[9])
 

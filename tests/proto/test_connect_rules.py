@@ -136,8 +136,8 @@ def test_data_that_is_none_or_no_text_is_not_forwarded(data: bytes) -> None:
     assert original_credentials(connect(auth_method_name="token", auth_data=data).connect, from_proxy=False) is None
 
 
-def test_what_a_client_calls_original_is_not_forwarded() -> None:
-    """Security: a client forwards nothing; what it wrote there could be another client's."""
+def test_original_credentials_from_a_client_are_not_forwarded() -> None:
+    """Security: only a proxy forwards credentials; those that a client writes there could be another client's."""
     message = connect(
         auth_method_name="token", auth_data=b"own", original_auth_method="token", original_auth_data="other's"
     ).connect
@@ -177,7 +177,7 @@ def test_a_proxys_own_credentials_are_not_shown() -> None:
 
 
 @pytest.mark.conforms("pip-1.12", "pip-1.29", "pip-1.30")
-def test_what_reaches_the_broker_is_the_clients_but_for_the_identity() -> None:
+def test_the_connect_to_the_broker_is_the_clients_except_for_the_identity() -> None:
     message = broker_connect(written(), IDENTITY, "0.1")
     expected = [*SURVIVES, (3, b"proxy's token"), (5, b"token"), (7, b"alice"), (11, b"0.1")]
     assert decoded(message.SerializeToString()) == sorted(expected)
@@ -296,8 +296,8 @@ def test_the_lower_protocol_version_counts(client: int, broker: int | None, told
 
 @pytest.mark.conforms("pip-30.47")
 @pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
-def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
-    """Security: it is kept for as long as the connection lasts, also by the supervisor."""
+def test_a_connect_with_a_field_above_the_size_limit_is_refused(field: str) -> None:
+    """Security: the fields are kept for as long as the connection lasts, also by the supervisor."""
     for size, allowed in ((KEPT_FIELD_BYTES_MAX, True), (KEPT_FIELD_BYTES_MAX + 1, False)):
         message = connect(protocol_version=19)
         setattr(message.connect, field, "x" * size)
@@ -310,8 +310,8 @@ def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
 @pytest.mark.parametrize("character", ["ä", "角", "🔑"])
-def test_what_is_kept_of_a_connect_is_bounded_in_bytes(field: str, character: str) -> None:
-    """Security: a character takes up to four of them."""
+def test_the_size_limit_of_a_connect_field_counts_bytes(field: str, character: str) -> None:
+    """Security: a character takes up to four bytes."""
     whole, rest = divmod(KEPT_FIELD_BYTES_MAX, len(character.encode()))
     at_most = character * whole + "x" * rest
     for text, allowed in ((at_most, True), (at_most + "x", False), (character * KEPT_FIELD_BYTES_MAX, False)):
@@ -319,7 +319,7 @@ def test_what_is_kept_of_a_connect_is_bounded_in_bytes(field: str, character: st
         assert (refusal is None) == allowed
 
 
-def test_what_is_kept_of_a_connect() -> None:
+def test_a_kept_connect_has_no_credentials_and_no_unknown_fields() -> None:
     kept = connect_without_credentials(parse_command(command(2, WRITTEN)).connect)
     assert (kept.auth_method_name, kept.original_principal) == ("client's method", "client's principal")
     assert (kept.original_auth_method, kept.proxy_version) == ("client's original method", "client's proxy version")

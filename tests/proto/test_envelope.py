@@ -100,8 +100,8 @@ def test_an_expired_principal_where_ends_are_only_observed() -> None:
             verify_envelope(envelope(**changes), KEY, None)
 
 
-def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None:
-    """Security: seals are kept, but no longer than they hold."""
+def test_a_verified_seal_is_valid_only_for_its_key_and_until_its_expiry() -> None:
+    """Security: verified seals are cached, but no longer than they are valid."""
     for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS, NOW_MS + 2**40):
         if now_ms == NOW_MS:
             assert verify_envelope(envelope(), KEY, now_ms) == ALICE

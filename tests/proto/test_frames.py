@@ -105,7 +105,7 @@ FRAMES = st.builds(Frame, st.binary(max_size=60), st.binary(max_size=60))
 
 
 @given(st.lists(FRAMES, max_size=6), st.data())
-def test_what_is_encoded_is_decoded_however_it_was_split(frames: list[Frame], data: st.DataObject) -> None:
+def test_encoded_frames_are_decoded_however_their_bytes_are_split(frames: list[Frame], data: st.DataObject) -> None:
     wire = b"".join(frame.encode() for frame in frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
     chunks = [wire[start:end] for start, end in itertools.pairwise([0, *cuts, len(wire)])]
@@ -113,7 +113,7 @@ def test_what_is_encoded_is_decoded_however_it_was_split(frames: list[Frame], da
 
 
 @given(st.lists(FRAMES, max_size=3), st.binary(max_size=40))
-def test_what_is_behind_the_frames_taken_is_handed_over_untouched(frames: list[Frame], tail: bytes) -> None:
+def test_bytes_after_the_frames_taken_are_handed_over_unchanged(frames: list[Frame], tail: bytes) -> None:
     subject = decoder()
     subject.receive_data(b"".join(frame.encode() for frame in frames) + tail)
     assert [subject.next_frame() for _ in frames] == frames
@@ -143,7 +143,7 @@ def test_a_frame_of_exactly_the_limit() -> None:
     assert fed(wire) == [frame]
 
 
-def test_one_byte_above_the_limit_is_refused_on_its_first_four_bytes() -> None:
+def test_a_frame_a_byte_above_the_limit_is_refused_on_its_first_four_bytes() -> None:
     subject = decoder()
     subject.receive_data((LIMIT + 1).to_bytes(4, "big"))
     with pytest.raises(FrameTooLarge, match="1025 bytes; the limit is 1024"):

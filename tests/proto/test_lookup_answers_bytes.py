@@ -89,7 +89,7 @@ NO_NUMBERS = {
 
 
 @pytest.mark.parametrize("place", NO_NUMBERS.values(), ids=NO_NUMBERS)
-def test_what_is_no_id_of_ours_in_the_ids_place_makes_it_another_answer(place: bytes) -> None:
+def test_an_answer_without_a_proxy_id_in_its_place_is_not_a_known_answer(place: bytes) -> None:
     shapes, _ = known(connect())
     assert len(place) == 5
     assert shapes.find_answer(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is None
@@ -139,7 +139,7 @@ NOT_LEARNED = {
 
 
 @pytest.mark.parametrize("data", NOT_LEARNED.values(), ids=NOT_LEARNED)
-def test_what_is_written_in_an_unusual_way_is_parsed_each_time(data: bytes) -> None:
+def test_an_answer_in_an_unusual_encoding_is_parsed_each_time(data: bytes) -> None:
     shapes, _ = known(data)
     assert shapes.find_answer(frame(data), 0) is None
 
@@ -163,7 +163,7 @@ answers = st.builds(
 
 
 @given(first=answers, second=answers, number=st.integers(PROXY_ID_MIN, PROXY_ID_MAX))
-def test_what_is_known_again_is_what_protobuf_reads(first: bytes, second: bytes, number: int) -> None:
+def test_a_known_answer_is_equal_to_what_protobuf_parses(first: bytes, second: bytes, number: int) -> None:
     try:
         shapes, _ = known(first, second)
     except DecodeError:  # such an answer never gets as far as here
@@ -229,6 +229,6 @@ def test_which_error_it_is(data: bytes, error: int | None) -> None:
     assert ClientAnswer(BaseCommand.FromString(data)).error == error
 
 
-def test_what_is_no_answer_is_no_clients() -> None:
+def test_a_command_that_answers_no_request_cannot_be_a_client_answer() -> None:
     with pytest.raises(ValueError, match="answers no request"):
         ClientAnswer(BaseCommand(type=BaseCommand.PING, ping={}))

@@ -89,8 +89,8 @@ def test_a_request_goes_on_with_our_id_and_without_the_clients_identities(kind: 
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_what_is_asked_does_not_depend_on_who_asks(kind: int) -> None:
-    """Two clients that ask the same are answered together: neither id nor claimed identity may tell them apart."""
+def test_a_query_is_independent_of_the_request_id_and_the_claimed_identity(kind: int) -> None:
+    """So requests of two clients for the same are answered together."""
     id_field, identity_fields, rest = REQUESTS[kind]
     first = parsed(request(kind))
     second = parsed(command(kind, fields(*((number, "another") for number in identity_fields), *rest, (id_field, 99))))
@@ -134,7 +134,7 @@ def test_request_ids_at_their_bounds(kind: int, request_id: int) -> None:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_what_a_request_is_about(kind: int) -> None:
+def test_the_subject_of_a_request_is_its_topic_or_its_namespace(kind: int) -> None:
     original = parsed(request(kind))
     assert subject_of(original, kind_of(original)) == ("t/n" if kind == TOPICS else "persistent://t/n/topic")
     empty = parsed(command(kind, fields((REQUESTS[kind][0], CLIENTS))))
@@ -148,7 +148,7 @@ def test_a_request_without_its_message(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 4, 18, 22, 24, 64])
-def test_what_is_no_request_of_lookup_mode(kind: int) -> None:
+def test_a_command_that_is_no_request_of_lookup_mode_has_no_kind(kind: int) -> None:
     with pytest.raises(KeyError):
         kind_of(parsed(command(kind) if kind else b""))
 
@@ -176,7 +176,7 @@ def test_a_brokers_error_is_an_answer_to_any_request() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(BaseCommand.Type.values()) - {ERROR, *ANSWERS.values()}))
-def test_what_is_no_answer(kind: int) -> None:
+def test_a_command_that_is_no_answer_has_no_request_id(kind: int) -> None:
     assert response_request_id(BaseCommand(type=kind)) is None
 
 

@@ -106,7 +106,9 @@ JAVA = [
 
 
 @pytest.mark.parametrize(("kind", "body"), [one[1:] for one in JAVA], ids=[one[0] for one in JAVA])
-def test_what_clients_write_is_parsed_only_once(kind: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_as_clients_encode_it_is_parsed_only_once(
+    kind: int, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(command(kind, body))
     other = command(kind, body.replace(b"topic", b"other"))
     expected = as_protobuf_sees_it(other).SerializeToString()
@@ -167,7 +169,7 @@ def test_the_message_of_a_request_is_whole_again(kind: int) -> None:
     assert request.to_command().SerializeToString() == expected.SerializeToString()
 
 
-def test_what_is_asked_is_equal_however_it_is_written() -> None:
+def test_equal_requests_are_equal_in_any_encoding() -> None:
     plain, _ = parse_request(command(LOOKUP, fields(TOPIC, (2, 7), (3, 0))))
     for body in (
         fields((3, 0), (2, 8), TOPIC),
@@ -230,7 +232,7 @@ def test_a_rest_that_is_known_for_one_kind_is_none_of_another() -> None:
     assert b"admin" not in to_broker(request)
 
 
-def test_what_clients_write_is_kept_within_bounds() -> None:
+def test_the_cached_trailers_of_requests_are_bounded() -> None:
     [lookups] = [trailers for kind, _, trailers in PARSER._fast_paths.values() if kind is KINDS[BaseCommand.LOOKUP]]
     for number in range(TRAILERS_MAX + 10):
         check(command(LOOKUP, fields((1, "t"), (2, 7), (7, str(number)))))
@@ -388,10 +390,10 @@ def test_our_ids_are_different_and_have_one_size() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 7, PROXY_ID_MIN - 1, PROXY_ID_MAX + 1, 2**64 - 1])
-def test_what_is_no_id_of_ours(number: int) -> None:
+def test_a_number_outside_of_the_range_of_proxy_ids_is_not_encoded(number: int) -> None:
     assert encode_proxy_id(number) is None
 
 
 @pytest.mark.parametrize("number", [PROXY_ID_MIN, PROXY_ID_MIN + 4711, PROXY_ID_MAX])
-def test_what_is_one(number: int) -> None:
+def test_a_proxy_id_is_encoded_as_a_varint(number: int) -> None:
     assert encode_proxy_id(number) == varint(number)

@@ -91,7 +91,7 @@ ROW_FRAME = frame(6, b"x" * 90)
     ],
     ids=["stop", "longer", "much longer", "another type", "too large"],
 )
-def test_one_odd_frame_in_a_row_of_frames_that_are_alike(place: int, odd: bytes, expected: int) -> None:
+def test_a_frame_that_differs_in_a_row_of_equal_frames_is_recognized(place: int, odd: bytes, expected: int) -> None:
     frames = [ROW_FRAME] * IN_A_ROW
     frames[place] = odd
     stream = bytearray(b"".join(frames))
@@ -244,7 +244,7 @@ def test_any_pieces(sizes: list[int], chance: random.Random) -> None:
     assert taken == [one for one in frames if one[9] == ANSWER]
 
 
-def test_one_frame_at_a_time() -> None:
+def test_take_passable_can_take_a_single_frame() -> None:
     cutter = FrameCutter(walk())
     cutter.receive_data(STREAM[:50])
     assert cutter.take_passable() == STREAM[:50]

@@ -106,8 +106,10 @@ BAD = bad_requests()
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD.values(), ids=BAD)
-def test_what_a_broker_would_close_the_connection_upon_is_refused_under_its_own_id(data: bytes, reason: str) -> None:
-    """Again and again: a request that was refused once teaches nothing."""
+def test_a_request_upon_which_a_broker_would_close_the_connection_is_refused_under_its_id(
+    data: bytes, reason: str
+) -> None:
+    """Each time: a refused request leaves nothing in the parser's cache."""
     for _ in range(3):
         with pytest.raises(RequestRefused) as caught:
             parse_request(data)
@@ -123,8 +125,8 @@ def test_codes_that_a_client_understands(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", SUBJECT)
-def test_what_cannot_even_be_answered_is_corrupt(kind: int) -> None:
-    """Without a request id, whatever its client waits for, it could not match an answer."""
+def test_a_request_without_a_request_id_is_corrupt(kind: int) -> None:
+    """Its client could not match an answer."""
     for data in (command(kind, fields(SUBJECT[kind])), command(kind, b""), command(kind, None), field(1, kind)):
         with pytest.raises(CommandCorrupt):
             parse_request(data)
@@ -158,7 +160,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("data", GOOD.values(), ids=GOOD)
-def test_what_brokers_read_passes_whole(data: bytes) -> None:
+def test_a_valid_request_reaches_the_broker_unchanged_except_for_its_id(data: bytes) -> None:
     for _ in range(2):
         kind, message = pulsar_parser.read(sent(data))
         expected_kind, expected = pulsar_parser.read(data)

@@ -27,7 +27,7 @@ def broken(data: bytes, key: bytes = KEY) -> str:
 
 
 @pytest.mark.parametrize("principal", [ALICE, FOR_EVER, Principal()])
-def test_what_was_sealed_is_what_is_unsealed(principal: Principal) -> None:
+def test_an_unsealed_principal_is_equal_to_the_sealed_one(principal: Principal) -> None:
     assert unseal(seal(principal, KEY), KEY) == principal
 
 

@@ -82,7 +82,7 @@ def test_when_to_ask(fraction: float, at_s: float) -> None:
 
 
 @pytest.mark.conforms("kip-368.5")
-def test_who_never_expires_is_never_asked() -> None:
+def test_a_session_without_an_end_is_never_challenged() -> None:
     assert clock().challenge_at_s == NEVER
     assert clock().challenge_at_s > 1e12
 
@@ -206,7 +206,7 @@ def test_a_lost_answer_brings_no_earlier_challenge() -> None:
     assert session.challenge_at_s == asked_at_s > 61.5
 
 
-def test_one_challenge_outstanding() -> None:
+def test_a_second_challenge_while_one_is_outstanding_is_an_error() -> None:
     session = clock(100)
     session.on_challenge_sent(140)
     assert session.challenge_at_s > 1e9
@@ -298,7 +298,7 @@ def test_a_challenge_is_not_hastened_after_a_failure_that_is_only_observed(lives
     assert after.challenge_at_s == 205
 
 
-def test_what_was_observed_is_known_to_a_successor_and_forgotten_in_a_new_life() -> None:
+def test_an_observed_end_is_kept_in_a_snapshot_and_cleared_by_a_reauthentication() -> None:
     session = clock(100)
     assert not session.snapshot.end_observed
     session.end_observed = True

@@ -30,13 +30,13 @@ def is_hardened(pid: int) -> bool:
     return "NoNewPrivs:\t1\n" in (process / "status").read_text() and core.split()[4:6] == ["0", "0"]
 
 
-def test_it_is_the_installed_command() -> None:
-    """Security: not the commands themselves, which would harden whatever imports them."""
+def test_the_installed_command_is_the_hardening_entry_point() -> None:
+    """Security: not the commands themselves, which would harden each process that imports them."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["pulsar-trio-proxy"] == f"proxy.__main__:{module.run.__name__}"
 
 
-def test_it_is_hardened_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_is_hardened_before_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security."""
     story: list[str] = []
     monkeypatch.setattr(module, "harden_process", lambda: story.append("harden"))
@@ -53,8 +53,8 @@ def test_nothing_much_is_imported_before() -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve", "status"])
-def test_it_is_hardened_when_it_reads_the_configuration(tmp_path: Path, command: str) -> None:
-    """Security: a supervisor's check knows every secret, in the midst of the workers."""
+def test_the_process_is_hardened_before_it_reads_the_configuration(tmp_path: Path, command: str) -> None:
+    """Security: `check` in a running pod reads all secrets, beside the workers."""
     config = tmp_path / "proxy.toml"
     os.mkfifo(config)
     with subprocess.Popen([*COMMAND, command, "--config", str(config)], cwd=ROOT, stderr=subprocess.PIPE) as process:

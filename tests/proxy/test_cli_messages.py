@@ -142,7 +142,7 @@ def test_a_mistake(run: Run, file: Path, content: str | bytes, says: str) -> Non
 @pytest.mark.parametrize(
     "content", [b"\xef\xbb\xbf[cluster]\r\nruntime_dir = 'DIR'\r\n", b"[cluster]\r\nruntime_dir = 'DIR'"]
 )
-def test_what_editors_of_windows_write_is_no_mistake(run: Run, file: Path, content: bytes) -> None:
+def test_a_configuration_with_byte_order_mark_or_crlf_is_accepted(run: Run, file: Path, content: bytes) -> None:
     assert run(content.replace(b"DIR", str(file.parent).encode())).exit_code == 0
 
 

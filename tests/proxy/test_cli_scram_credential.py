@@ -75,7 +75,7 @@ def test_no_option_takes_a_password() -> None:
         (["--user", "#alice"], PASSWORD, "not a user's name"),
     ],
 )
-def test_what_is_refused(arguments: list[str], typed: str | bytes, said: str) -> None:
+def test_invalid_input_is_refused_with_a_reason(arguments: list[str], typed: str | bytes, said: str) -> None:
     result = run(*arguments, typed=typed)
     assert result.exit_code == 1
     assert result.stdout == ""

@@ -307,7 +307,7 @@ async def test_so_many_at_a_time_and_so_many_waiting(make: Make, gate: Gate) -> 
     assert (await provider.identify(login("alice"), CLIENT)).role == "alice"
 
 
-async def test_who_gives_up_waits_no_longer(make: Make, gate: Gate) -> None:
+async def test_a_cancelled_password_check_leaves_the_queue(make: Make, gate: Gate) -> None:
     provider = make(threads_max=1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(provider.identify, login("alice"), CLIENT)
@@ -415,7 +415,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_hash_of_a_known_form(make: Make, what: str) -> None:
+def test_a_hash_of_an_unknown_form_is_refused_with_its_line_number(make: Make, what: str) -> None:
     with pytest.raises(ConfigError) as refused:
         make(f"# a comment\n{ALICE}bob:{REFUSED[what]}\n")
     text = str(refused.value)

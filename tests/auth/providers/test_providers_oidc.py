@@ -133,7 +133,9 @@ async def test_a_sole_key_needs_no_name(issuer: FakeIssuer, provider: OidcProvid
     assert await role(provider, issued(name=None)) == "alice"
 
 
-async def test_one_of_several_keys_needs_a_name(issuer: FakeIssuer, provider: OidcProvider) -> None:
+async def test_a_token_without_key_id_is_denied_where_the_issuer_has_several_keys(
+    issuer: FakeIssuer, provider: OidcProvider
+) -> None:
     issuer.keys = [jwk(rsa_key(), "first"), jwk(rsa_key(1), "second")]
     assert await denial(provider, issued(name=None)) == "unknown_key"
     assert issuer.fetches == 1
@@ -433,7 +435,9 @@ async def test_entries_that_are_no_keys_for_signatures(issuer: FakeIssuer, provi
 
 
 @pytest.mark.parametrize("more", [{"use": "sig"}, {"key_ops": ["verify"]}, {"alg": "RS256"}, {"x5c": ["?"], "new": {}}])
-async def test_what_a_key_may_say_of_itself(issuer: FakeIssuer, provider: OidcProvider, more: dict[str, Any]) -> None:
+async def test_a_key_with_permitted_or_unknown_attributes_is_used(
+    issuer: FakeIssuer, provider: OidcProvider, more: dict[str, Any]
+) -> None:
     issuer.keys = [jwk(rsa_key(), "first", **more)]
     assert await role(provider, issued()) == "alice"
 
@@ -661,7 +665,7 @@ async def test_a_slow_issuer(issuer: FakeIssuer, provider: OidcProvider, autojum
     assert trio.current_time() == pytest.approx(TIMEOUT_S)
 
 
-async def test_one_entry_in_the_log_says_what_is_wrong(
+async def test_repeated_failures_to_fetch_keys_are_logged_once(
     issuer: FakeIssuer, provider: OidcProvider, autojump_clock: Clock
 ) -> None:
     issuer.down = True

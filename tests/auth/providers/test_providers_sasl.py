@@ -159,7 +159,7 @@ async def test_garbage(state: AuthState) -> None:
     assert await reason(state, b"\x00garbage") == "malformed"
 
 
-async def test_what_breaks_the_library_otherwise(state: AuthState) -> None:
+async def test_data_that_is_not_utf_8_is_denied_as_malformed(state: AuthState) -> None:
     assert await reason(state, b"\xff\xfe") == "malformed"  # a UnicodeDecodeError
 
 

@@ -68,7 +68,7 @@ async def test_no_certificate() -> None:
     assert (await denial(b"")).reason == "missing"
 
 
-async def test_what_the_client_says_in_connect_counts_for_nothing() -> None:
+async def test_auth_data_in_connect_is_ignored_beside_the_certificate() -> None:
     assert (await denial(b"", certificate((NameOID.COMMON_NAME, "admin")))).reason == "missing"
     assert (await identity(certificate((NameOID.COMMON_NAME, "alice")), b"admin")).role == "alice"
 
@@ -84,7 +84,7 @@ async def test_two_common_names() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"0\x82\x01\x00", certificate((NameOID.COMMON_NAME, "alice"))[:-20]])
-async def test_what_is_no_certificate(garbage: bytes) -> None:
+async def test_an_invalid_certificate_is_denied_as_malformed(garbage: bytes) -> None:
     assert (await denial(garbage)).reason == "malformed"
 
 

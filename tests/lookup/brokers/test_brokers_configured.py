@@ -360,7 +360,7 @@ async def test_a_host_of_the_url_does_not_wait_for_the_others(
     assert trio.current_time() == pytest.approx(5, abs=0.5), "others wait until all is known"
 
 
-async def test_who_waits_when_a_reload_ends_the_search_is_answered(
+async def test_a_target_check_is_denied_when_a_reload_ends_the_search(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.delay_s = lambda name, _kind: 100 if name.startswith("hangs") else 0

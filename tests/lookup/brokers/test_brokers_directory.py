@@ -215,7 +215,7 @@ async def test_where_all_are_set_aside_none_is(nursery: trio.Nursery, autojump_c
     assert set(ring.firsts()) == {"10.0.0.2"}, "one that answers is back at once"
 
 
-async def test_one_connection_counts_once_however_many_lookups_were_on_it(nursery: trio.Nursery) -> None:
+async def test_failures_of_many_lookups_on_one_connection_count_once(nursery: trio.Nursery) -> None:
     ring = Ring(nursery)
     connections = [FakeConnection(), FakeConnection(), FakeConnection()]
     for _ in range(100):

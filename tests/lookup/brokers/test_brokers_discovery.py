@@ -81,7 +81,7 @@ async def test_each_address_of_a_name_is_a_broker(find: Find) -> None:
     assert {one.health.weight for one in finder.discovery.endpoints} == {1}
 
 
-async def test_one_address_of_each_family_is_one_broker(find: Find) -> None:
+async def test_a_name_with_a_single_address_of_each_family_is_one_broker(find: Find) -> None:
     find.names.hosts["localhost"] = ("127.0.0.1", "::1")
     find.names.server.add("b", "A", "10.0.0.1")
     find.names.server.add("b", "AAAA", "fd00::1")
@@ -129,7 +129,7 @@ async def test_names_are_asked_for_again_when_the_ttl_is_over(
     assert find.names.server.count("b") == 7
 
 
-async def test_what_was_found_last_counts_while_dns_fails(find: Find, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_brokers_found_last_stay_while_dns_fails(find: Find, autojump_clock: trio.testing.MockClock) -> None:
     find.names.server.add("b", "A", "10.0.0.1", ttl=20)
     with structlog.testing.capture_logs() as logs:
         finder = await find("pulsar://b")

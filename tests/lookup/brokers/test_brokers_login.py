@@ -120,7 +120,7 @@ NO_PRINCIPAL: dict[str, Any] = {"finds_original_data": False}
         (BaseCommand(type=BaseCommand.PONG, pong={}), {}, CredentialVerdict.UNKNOWN),
     ],
 )
-async def test_what_counts_as_a_refusal(
+async def test_the_error_of_a_failed_login_decides_the_credential_verdict(
     network: Network, greeting: BaseCommand, tables: dict[str, Any], verdict: CredentialVerdict
 ) -> None:
     """Security: clients can make a broker run out of connections for the proxy's address, and must gain nothing."""
@@ -208,8 +208,8 @@ async def test_no_credentials_to_be_had_is_no_refusal(network: Network) -> None:
     assert "no credentials for 10.0.0.1:6650: no auth worker" in login.detail
 
 
-async def test_what_is_kept_of_a_brokers_text(network: Network) -> None:
-    """Security: it is shown in /status and in the log."""
+async def test_the_error_text_of_a_broker_is_sanitized_and_truncated(network: Network) -> None:
+    """Security: the text is shown in /status and in the log."""
     login, _connect = await logged_in(network, refusal(ServerError.AuthenticationError, "\x1b[2J\u00e9" + "x" * 9999))
     assert login.detail.startswith("AuthenticationError: ?[2J?x")
     assert len(login.detail) == DETAIL_CHARACTERS_MAX
@@ -495,10 +495,10 @@ async def test_without_lookups_no_login_is_tried(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_broken_broker_among_several_at_an_address(
+async def test_an_accepted_login_ends_the_refusal_by_another_broker_at_the_same_address(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Behind a Service or a balancer, which leads each login to another one."""
+    """A Service or a load balancer leads each login to another broker."""
     ring = Ring(network, nursery, count=1)
     ring.run()
     await trio.sleep(1)
@@ -571,7 +571,7 @@ async def test_dns_that_answers_with_other_addresses_each_time(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_is_known_of_brokers_that_are_gone_is_bounded(
+async def test_credential_statuses_of_removed_brokers_are_bounded_and_expire(
     network: Network,
     nursery: trio.Nursery,
     autojump_clock: trio.testing.MockClock,
@@ -810,7 +810,7 @@ async def test_sessions_do_not_rely_on_brokers_of_which_one_gives_no_verdict(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_failed_authentication_does_not_make_relays_blind(
+async def test_a_single_failed_authentication_does_not_mark_a_broker_as_checking(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: a broker that ignores clients' credentials may fail for a moment, as while it has no keys."""
@@ -863,7 +863,7 @@ async def test_lookups_that_are_taken_do_not_keep_a_verdict_alive(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_a_restart_changes_is_unknown_at_once_and_known_soon(
+async def test_the_checking_of_a_restarting_broker_is_unknown_until_new_logins_agree(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     ring = CheckingRing(network, nursery, count=1)

@@ -13,7 +13,7 @@ def pairs_for(url: str, before: PortPairs | None = None) -> PortPairs:
     return PortPairs(make_config(brokers={"service_url": url}).brokers, before)
 
 
-def test_what_is_said_of_one_broker_precedes_what_is_configured_for_all() -> None:
+def test_ports_learned_of_a_broker_precede_those_configured_for_all() -> None:
     pairs = pairs_for("pulsar://b0")
     pairs.learn_urls("pulsar://b0:7650", "pulsar+ssl://b0:6651")
     assert pairs.port_to_dial(HostPort("b0", 6651)) == 7650
@@ -39,7 +39,7 @@ def test_a_brokers_last_word_counts() -> None:
         ("pulsar+srv://b0", "pulsar+ssl://b0:9651"),
     ],
 )
-def test_what_is_no_url_of_one_broker_says_nothing(dialled: str, other: str) -> None:
+def test_a_url_that_is_not_that_of_a_single_broker_teaches_no_port_pair(dialled: str, other: str) -> None:
     pairs = pairs_for("pulsar://b0")
     pairs.learn_urls(dialled, other)
     assert pairs.port_to_dial(HostPort("b0", 9651)) is None

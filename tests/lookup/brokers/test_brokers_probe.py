@@ -72,7 +72,9 @@ async def test_silent(network: Network, autojump_clock: trio.testing.MockClock) 
     assert trio.current_time() == pytest.approx(3)
 
 
-async def test_one_of_two_addresses_is_enough(network: Network, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_broker_that_answers_at_one_of_two_addresses_is_alive(
+    network: Network, autojump_clock: trio.testing.MockClock
+) -> None:
     network.silent.add("fd00::1")
     network.brokers["10.0.0.1", 6650] = FakeBroker()
     assert await look("fd00::1", "10.0.0.1") == (True, "answers at fd00::1 or 10.0.0.1")

@@ -431,7 +431,7 @@ def listen(line: Line, topic: str, heard: list[Any]) -> Hearing:
     return ask(line, topic, on_answer)
 
 
-async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
+async def test_requests_of_one_tick_are_sent_at_its_end(line: Line) -> None:
     heard: list[Any] = []
     with line.turn:
         ids = [listen(line, topic, heard).proxy_id for topic in ("a", "b")]
@@ -474,7 +474,7 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
     assert heard == ["answer", "answer", "said", "answer", "said"]
 
 
-async def test_what_is_forgotten_is_not_heard(line: Line) -> None:
+async def test_the_answer_to_a_forgotten_request_is_dropped(line: Line) -> None:
     heard: list[Any] = []
     forgotten = listen(line, "a", heard)
     listen(line, "b", heard)

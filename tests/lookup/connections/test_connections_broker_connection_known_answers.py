@@ -137,7 +137,7 @@ async def learned(open_line: Open) -> AnswerTemplates:
     return shapes
 
 
-async def test_what_came_before_is_not_parsed_again_on_any_connection(open_line: Open, parsed: list[bytes]) -> None:
+async def test_a_known_answer_is_not_parsed_again_on_any_connection(open_line: Open, parsed: list[bytes]) -> None:
     shapes = await learned(open_line)
     line, heard = await open_line(shapes), Heard()
     for number in range(100):
@@ -177,8 +177,8 @@ async def test_however_answers_are_cut_on_the_way(open_line: Open, parsed: list[
         line.connection.close()
 
 
-async def test_what_looks_like_a_known_answer_within_another_is_none(open_line: Open) -> None:
-    """Security: anyone who chooses what stands in an answer (a schema, a topic's name) must not answer others by it."""
+async def test_bytes_of_a_known_answer_within_another_answer_are_no_answer(open_line: Open) -> None:
+    """Security: a client that chooses part of an answer (a schema, a topic's name) must not answer others by it."""
     line, heard = await open_line(await learned(open_line)), Heard()
     for topic in ("schema", "victim"):
         line.ask(topic, heard)
@@ -208,8 +208,8 @@ async def test_an_answer_that_was_not_prepared_is_parsed_each_time(open_line: Op
     assert len(heard) == 3
 
 
-async def test_who_waits_in_a_task_gets_an_answer_of_its_own(open_line: Open) -> None:
-    """It is changed on its way to the client; the next one must not see that."""
+async def test_each_waiting_task_gets_its_own_copy_of_a_known_answer(open_line: Open) -> None:
+    """The answer is changed on its way to the client; the next request must not see that."""
     shapes = await learned(open_line)
     line = await open_line(shapes)
     answers: list[BaseCommand] = []

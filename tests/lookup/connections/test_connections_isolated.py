@@ -186,10 +186,10 @@ async def test_many_fatal_requests_among_others(make: Make, autojump_clock: trio
     assert worker.failures() == [0, 0]
 
 
-async def test_one_client_after_the_other_while_fatal_requests_go_on(
+async def test_other_clients_are_answered_while_a_client_repeats_fatal_requests(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What a client that has found such a request can do: it is told so, each time; others are answered."""
+    """A client that has found such a request gets an error each time; other clients are answered."""
     worker = make(2)
     await worker.open_connections()
     for number in range(50):
@@ -249,7 +249,7 @@ async def test_connections_for_suspects_are_bounded_and_taken_in_turn(
     assert broker.open <= 31
 
 
-async def test_who_gives_up_waiting_leaves_no_connection_behind(
+async def test_a_request_that_times_out_leaves_no_isolated_connection(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = make(1)
@@ -334,10 +334,10 @@ async def test_for_those_who_have_given_up_nothing_is_opened(
     assert len(suspects) == 0
 
 
-async def test_one_that_comes_late_is_asked_over_a_connection_that_is_open(
+async def test_a_late_request_gets_an_open_isolated_connection(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What ended before it was asked would count as the broker's failure."""
+    """A connection that ended before the request was sent would count as the broker's failure."""
     suspects, fakes, company = IsolatedConnections(nursery, 2), [FakeConnection(), FakeConnection()], SuspectGroup()
     opened: list[Any] = []
 
@@ -352,7 +352,7 @@ async def test_one_that_comes_late_is_asked_over_a_connection_that_is_open(
     assert await suspects.get_connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[1]
 
 
-async def test_what_goes_wrong_is_told_to_all_who_wait(
+async def test_a_failure_to_connect_is_raised_to_all_waiting_requests(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     suspects, company = IsolatedConnections(nursery, 1), SuspectGroup()
@@ -409,7 +409,7 @@ def test_a_loss_that_no_request_is_to_blame_for_is_a_brokers_once_all_have_their
     assert [list(trial.settle_losses()) for trial in trials] == [[], [], []]
 
 
-def test_what_says_nothing_of_a_request_makes_it_no_suspect() -> None:
+def test_a_loss_that_says_nothing_of_a_request_makes_it_no_suspect() -> None:
     broker: Any = BROKER
     trial = LossHistory()
     assert not trial.record_loss(broker, None)

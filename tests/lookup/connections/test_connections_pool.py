@@ -256,7 +256,9 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
     assert asked == 1
 
 
-async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.Nursery) -> None:
+async def test_an_error_of_the_address_resolution_is_raised_to_the_caller(
+    network: Network, nursery: trio.Nursery
+) -> None:
     pools = Pools(network, nursery)
 
     async def unknown() -> Target:
@@ -268,10 +270,10 @@ async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.N
     assert not (await pools.get()).closed
 
 
-async def test_those_who_wait_for_an_attempt_share_its_failure(
+async def test_requests_that_wait_for_a_connection_attempt_share_its_failure(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """One after the other, each with its own timeout, most would wait for longer than a lookup may take."""
+    """Attempts one after the other, each with its own timeout, would last longer than a lookup may take."""
     pools = Pools(network, nursery, connect_timeout_ms=5000)
     network.silent.add("10.0.0.1")
     started = trio.current_time()
@@ -643,7 +645,7 @@ async def test_lookups_wait_while_all_connections_of_their_principal_are_in_use(
     assert len(pools.pool) == 2
 
 
-async def test_who_gives_up_waiting_leaves_nothing_behind(
+async def test_a_request_cancelled_while_it_waits_leaves_no_slot_and_no_share(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     pools = Pools(network, nursery, pooled_connections_per_principal_max=1, idle_connection_timeout_ms=1000)

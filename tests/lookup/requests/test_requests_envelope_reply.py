@@ -75,7 +75,7 @@ async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Tick, reply: Rep
     assert (reply.indices, reply.more) == ([[2], [], [1]], [True, True, False])
 
 
-async def test_one_bad_request_is_refused_among_good_ones(turn: Tick, reply: Reply) -> None:
+async def test_a_bad_request_is_refused_and_the_others_are_answered(turn: Tick, reply: Reply) -> None:
     answers = EnvelopeReply(3, reply)
     with turn:
         answers.add_answer(0, b"zero")
@@ -136,7 +136,7 @@ def test_whatever_sizes_come_when_all_arrive_once_in_order_and_in_bounds(turns: 
     trio.run(main)
 
 
-async def test_who_takes_its_answers_keeps_its_connection(reply: Reply, nursery: trio.Nursery) -> None:
+async def test_a_caller_that_takes_its_answers_keeps_its_connection(reply: Reply, nursery: trio.Nursery) -> None:
     answers = EnvelopeReply(1, reply)
     answers.add_answer(0, b"large")
     nursery.start_soon(answers.wait_until_sent, 5.0)

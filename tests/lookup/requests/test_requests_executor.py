@@ -224,7 +224,7 @@ async def test_a_failure_at_the_last_redirect_passes(make: Make) -> None:
 
 
 @pytest.mark.conforms("pip-1.19")
-async def test_one_redirect_too_many(make: Make) -> None:
+async def test_a_redirect_beyond_the_maximum_fails_the_lookup(make: Make) -> None:
     setup = make()
     brokers = chain(setup, REDIRECTS_MAX + 1, connect_to("pulsar://end:6650"))
     assert await setup.failure() == (ServerError.ServiceNotReady, "Reached max number of redirections")
@@ -688,7 +688,7 @@ async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch
     assert Short(setup).connection is None
 
 
-async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
+async def test_the_answer_to_an_abandoned_request_is_dropped(make: Make) -> None:
     setup = make()
     setup.broker(0, connect_to("pulsar://b0:6650"))
     await setup.answer()
@@ -740,7 +740,7 @@ async def test_a_success_is_made_ready_once_and_the_brokers_word_stays_as_it_was
         (lookup_response(lookup(), REDIRECT, "pulsar://b1:6650"), _METADATA, True),
     ],
 )
-async def test_what_is_logged_or_may_be_followed_is_looked_at_each_time(
+async def test_errors_and_redirects_are_not_cached_as_client_answers(
     make: Make, answer: BaseCommand, request_: BaseCommand, final: bool
 ) -> None:
     broker_answer = BrokerAnswer(answer)
@@ -751,7 +751,7 @@ async def test_what_is_logged_or_may_be_followed_is_looked_at_each_time(
     assert broker_answer.client_answer is None
 
 
-async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: Make) -> None:
+async def test_a_redirect_from_the_fast_path_is_followed_without_asking_again(make: Make) -> None:
     setup = make()
     first = setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
     second = setup.broker(1, connect_to("pulsar://b1:6650"))

@@ -171,8 +171,8 @@ async def test_an_open_connection_that_is_lost_is_reported(make: Make) -> None:
     assert worker.failures() == {"b0": 0}, "it has answered since"
 
 
-async def test_what_one_request_is_to_blame_for_counts_against_no_broker(make: Make) -> None:
-    """Or a client could have all of them set aside."""
+async def test_connections_lost_to_a_fatal_request_count_against_no_broker(make: Make) -> None:
+    """Otherwise a client could have all brokers ejected."""
     worker = make(ejection_failures=1)
     brokers = [worker.broker(number) for number in (0, 1)]
     for _ in range(4):

@@ -210,7 +210,7 @@ Make = Callable[..., Setup]
 # ---- asked once
 
 
-async def test_what_several_ask_at_once_is_asked_once_and_each_gets_its_own_id(make: Make) -> None:
+async def test_equal_concurrent_requests_are_sent_once_and_each_is_answered_under_its_own_id(make: Make) -> None:
     it = make()
     for number in range(5):
         it.ask(lookup("t", request_id=2**63 + number), name=f"client-{number}")
@@ -272,7 +272,7 @@ OTHERS: list[Any] = [
 ]
 
 
-async def test_what_differs_in_anything_is_asked_apart(make: Make) -> None:
+async def test_requests_that_differ_in_a_field_or_in_the_principal_are_sent_separately(make: Make) -> None:
     """Security: no principal gets what another one may see."""
     it = make()
     it.ask()
@@ -296,8 +296,10 @@ async def test_a_clients_own_claims_are_forgotten_and_distinguish_no_principal(m
 
 
 @LARGE
-async def test_what_may_be_large_is_asked_apart(make: Make, request_of: Callable[[int], BaseCommand]) -> None:
-    """To keep a large answer for each of those who wait would not be bounded."""
+async def test_requests_with_large_answers_are_sent_separately(
+    make: Make, request_of: Callable[[int], BaseCommand]
+) -> None:
+    """Memory for a copy of a large answer for each waiting client would not be bounded."""
     it = make()
     for number in range(3):
         it.ask(request_of(number))
@@ -402,7 +404,7 @@ def fill(it: Setup, who: str, most: int = 1000) -> int:
     return it.scheduler.under_way.count - before
 
 
-async def test_one_principal_alone_leaves_room_for_a_second_which_gets_a_share(make: Make) -> None:
+async def test_a_single_principal_leaves_room_for_a_second_which_gets_a_share(make: Make) -> None:
     it = make(max_concurrent_lookups=100)
     greedy = fill(it, "greedy")
     assert 50 <= greedy < 100
@@ -411,7 +413,7 @@ async def test_one_principal_alone_leaves_room_for_a_second_which_gets_a_share(m
 
 
 @pytest.mark.parametrize("most", [2, 10, 100])
-async def test_one_principal_alone_gets_half_of_the_room_and_no_more(make: Make, most: int) -> None:
+async def test_a_single_principal_gets_half_of_the_concurrent_lookups(make: Make, most: int) -> None:
     assert fill(make(max_concurrent_lookups=most), "greedy") == most // 2
 
 
@@ -453,7 +455,7 @@ async def test_requests_are_bounded_in_bytes_and_shared_fairly(make: Make) -> No
     it.nothing_left()
 
 
-async def test_who_shares_the_bytes_without_authentication_is_told_by_address(make: Make) -> None:
+async def test_without_authentication_the_lookup_bytes_are_shared_by_client_address(make: Make) -> None:
     it = make(max_lookup_bytes=100 * 1024)
     for number in range(4):
         it.ask(lookup(f"{number}" + "x" * (15 * 1024), request_id=number), "", address=f"192.0.2.7:400{number}")
@@ -464,7 +466,7 @@ async def test_who_shares_the_bytes_without_authentication_is_told_by_address(ma
     assert it.heard[-1] == ("", 10, ServerError.TooManyRequests)
 
 
-async def test_those_who_wait_with_another_one_count_their_bytes_too(make: Make) -> None:
+async def test_requests_that_join_an_equal_request_count_their_bytes_too(make: Make) -> None:
     it = make(max_lookup_bytes=100 * 1024)
     for number in range(4):
         it.ask(lookup("x" * (15 * 1024), request_id=number), "alice")
@@ -573,7 +575,7 @@ async def test_an_unanswered_request_is_ended_in_time_and_forgotten(
     it.nothing_left()
 
 
-async def test_what_meets_a_defect_on_the_short_way_is_ended_in_time(
+async def test_a_request_interrupted_by_a_defect_on_the_fast_path_fails_at_its_timeout(
     make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = make()
@@ -607,7 +609,7 @@ async def test_on_the_long_way_a_question_keeps_its_own_time(
 
 
 @LARGE
-async def test_what_may_be_large_waits_for_room_and_not_for_ever(
+async def test_requests_with_large_answers_wait_for_room_until_their_timeout(
     make: Make, autojump_clock: trio.testing.MockClock, request_of: Callable[[int], BaseCommand]
 ) -> None:
     it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)

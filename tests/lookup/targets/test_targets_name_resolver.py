@@ -39,12 +39,14 @@ def known_by(url: str, before: BrokerNames | None = None) -> BrokerNames:
         ("pulsar://10.0.0.1,[::1]", "x.10.0.0.1", (False, False)),
     ],
 )
-def test_what_the_configuration_says(url: str, host: str, expected: tuple[bool, bool]) -> None:
+def test_names_in_the_service_url_are_configured_and_their_subdomains_known(
+    url: str, host: str, expected: tuple[bool, bool]
+) -> None:
     names = known_by(url)
     assert (names.is_configured(host), names.is_known(host)) == expected
 
 
-def test_what_brokers_say() -> None:
+def test_names_learned_from_brokers_are_known_also_after_a_reload() -> None:
     names = known_by("pulsar://b0.example")
     names.learn_name("One.example.")
     names.learn_url("pulsar://two.example:6650,three.example")
@@ -55,7 +57,7 @@ def test_what_brokers_say() -> None:
     assert known_by("pulsar://other", names).is_known("one.example"), "a reload forgets nothing"
 
 
-def test_what_is_learned_is_bounded() -> None:
+def test_learned_names_are_bounded_and_the_least_recent_is_dropped() -> None:
     names = known_by("pulsar://b0.example")
     for number in range(LEARNED_MAX):
         names.learn_name(f"n{number}")

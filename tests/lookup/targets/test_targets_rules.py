@@ -101,7 +101,7 @@ async def test_host_patterns_match_whole_names_in_any_case(
         assert await denial(f"{host}:6650", allowed_hosts=[pattern]) == "host"
 
 
-async def test_one_of_several_patterns_is_enough(network: Network, rules: Rules) -> None:
+async def test_a_host_that_matches_one_of_several_patterns_is_allowed(network: Network, rules: Rules) -> None:
     network.names["b"] = [["10.0.0.1"]]
     assert (await rules(allowed_hosts=["a", "b"]).check_target("b:6650")).addresses == ("10.0.0.1",)
 
@@ -398,7 +398,7 @@ async def test_addresses_that_are_like_any_other(network: Network, rules: Rules,
         ("2001:0:c000:201:0:0:f5ff:fffe", "10.0.0.1"),
     ],
 )
-def test_what_is_reached_by_an_address(text: str, reached: str) -> None:
+def test_the_effective_address_is_the_one_embedded_in_an_ipv6_address(text: str, reached: str) -> None:
     assert str(effective_address(text)) == reached
     assert forbidden_reason(effective_address(text)) is None
 

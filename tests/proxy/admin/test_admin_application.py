@@ -256,7 +256,7 @@ async def test_others_are_answered_while_junk_is_read() -> None:
     assert ran > 50
 
 
-async def test_what_a_captured_worker_writes_is_dropped_counted_and_logged_once() -> None:
+async def test_invalid_metrics_of_a_captured_worker_are_dropped_counted_and_logged_once() -> None:
     """Security."""
     source = Source(
         auth=gauge(1) + "nonsense\n" * 3,

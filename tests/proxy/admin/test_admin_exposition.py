@@ -113,7 +113,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_is_no_metric_is_dropped_and_the_rest_served(what: str) -> None:
+def test_a_line_that_is_no_metric_is_dropped_and_the_rest_is_served(what: str) -> None:
     """Security: Prometheus refuses everything for one bad line, so one captured process would blind it."""
     merged = Exposition()
     assert merged.add_process({"role": "forwarder"}, GOOD + BAD[what] + "\n") == {"malformed": 1}

@@ -98,7 +98,7 @@ async def test_a_body_is_not_wanted(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x00\xa5\x01\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
-async def test_what_is_no_request(setup: Setup, data: bytes) -> None:
+async def test_an_invalid_http_request_is_answered_with_400(setup: Setup, data: bytes) -> None:
     assert (await setup.ask(data)).startswith(b"HTTP/1.1 400 ")
     assert setup.requests == []
 
@@ -137,7 +137,7 @@ async def test_an_answer_that_is_not_taken_has_a_deadline(
     assert setup.server.connections == 0
 
 
-async def test_one_that_goes_on_sending_is_not_read_for_long(
+async def test_a_client_that_does_not_close_is_disconnected_after_linger_s(
     setup: Setup, autojump_clock: trio.testing.MockClock
 ) -> None:
     stream = await setup.connect()
@@ -146,7 +146,7 @@ async def test_one_that_goes_on_sending_is_not_read_for_long(
     assert setup.server.connections == 0
 
 
-async def test_one_that_says_nothing_and_leaves(setup: Setup) -> None:
+async def test_a_client_that_closes_without_a_request_gets_no_answer(setup: Setup) -> None:
     stream = await setup.connect()
     await stream.send_eof()
     assert await everything(stream) == b""

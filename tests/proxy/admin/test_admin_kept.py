@@ -48,8 +48,10 @@ async def test_all_who_ask_at_the_same_time_get_the_same(
     assert got == [1] * 100
 
 
-async def test_it_is_kept_for_a_moment(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    """From the end of its making: there is a pause between two, however long one takes."""
+async def test_an_answer_is_cached_for_a_time_after_it_was_made(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The time counts from the end of its making: there is a pause between two answers, however long one takes."""
     maker = Maker()
     kept = CoalescingCache(nursery, maker.make, 5)
     values = []
@@ -71,7 +73,7 @@ async def test_there_is_a_pause_also_where_making_takes_longer_than_it_is_kept(
     assert await kept.current() == 2
 
 
-async def test_one_that_goes_away_does_not_disturb_the_others(
+async def test_a_cancelled_caller_does_not_cancel_the_answer(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     maker = Maker()

@@ -117,8 +117,8 @@ async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) 
         await questions.metrics(ProcessIdentity("auth", 0))
 
 
-def test_it_serves_an_admin_worker_and_nothing_else() -> None:
-    """Security: what it may call is only what the line serves, and no other process may call that."""
+def test_the_admin_channel_serves_exactly_the_methods_of_the_admin_role() -> None:
+    """Security: an admin worker may call only these methods, and no other role may call them."""
     line = AdminChannel(FakeReport(), lambda: -1)  # type: ignore[arg-type]
     served = set(line._handlers())
     assert served == {method for method, roles in MAY_CALL.items() if Role.ADMIN in roles}
@@ -126,8 +126,8 @@ def test_it_serves_an_admin_worker_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.CLUSTER_DRAIN, Method.CLUSTER_UPGRADE, Method.START, Method.AUTHENTICATE])
-async def test_what_an_admin_worker_may_not(questions: SupervisorClient, method: int) -> None:
-    """Security: one that was taken over."""
+async def test_an_admin_worker_is_refused_all_other_methods(questions: SupervisorClient, method: int) -> None:
+    """Security: also one that was taken over."""
     with pytest.raises(RpcCallRefused, match="CLUSTER_AUTHORIZATION_FAILED"):
         await questions._rpc.call(method, Empty(), Text, timeout_s=60)
 
@@ -155,7 +155,7 @@ EXPENSIVE = {
 
 
 @pytest.mark.parametrize(("method", "request_bytes"), EXPENSIVE.items())
-async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
+async def test_an_admin_worker_that_asks_without_pause_gets_reports_at_a_bounded_rate(
     setup: Setup, autojump_clock: trio.testing.MockClock, method: int, request_bytes: bytes
 ) -> None:
     """Security: an admin worker that was taken over asks as often as it may, over two lines."""

@@ -69,7 +69,9 @@ def before(*ports: int) -> Config:
     return Config(brokers=Brokers(service_url=f"pulsar://{','.join(f'127.0.0.1:{port}' for port in ports)}"))
 
 
-async def test_one_broker_that_accepts_ends_the_trial(logins: Logins, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_first_broker_that_accepts_ends_the_trial(
+    logins: Logins, autojump_clock: trio.testing.MockClock
+) -> None:
     logins.results = {7000: SILENT, 7001: ACCEPTED}
     logins.takes_s = {7000: 10, 7001: 1}
     assert await try_brokers(before(7000, 7001, 7002)) == BrokerTrial(accepted=True)
@@ -95,7 +97,7 @@ async def test_names_that_are_not_resolved(logins: Logins, autojump_clock: Clock
     assert await try_brokers(config) == BrokerTrial(False, f"{UNKNOWN}:7000: not resolved: no such name")
 
 
-async def test_it_ends_in_time(logins: Logins, autojump_clock: Clock) -> None:
+async def test_a_trial_ends_at_its_timeout(logins: Logins, autojump_clock: Clock) -> None:
     logins.takes_s = {7000: 1000}
     trial = await try_brokers(before(7000))
     assert trio.current_time() == pytest.approx(TRIAL_TIMEOUT_S)
@@ -144,7 +146,7 @@ def test_a_broker_can_neither_fill_the_memory_nor_have_another_process_ended_for
     assert trial.reason.endswith(f"the limit is {HANDSHAKE_FRAME_BYTES_MAX}")
 
 
-def test_it_is_hardened_before_it_imports_what_takes_long() -> None:
+def test_the_trial_process_is_hardened_before_its_slow_imports() -> None:
     """Until then another process of the user could read the configuration, which waits in the pipe."""
     text = (ROOT / "proxy/commands/broker_trial_process.py").read_text()
     imports = re.findall(r"^(?:from|import) .*", text, re.MULTILINE)

@@ -83,5 +83,5 @@ def test_the_systems_authorities_are_the_files_of_its_folder(tmp_path: Path, mon
     assert len(context.get_ca_certs()) == 2
 
 
-def test_one_opener_is_the_processs(tmp_path: Path) -> None:
+def test_files_are_opened_directly_by_default(tmp_path: Path) -> None:
     assert files._opener is open_directly

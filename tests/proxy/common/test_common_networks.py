@@ -18,5 +18,5 @@ from proxy.common.networks import network_of
         ("::1", "::/64"),
     ],
 )
-def test_what_counts_as_one_address(address: str, network: str) -> None:
+def test_an_ipv6_address_counts_as_its_64_bit_network(address: str, network: str) -> None:
     assert network_of(address) == network

@@ -59,12 +59,12 @@ async def a_second_later(watched: ReloadingFile[str]) -> str:
     return await watched.current_value()
 
 
-def test_it_is_made_at_once(file: Path, value: Value) -> None:
+def test_the_value_is_made_at_once_in_the_calling_thread(file: Path, value: Value) -> None:
     assert ReloadingFile(KEY, [str(file)], value).value == "first"
     assert value.threads == [threading.current_thread()]
 
 
-def test_what_cannot_be_made_at_first_is_an_error_of_the_configuration(file: Path, value: Value) -> None:
+def test_a_value_that_cannot_be_made_at_first_is_a_configuration_error(file: Path, value: Value) -> None:
     file.write_text("bad")
     with pytest.raises(ConfigError, match=f"^{KEY}: .*{file.name} is bad$"):
         ReloadingFile(KEY, [str(file)], value)
@@ -97,7 +97,7 @@ async def test_a_change_is_taken_over_within_a_second(
     assert value.threads[-1] is not threading.current_thread(), "it may take long: not in the loop"
 
 
-async def test_what_has_not_changed_is_not_made_anew(
+async def test_the_value_of_an_unchanged_file_is_not_made_again(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
     watched = ReloadingFile(KEY, [str(file)], value)
@@ -106,7 +106,7 @@ async def test_what_has_not_changed_is_not_made_anew(
     assert value.builds == 1
 
 
-async def test_it_is_looked_at_no_more_than_once_a_second(
+async def test_the_file_is_checked_at_most_once_a_second(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = ReloadingFile(KEY, [str(file)], value)
@@ -138,10 +138,10 @@ async def test_a_change_of_any_of_the_files(
     assert value.builds == 3
 
 
-async def test_what_is_the_same_but_for_its_time_or_its_place(
+async def test_a_file_of_the_same_size_with_another_time_or_inode_is_read_again(
     file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Another content may have the same size, and a copied one the same time."""
+    """A new content may have the same size, and a copied file the same modification time."""
     watched = ReloadingFile(KEY, [str(file)], value)
     before = file.stat()
     file.write_text("1st!!")
@@ -188,10 +188,10 @@ async def test_a_broken_change_keeps_what_was_and_is_said_once(
     assert await a_second_later(watched) == "mended"
 
 
-async def test_it_is_tried_again_while_nothing_has_changed(
+async def test_a_failed_value_is_made_again_while_its_file_is_unchanged(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What stands in the way may be elsewhere: a mount, a right."""
+    """The cause may be elsewhere: a mount, a permission."""
     watched = ReloadingFile(KEY, [str(file)], value)
     file.write_text("later")
     broken = True
@@ -327,7 +327,9 @@ async def test_values_of_other_files_are_left_alone(file: Path, value: Value, tm
     assert before.value == "another"
 
 
-async def test_one_that_cannot_be_used_leaves_the_others_to_change(file: Path, value: Value, tmp_path: Path) -> None:
+async def test_a_held_file_that_cannot_be_read_does_not_keep_others_from_changing(
+    file: Path, value: Value, tmp_path: Path
+) -> None:
     missing = tmp_path / "missing"
     missing.write_text("there")
     broken = HeldFile("other.key", [str(missing)], missing.read_text)

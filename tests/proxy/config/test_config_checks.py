@@ -101,7 +101,7 @@ GOOD: dict[str, Tables] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_holds_together(make: Make, name: str) -> None:
+def test_a_consistent_configuration_is_accepted(make: Make, name: str) -> None:
     config = make(GOOD[name])
     assert validate_config(config) is config
 

@@ -183,7 +183,7 @@ def test_numbers_out_of_bounds_name_the_key(files: Files, path: str, default: in
         ("[authentication.token]\npublic_key = '/nowhere/key'", "authentication.token.public_key"),
     ],
 )
-def test_what_types_cannot_say(files: Files, text: str, key: str) -> None:
+def test_an_invalid_value_of_the_right_type_is_refused_with_its_key(files: Files, text: str, key: str) -> None:
     assert files.error(text).startswith(f"{key}:")
 
 

@@ -64,13 +64,13 @@ def test_where_there_is_plenty_all_is_as_ever_too() -> None:
     assert limits.max_unauthenticated_connections == default.max_connections // 4
 
 
-def test_what_is_left_open_follows_the_limit() -> None:
+def test_unset_limits_grow_with_the_memory_limit() -> None:
     small, large = (plan_of(mib, forwarders=2).require().config.limits for mib in (512, 768))
     for key in KEYS:
         assert 0 < getattr(small, key) < getattr(large, key), key
 
 
-def test_what_the_operator_has_set_stays() -> None:
+def test_a_limit_set_by_the_operator_is_kept() -> None:
     limits = plan_of(512, forwarders=2, max_connections=2000).require().config.limits
     assert limits.max_connections == 2000
     more = plan_of(512, forwarders=2, max_connections=200).require().config.limits

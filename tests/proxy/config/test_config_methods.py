@@ -35,7 +35,7 @@ def test_all_methods_are_known() -> None:
 
 
 @pytest.mark.parametrize("method", sorted({"token", "basic", "tls"}))
-def test_what_is_said_is_what_forwarders_do(method: str) -> None:
+def test_the_methods_not_forwarded_are_those_that_forwarders_do_not_forward(method: str) -> None:
     connect = CommandConnect(auth_method_name=method, auth_data=b"something")
     forwarded = original_credentials(connect, from_proxy=False) is not None
     assert forwarded == (method not in not_forwarded_methods([method]))
@@ -66,7 +66,7 @@ def test_no_method_is_refused_without_principals_or_before_another_proxy() -> No
     assert refused_methods(config(EVERY, through_proxy=True)) == {}
 
 
-def test_one_warning_for_all_methods() -> None:
+def test_all_methods_that_are_not_forwarded_share_one_warning() -> None:
     [warning] = forwarding_warnings(config(EVERY))
     assert warning.startswith("credentials of clients by SCRAM-SHA-256, SCRAM-SHA-512, none, sasl, tls cannot be forw")
     assert warning.endswith("set it to false at the brokers")

@@ -46,7 +46,7 @@ def test_an_entry(entry: str, parsed: ProxyRole) -> None:
 
 
 @pytest.mark.conforms("pip-1.31")
-def test_who_is_a_proxy() -> None:
+def test_a_role_is_a_proxy_by_any_method_or_by_the_method_of_its_entry() -> None:
     roles = ProxyRoles(["a", "tls:b", "token:c", "tls:c"])
     proxies = {(role, method) for role in "abcd" for method in ("tls", "token", "sasl") if roles.includes(role, method)}
     assert proxies == {("a", "tls"), ("a", "token"), ("a", "sasl"), ("b", "tls"), ("c", "tls"), ("c", "token")}
@@ -77,7 +77,7 @@ def test_an_entry_without_a_role(file: str, entry: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["guest", "tls:guest", "*:guest"])
-def test_what_anybody_may_be_is_no_proxys_role(file: str, entry: str) -> None:
+def test_an_anonymous_role_that_is_a_proxy_role_is_refused(file: str, entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^authentication\.anonymous_role: "):
         validate_config(config(file, entry, anonymous_role="guest"))
 

@@ -11,7 +11,7 @@ from proxy.config.types import Config
 from proxy.config.worker_config import decode_config, encode_config, without_secrets
 
 
-def test_it_travels_to_workers_whole(files: Files, tmp_path: Path) -> None:
+def test_a_configuration_is_equal_after_its_way_to_a_worker(files: Files, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"k")
     config = files.load(
         f"[brokers.credentials]\nmethod='token'\nfile='{tmp_path}/key'\n[limits]\nmax_connections = 5",

@@ -122,7 +122,7 @@ def logs() -> Iterator[list[Any]]:
 OTHER = {"service_url": "pulsar://other:6650"}
 
 
-async def test_what_does_not_concern_brokers_is_not_tried(setup: Setup) -> None:
+async def test_a_change_that_no_broker_login_depends_on_is_not_tried(setup: Setup) -> None:
     setup.outcome = REFUSED
     changed = msgspec.structs.replace(
         setup.with_brokers(probe_interval_ms=1, allowed_ports=(7000,)),
@@ -142,7 +142,7 @@ async def test_what_does_not_concern_brokers_is_not_tried(setup: Setup) -> None:
     ],
     ids=["service_url", "through_proxy", "credentials", "tls"],
 )
-async def test_what_no_broker_accepts_is_refused_while_another_works(
+async def test_a_reload_that_no_broker_accepts_is_refused_while_the_old_configuration_works(
     setup: Setup, changed: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     if "credentials" in changed:  # of another method, by the same file
@@ -387,7 +387,7 @@ async def test_a_file_that_is_replaced_all_the_time_is_held_where_no_broker_acce
     nursery.cancel_scope.cancel()
 
 
-async def test_what_not_all_workers_take_over_is_tried_again(
+async def test_a_changed_file_that_not_all_workers_took_over_is_tried_again(
     setup: Setup, nursery: trio.Nursery, logs: list[Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     await watch(setup, nursery)

@@ -70,7 +70,7 @@ def test_a_content_is_tried_once_when_it_was_the_same_at_two_looks(contents: str
     assert looks(contents) == tried_at
 
 
-def test_what_another_has_tried_is_not_tried_again() -> None:
+def test_a_content_with_a_noted_attempt_is_not_due() -> None:
     detector = ChangeDetector()
     detector.note_attempt(b"a")
     assert [detector.is_due(b"a", 0.0) for _ in range(3)] == [False] * 3
@@ -86,7 +86,7 @@ def tried_at(detector: ChangeDetector, until_s: int) -> list[int]:
     return found
 
 
-def test_what_fails_is_tried_again_with_growing_pauses() -> None:
+def test_a_failed_content_is_due_again_with_growing_pauses() -> None:
     times = tried_at(ChangeDetector(), 4000)
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert pauses[:5] == [
@@ -108,21 +108,21 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
     assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin again"
 
 
-def test_what_failed_is_tried_again_also_after_another_has_tried_it() -> None:
+def test_a_failed_content_is_due_again_after_a_noted_attempt() -> None:
     detector = ChangeDetector()
     assert tried_at(detector, 10) == [1]
     detector.note_attempt(b"a")
     assert detector.is_due(b"a", 1 + RETRY_PAUSE_FIRST_S)
 
 
-def test_what_may_be_applied_now_is_tried_at_the_next_look() -> None:
+def test_a_noted_chance_makes_a_failed_content_due_once() -> None:
     detector = ChangeDetector()
     assert tried_at(detector, 10) == [1]
     detector.note_chance()
     assert [detector.is_due(b"a", 10.0) for _ in range(3)] == [True, False, False]
 
 
-def test_what_is_not_watched_is_never_tried() -> None:
+def test_an_unwatched_file_is_never_due() -> None:
     detector = ChangeDetector()
     assert [detector.is_due(NOT_WATCHED, 0.0) for _ in range(3)] == [False] * 3
 
@@ -279,7 +279,7 @@ async def test_a_bad_change_is_told_once_and_the_next_good_one_counts(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_the_cluster_refuses_is_told_once(
+async def test_a_change_that_the_cluster_refuses_is_logged_once(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     await setup.run(nursery)

@@ -248,7 +248,7 @@ async def test_a_second_signal_ends_at_once(setup: Setup) -> None:
     assert setup.directory.cleared
 
 
-async def test_it_turns_unready_and_goes_on_for_a_while_before_it_drains(
+async def test_sigterm_makes_the_cluster_unready_and_drains_it_after_the_delay(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     setup.config = make_config(shutdown={"delay_ms": 10_000})
@@ -424,8 +424,9 @@ async def test_a_configuration_that_no_broker_accepts_is_applied_by_force_alone(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_needs_an_upgrade_is_not_tried(setup: Setup, nursery: trio.Nursery) -> None:
-    """Its refusal is the answer."""
+async def test_a_reload_that_needs_an_upgrade_is_refused_without_a_broker_trial(
+    setup: Setup, nursery: trio.Nursery
+) -> None:
     await setup.run(nursery)
     setup.cluster.reload_error = ReloadRefused("an upgrade is needed")
     setup.config_file.write_text(f"{WRONG}[cluster]\nforwarders = 5\n")
@@ -692,7 +693,7 @@ async def test_a_program_that_is_not_there(
         ("[of_a_newer_version]\nx = 1", None),  # that one has read it, and found it in order
     ],
 )
-async def test_what_an_upgrade_may_change(  # noqa: PLR0917 -- fixtures
+async def test_an_upgrade_is_refused_for_changes_that_need_a_restart(  # noqa: PLR0917 -- fixtures
     setup: Setup,
     upgrades: Upgrades,
     nursery: trio.Nursery,
@@ -792,7 +793,7 @@ async def test_an_upgrade_without_a_way_to_ask_raises(setup: Setup, upgrades: Up
         await supervisor._exec_next_program()
 
 
-async def test_what_an_earlier_program_left_is_used(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_sockets_left_by_the_previous_program_are_used(setup: Setup, nursery: trio.Nursery) -> None:
     control, admin = FakeSocket("left control", setup.log), FakeSocket("left admin", setup.log)
     setup.handover = HandoverState(
         runtime_lock_fd=77, control_socket=control, admin_listeners={"127.0.0.1:8080": admin}
@@ -837,7 +838,7 @@ def test_a_container_that_is_too_small_is_said_before_anything_is_bound(setup: S
 
 
 @pytest.mark.usefixtures("quiet")
-def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
+def test_an_inherited_cluster_goes_on_in_a_container_that_is_too_small(
     setup: Setup, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HandoverState, "from_memfd", lambda _descriptor: HandoverState())
@@ -849,7 +850,7 @@ def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_what_the_container_allows_is_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
+def test_the_container_limits_are_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
         run_supervisor(setup.plan(1024), setup.config_file, None, failures.append)
@@ -872,7 +873,7 @@ def test_whom_brokers_of_pulsar_5_would_refuse_is_logged_at_the_start(setup: Set
 
 
 @pytest.mark.usefixtures("quiet")
-def test_what_cannot_be_bound_is_said_in_one_sentence(
+def test_a_bind_failure_is_reported_in_one_sentence(
     setup: Setup, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_: Any) -> None:
@@ -986,8 +987,8 @@ def test_the_limit_on_open_files_is_raised(  # noqa: PLR0917 -- parameters
 
 
 @pytest.mark.parametrize(("forwarders", "crash_safe"), [(1, True), (1, False), (8, True), (8, False)])
-def test_who_needs_the_most_files(forwarders: int, crash_safe: bool) -> None:
-    """The supervisor, which keeps copies of everything; or a forwarder with its share."""
+def test_open_files_needed_is_that_of_the_process_with_most_descriptors(forwarders: int, crash_safe: bool) -> None:
+    """The supervisor, which keeps copies of all descriptors; or a forwarder with its share."""
     config = make_config(
         limits={"max_connections": 80_000}, cluster={"forwarders": forwarders}, relay={"crash_safe": crash_safe}
     )

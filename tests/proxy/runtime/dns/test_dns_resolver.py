@@ -79,7 +79,7 @@ async def test_both_families_are_asked_for_at_once(
     assert trio.current_time() == pytest.approx(2)
 
 
-async def test_one_family_is_enough(names: Names, nursery: trio.Nursery) -> None:
+async def test_a_name_with_addresses_of_a_single_family_is_resolved(names: Names, nursery: trio.Nursery) -> None:
     names.server.add("v4", "A", "10.0.0.1")
     names.server.add("v6", "AAAA", "fd00::1")
     group = Group(nursery)
@@ -169,10 +169,10 @@ async def test_a_name_server_that_cannot_be_asked(names: Names, nursery: trio.Nu
     await Group(nursery, timeout_s=0.2).failure("b")
 
 
-async def test_what_the_library_does_not_foresee_is_no_answer(
+async def test_an_unexpected_error_of_the_dns_library_fails_only_the_query(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Security: anyone who runs a name server must not end the worker."""
+    """Security: an answer of a stranger's name server must not end the worker."""
 
     async def defect(*_: Any, **__: Any) -> Any:
         await trio.lowlevel.checkpoint()
@@ -219,7 +219,7 @@ async def test_the_least_ttl_counts(
     assert await group.lifetime_s("b") == pytest.approx(30)
 
 
-async def test_that_a_name_is_unknown_is_believed_for_a_moment(
+async def test_a_failed_resolution_is_cached_for_failed_ttl_s(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     group = Group(nursery)
@@ -273,7 +273,7 @@ async def outcome(group: Group, name: str, owner: str = "") -> Any:
 # ---- together, and many
 
 
-async def test_who_asks_at_the_same_time_shares_one_query(
+async def test_concurrent_requests_for_a_name_share_one_query(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     names.server.add("b", "A", "10.0.0.1")

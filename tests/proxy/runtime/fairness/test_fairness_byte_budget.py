@@ -34,7 +34,7 @@ def test_the_whole_is_never_exceeded() -> None:
     assert 50 < taken == budget.used_bytes <= 100
 
 
-def test_what_is_given_back_is_there_for_others() -> None:
+def test_released_bytes_can_be_reserved_again() -> None:
     budget = ByteBudget(100)
     assert budget.reserve_bytes("a", 50)
     assert not budget.reserve_bytes("a", 20)

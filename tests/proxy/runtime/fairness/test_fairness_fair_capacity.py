@@ -85,7 +85,7 @@ async def test_the_last_room_is_for_another(nursery: trio.Nursery) -> None:
     assert it.got == ["a", "a", "b", "c", "b", "a"]
 
 
-async def test_what_turns_out_to_be_small_leaves_room_for_others(nursery: trio.Nursery) -> None:
+async def test_shrinking_reservations_frees_capacity_for_waiting_owners(nursery: trio.Nursery) -> None:
     it = Room(nursery, 2 * LARGEST)
     await it.want("a")
     await it.want("b")
@@ -113,7 +113,7 @@ async def test_there_is_always_room_for_one(nursery: trio.Nursery) -> None:
     assert it.got == ["a", "b"]
 
 
-async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
+async def test_a_cancelled_waiter_is_skipped(nursery: trio.Nursery) -> None:
     it = Room(nursery, LARGEST)
     await it.want("first")
     leaving = [await it.want(owner) for owner in ("a", "b")]

@@ -96,13 +96,13 @@ def test_among_equals_the_one_of_higher_rank_is_dropped() -> None:
     assert queue.enqueue("E", 10) == ("E", 10)
 
 
-def test_one_owner_may_have_its_own_bound() -> None:
+def test_the_limit_per_owner_rejects_that_owner_only() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=10, waiting_per_owner_max=2), "aa")
     assert queue.enqueue("a", 9) == ("a", 9)
     assert queue.enqueue("b", 10) is None
 
 
-def test_who_leaves_makes_room() -> None:
+def test_removing_a_waiting_entry_frees_its_place() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=2), "ab")
     queue.remove_waiting("a", 0)
     queue.remove_waiting("a", 0)

@@ -16,7 +16,7 @@ from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX, owner_of
         ("", "", "address "),
     ],
 )
-def test_who_shares_as_one(principal: str, address: str, owner: str) -> None:
+def test_the_owner_is_the_principal_or_without_one_the_client_network(principal: str, address: str, owner: str) -> None:
     """Security: without authentication a machine counts once, however many connections it opens."""
     assert owner_of(principal, address) == owner
 

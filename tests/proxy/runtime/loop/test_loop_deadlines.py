@@ -57,7 +57,7 @@ async def test_an_earlier_one_that_comes_later(deadlines: Deadlines, autojump_cl
     assert (len(early.passed), len(late.passed)) == (1, 0)
 
 
-async def test_what_is_set_anew_or_cleared_does_not_pass(
+async def test_a_deadline_that_is_moved_or_cleared_does_not_pass_at_its_old_time(
     deadlines: Deadlines, autojump_clock: trio.testing.MockClock
 ) -> None:
     moved, cleared = Owner(deadlines), Owner(deadlines)
@@ -72,7 +72,7 @@ async def test_what_is_set_anew_or_cleared_does_not_pass(
     assert (len(moved.passed), cleared.passed) == (1, [])
 
 
-async def test_it_can_be_set_again_when_it_has_passed(
+async def test_a_deadline_can_be_set_again_in_its_own_callback(
     deadlines: Deadlines, autojump_clock: trio.testing.MockClock
 ) -> None:
     owner = Owner(deadlines, lambda deadline: deadline.set(trio.current_time() + 1))
@@ -81,7 +81,9 @@ async def test_it_can_be_set_again_when_it_has_passed(
     assert len(owner.passed) >= 4
 
 
-async def test_one_may_clear_anothers(deadlines: Deadlines, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_callback_may_clear_another_deadline_due_at_the_same_time(
+    deadlines: Deadlines, autojump_clock: trio.testing.MockClock
+) -> None:
     when = trio.current_time() + 1
     second = Owner(deadlines)
     first = Owner(deadlines, lambda _: second.deadline.clear())
@@ -104,7 +106,9 @@ async def test_a_defect_of_one_is_not_the_others(deadlines: Deadlines, autojump_
     assert isinstance(logs[0]["exc_info"], ZeroDivisionError)
 
 
-async def test_whoever_ends_is_forgotten_at_once(deadlines: Deadlines, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cleared_deadline_keeps_no_reference_to_its_owner(
+    deadlines: Deadlines, autojump_clock: trio.testing.MockClock
+) -> None:
     owner = Owner(deadlines)
     owner.deadline.set(trio.current_time() + 1000)
     gone = weakref.ref(owner)

@@ -115,7 +115,7 @@ async def test_to_wake_it_within_a_batch_is_not_needed(nursery: trio.Nursery) ->
     nursery.cancel_scope.cancel()
 
 
-async def test_it_is_busy_for_a_moment_after_a_batch() -> None:
+async def test_the_loop_is_busy_for_a_moment_after_a_batch() -> None:
     now = [100.0]
     loop = EpollLoop(lambda _events: run_queue.clear(), run_queue := deque([1]), clock=lambda: now[0])
     assert not loop.is_busy

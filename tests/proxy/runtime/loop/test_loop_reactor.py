@@ -102,7 +102,7 @@ async def settle() -> None:
 # ---- one connection
 
 
-async def test_what_comes_is_told(reactor: Reactor, sockets: Sockets) -> None:
+async def test_received_data_is_passed_to_on_data(reactor: Reactor, sockets: Sockets) -> None:
     ear, _reading, theirs = listen(reactor, sockets)
     for word in (b"one", b"two"):
         theirs.send(word)
@@ -111,7 +111,7 @@ async def test_what_comes_is_told(reactor: Reactor, sockets: Sockets) -> None:
     assert ear.ends == []
 
 
-async def test_what_was_there_before_is_told(reactor: Reactor, sockets: Sockets) -> None:
+async def test_data_received_before_reading_started_is_passed_to_on_data(reactor: Reactor, sockets: Sockets) -> None:
     ours, theirs = pair(sockets)
     theirs.send(b"early")
     ear = Ear()
@@ -207,7 +207,7 @@ async def test_a_spurious_event_harms_nothing(reactor: Reactor, sockets: Sockets
 @pytest.mark.parametrize(
     "failure", [ZeroDivisionError("x"), BlockingIOError(11, "on_data's own"), OSError(5, "its own")]
 )
-async def test_what_on_data_raises_ends_only_its_own_connection(
+async def test_an_exception_of_on_data_ends_only_its_own_connection(
     reactor: Reactor, sockets: Sockets, failure: Exception
 ) -> None:
     broken, _reading, to_broken = listen(reactor, sockets)
@@ -259,8 +259,8 @@ async def test_more_connections_than_a_round_takes(reactor: Reactor, sockets: So
     assert [ear.data for ear in ears] == [[b"x"]] * len(ears)
 
 
-async def test_one_that_was_ended_earlier_in_the_same_round_hears_nothing(reactor: Reactor, sockets: Sockets) -> None:
-    """Its event is there already; its owner may have closed the descriptor."""
+async def test_a_reading_paused_earlier_in_the_same_batch_gets_no_data(reactor: Reactor, sockets: Sockets) -> None:
+    """The batch already holds its event, but its owner may have closed the descriptor."""
     heard: list[int] = []
     readings: list[Reading] = []
     theirs = []
@@ -282,10 +282,10 @@ async def test_one_that_was_ended_earlier_in_the_same_round_hears_nothing(reacto
     assert sorted(heard) == [0, 1], "nothing was lost"
 
 
-async def test_what_begins_in_a_round_under_a_number_that_ended_in_it_is_another(
+async def test_a_reading_of_a_reused_descriptor_gets_no_event_of_the_previous_reading(
     reactor: Reactor, sockets: Sockets
 ) -> None:
-    """A descriptor's number is used again at once."""
+    """The kernel gives the number of a closed descriptor to the next one."""
     first, second = Ear(), Ear()
     (a, to_a), (b, to_b) = pair(sockets), pair(sockets)
     replacement, to_replacement = pair(sockets)
@@ -381,7 +381,7 @@ async def test_where_much_goes_on_the_next_bytes_are_waited_for(
     assert ear.data == [b"w", b"x"]
 
 
-async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
+async def test_data_that_arrives_while_the_reactor_lingers_is_a_batch_of_its_own(
     reactor: Reactor, clock: ManualClock, sockets: Sockets
 ) -> None:
     reactor.may_linger = lambda: True

@@ -64,7 +64,7 @@ def test_a_tick_within_a_tick_is_part_of_it() -> None:
     assert said == ["a", "b", "a"], "the tick is over"
 
 
-def test_what_is_scheduled_by_a_flush_is_flushed_in_the_same_tick() -> None:
+def test_an_object_scheduled_by_a_flush_is_flushed_in_the_same_tick() -> None:
     said: list[str] = []
     tick, last = Tick(), Speaker(said, "last")
 

@@ -292,7 +292,7 @@ async def test_closed_before_connect(brokers: FakeBrokers) -> None:
 
 
 @pytest.mark.parametrize("story", ["refused", "silent", "garbage", "cancelled"])
-async def test_what_was_dialled_is_closed_however_it_failed(
+async def test_a_connection_is_closed_if_the_broker_handshake_fails_in_any_way(
     brokers: FakeBrokers, story: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     closed = trio.Event()

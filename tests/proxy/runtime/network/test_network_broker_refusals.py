@@ -81,7 +81,7 @@ def test_a_broker_that_seems_to_check_is_enough_for_the_text() -> None:
     assert failed.message == f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
 
 
-def test_what_the_next_proxy_says_of_its_brokers_passes() -> None:
+def test_an_explanation_by_the_next_proxy_is_passed_on_unchanged() -> None:
     text = f"{WANTED}, and a certificate cannot be forwarded: {HELPS}"
     failed = explain_refusal(refused(text=text), IGNORED, alice("tls"))
     assert (failed.code, failed.message) == (ServerError.AuthenticationError, text)

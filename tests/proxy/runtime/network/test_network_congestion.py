@@ -75,7 +75,7 @@ def test_a_listener_goes_back_to_the_systems_after_a_reload(chosen: Chosen) -> N
     assert chosen("unpaced", system="cubic", current="reno") == [b"cubic"]
 
 
-def test_one_by_its_name(chosen: Chosen) -> None:
+def test_a_congestion_control_configured_by_name_is_set(chosen: Chosen) -> None:
     assert chosen("cubic", system="bbr") == [b"cubic"]
 
 

@@ -103,7 +103,7 @@ async def test_the_first_that_answers(hosts: Hosts) -> None:
     assert hosts.dialled == [("10.0.0.1", PORT, "cubic"), ("fd00::2", PORT, "cubic")]
 
 
-async def test_one_that_is_silent_gets_no_more_than_its_start(
+async def test_a_silent_address_delays_the_next_attempt_by_attempt_delay_s(
     hosts: Hosts, autojump_clock: trio.testing.MockClock
 ) -> None:
     hosts.at = {"10.0.0.1": None, "10.0.0.2": plain}
@@ -112,13 +112,15 @@ async def test_one_that_is_silent_gets_no_more_than_its_start(
     assert hosts.open == 1, "the one that is silent is left"
 
 
-async def test_one_that_fails_gets_not_even_that(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_address_that_refuses_does_not_delay_the_next_attempt(
+    hosts: Hosts, autojump_clock: trio.testing.MockClock
+) -> None:
     hosts.at = {"10.0.0.1": REFUSED, "10.0.0.2": REFUSED, "10.0.0.3": plain}
     await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     assert trio.current_time() == 0
 
 
-async def test_one_that_is_slow_may_still_be_the_first(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_slow_address_that_connects_first_is_used(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
     hosts.at = {"10.0.0.1": plain, "10.0.0.2": None, "10.0.0.3": plain}
     hosts.delay_s = {"10.0.0.1": 0.6, "10.0.0.3": 0.2}
     stream = await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
@@ -422,7 +424,7 @@ async def test_a_connection(sockets: list[FakeTrioSocket], address: str, family:
     assert not sock.closed
 
 
-async def test_what_does_not_connect_is_closed(
+async def test_a_socket_that_does_not_connect_is_closed(
     sockets: list[FakeTrioSocket], autojump_clock: trio.testing.MockClock
 ) -> None:
     dialer = new_dialer(congestion_control="system")

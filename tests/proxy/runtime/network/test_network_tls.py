@@ -538,7 +538,7 @@ async def test_a_corrupt_record_behind_a_good_one_is_no_end(
             await other.receive_some()
 
 
-async def test_what_follows_on_from_no_tls_at_all(authority: Authority, server: Pair) -> None:
+async def test_plain_bytes_after_the_handshake_break_the_stream(authority: Authority, server: Pair) -> None:
     async with both_ours(authority, server) as (one, other):
         await one.transport.send_all(b"\x00\x00\x00\x05plain")
         with pytest.raises(trio.BrokenResourceError):

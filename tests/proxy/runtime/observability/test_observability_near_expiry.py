@@ -31,7 +31,7 @@ def test_without_clients_there_is_no_near_expiry() -> None:
     ("seconds_left", "expired", "ending"),
     [(-1000.0, 1, 0), (0.0, 1, 0), (0.001, 0, 1), (60.0, 0, 1), (60.001, 0, 0), (float("inf"), 0, 0)],
 )
-def test_what_is_near(seconds_left: float, expired: int, ending: int) -> None:
+def test_sessions_count_as_expired_or_as_ending_within_60_s(seconds_left: float, expired: int, ending: int) -> None:
     found = summarize_near_expiry(ends(seconds_left))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (expired, ending)
     assert len(found["soonest"]) == ending
@@ -50,7 +50,7 @@ def test_as_json() -> None:
     assert found["soonest"] == [{"client": "192.0.2.7:0", "principal": "alice", "seconds_left": 12.3}]
 
 
-def test_those_of_several_forwarders_are_one_list() -> None:
+def test_near_expiries_of_several_forwarders_are_merged_into_one_list() -> None:
     parts = [msgspec.convert(summarize_near_expiry(ends(*range(first, 60, 2), -1)), NearExpiry) for first in (1, 2)]
     found = merge_near_expiry(iter(parts))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (2, 59)

@@ -77,7 +77,7 @@ def test_files_that_are_counted_by_listing_them(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", [None, "", "nonsense", "x (a) b) S 1"])
-def test_what_cannot_be_read_is_left_out(tmp_path: Path, text: str | None) -> None:
+def test_metrics_of_unreadable_proc_files_are_left_out(tmp_path: Path, text: str | None) -> None:
     (tmp_path / "self").mkdir()
     if text is not None:
         for name in ("self/statm", "self/stat", "stat"):

@@ -14,7 +14,7 @@ def test_without_a_value_it_is_0() -> None:
 
 
 @pytest.mark.conforms("kip-368.29")
-def test_it_stays_for_the_window_however_often_it_is_looked_at() -> None:
+def test_a_maximum_is_reported_for_the_whole_window_however_often_it_is_read() -> None:
     maximum = WindowedMaximum()
     maximum.observe(3.0, 1000)
     maximum.observe(1.0, 1000)
@@ -31,7 +31,7 @@ def test_a_smaller_one_counts_once_the_larger_is_out_of_the_window() -> None:
     assert maximum.value(WINDOW_S + SLOT_S) == 2.0
 
 
-def test_it_is_the_maximum_of_the_window_and_keeps_little() -> None:
+def test_the_maximum_is_that_of_the_window_and_few_slots_are_kept() -> None:
     chance, maximum, values, now_s = random.Random(1), WindowedMaximum(), [], 0.0
     for _ in range(5000):
         now_s += chance.expovariate(0.2)

@@ -53,7 +53,7 @@ def of(architecture: str, numbers: Any) -> int:
 
 @ARCHITECTURES
 @pytest.mark.parametrize("role", seccomp.SOCKET_FAMILIES)
-def test_what_no_worker_needs_is_refused_and_all_else_is_allowed(architecture: str, role: Role) -> None:
+def test_system_calls_that_no_worker_needs_are_refused_and_all_others_allowed(architecture: str, role: Role) -> None:
     kept = {"add_key", "request_key", "keyctl"} if role is Role.AUTH else set()
     refused = {of(architecture, one) for name, one in seccomp._REFUSED.items() if name not in kept} - {-1}
     depending = {**seccomp._OF_ITSELF, **seccomp._OF_THE_CALLER}

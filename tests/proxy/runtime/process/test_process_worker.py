@@ -358,7 +358,7 @@ async def test_a_forwarder_listens_to_no_other_worker(life: Begin) -> None:
     await finish(it)
 
 
-async def test_it_ends_when_the_supervisor_is_gone(life: Begin) -> None:
+async def test_a_worker_ends_when_the_supervisor_is_gone(life: Begin) -> None:
     it = life()
     await it.start()
     await trio.testing.wait_all_tasks_blocked()
@@ -366,14 +366,14 @@ async def test_it_ends_when_the_supervisor_is_gone(life: Begin) -> None:
     await finish(it)
 
 
-async def test_it_ends_when_the_supervisor_is_gone_before_start(life: Begin) -> None:
+async def test_a_worker_ends_when_the_supervisor_is_gone_before_start(life: Begin) -> None:
     it = life()
     await trio.testing.wait_all_tasks_blocked()
     await finish(it)
 
 
-async def test_it_ends_when_its_channel_is_broken(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
-    """No supervisor could drain or reload it any more, or tell it of new peers; its successor can."""
+async def test_a_worker_ends_when_its_channel_is_broken(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """The supervisor could no longer drain or reload it, nor send it new peers; its successor can be reached."""
     it = life()
     await it.start()
     await it.channel.send_all(b"\xff\xff\xff\xff")

@@ -348,7 +348,9 @@ def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
     return client
 
 
-async def test_what_a_call_looks_like(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+async def test_a_call_carries_its_method_its_request_and_the_remaining_time(
+    raw: RawServer, client: RpcClient, nursery: trio.Nursery
+) -> None:
     nursery.start_soon(partial(ask, client, "x", timeout_s=3.0))
     call = await raw.read()
     assert (call.method, Text.FromString(call.request).text) == (Method.ENVELOPE, "x")
@@ -356,10 +358,10 @@ async def test_what_a_call_looks_like(raw: RawServer, client: RpcClient, nursery
     await raw.reply(call.correlation_id)
 
 
-async def test_who_does_not_wait_any_more_says_so(
+async def test_a_cancelled_or_expired_call_is_cancelled_at_the_server(
     raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Otherwise strangers who leave at once could keep a worker busy with unwanted work."""
+    """Otherwise clients that leave at once could keep a worker busy with unwanted work."""
     with trio.move_on_after(1):
         await ask(client, "left", timeout_s=5.0)
     with pytest.raises(RpcDeadlineExceeded):

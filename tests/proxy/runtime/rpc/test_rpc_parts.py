@@ -88,7 +88,7 @@ async def test_a_refusal_is_a_reply(raw: RawServer, client: RpcClient) -> None:
     assert reply.status == Status.TOO_MANY_REQUESTS
 
 
-async def test_what_is_asked_in_one_tick_leaves_at_its_end_in_one_go(raw: RawServer, nursery: trio.Nursery) -> None:
+async def test_calls_of_one_tick_are_sent_together_at_its_end(raw: RawServer, nursery: trio.Nursery) -> None:
     ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
 
     async def connect() -> trio.abc.HalfCloseableStream:
@@ -267,7 +267,7 @@ async def test_parts_are_given_as_they_come(raw: RawServer, client: RpcClient) -
     assert client.in_flight == 0
 
 
-async def test_what_came_before_the_loss_is_not_lost(raw: RawServer, client: RpcClient) -> None:
+async def test_reply_parts_received_before_a_connection_loss_are_delivered(raw: RawServer, client: RpcClient) -> None:
     async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
         await send_reply(raw, (await raw.read()).correlation_id, b"a", more=True)
         await raw.stream.aclose()
@@ -427,7 +427,7 @@ async def test_the_role_table_holds_for_handlers_in_parts(nursery: trio.Nursery,
         (ZeroDivisionError("secret detail"), Status.UNKNOWN_SERVER_ERROR, 1),
     ],
 )
-async def test_what_a_handler_in_parts_raises_is_its_answer(
+async def test_an_exception_of_a_handler_in_parts_becomes_its_reply(
     line: Line, failure: Exception, status: int, logged: int
 ) -> None:
     line.handler.failure = failure
@@ -523,7 +523,7 @@ async def test_parts_keep_their_order_where_the_caller_reads_slowly(nursery: tri
     assert heard == {1: expected, 2: expected}
 
 
-async def test_who_reads_no_replies_loses_its_connection(
+async def test_a_caller_that_reads_no_replies_loses_its_connection(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: a caller that was taken over must not fill its worker's memory."""
@@ -543,7 +543,7 @@ async def test_who_reads_no_replies_loses_its_connection(
     answer(b"", False)
 
 
-async def test_what_waits_is_bounded_over_all_connections(
+async def test_unsent_replies_are_bounded_over_all_connections(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: a caller that was taken over spreads what it does not read over its connections, each within the bound.
@@ -598,7 +598,7 @@ async def test_a_call_is_under_way_until_its_reply_is_written(
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-async def test_who_waits_until_it_is_sent(nursery: trio.Nursery, narrow: bool) -> None:
+async def test_wait_until_sent_returns_when_the_replies_are_sent(nursery: trio.Nursery, narrow: bool) -> None:
     line = Line(nursery, narrow=narrow, max_frame_bytes=100)
     await line.call(1)
     answer = line.handler.answers[0]
@@ -622,7 +622,7 @@ async def test_who_waits_until_it_is_sent(nursery: trio.Nursery, narrow: bool) -
     assert sent == [20]
 
 
-async def test_who_waits_until_it_is_sent_hears_of_the_end(nursery: trio.Nursery) -> None:
+async def test_wait_until_sent_returns_when_the_connection_ends(nursery: trio.Nursery) -> None:
     line = Line(nursery, narrow=True, max_frame_bytes=100)
     await line.call(1)
     answer = line.handler.answers[0]

@@ -57,8 +57,10 @@ async def test_a_worker_that_let_a_deadline_pass_is_passed_over(
     assert {pool.pick_client() for _ in range(4)} == {hanging, well}
 
 
-async def test_one_call_finds_out_whether_a_successor_is_there_yet(wires: MakeWires, nursery: trio.Nursery) -> None:
-    """The supervisor owns the socket, so a connection alone does not show it."""
+async def test_a_connected_worker_gets_a_single_call_until_it_has_answered(
+    wires: MakeWires, nursery: trio.Nursery
+) -> None:
+    """The supervisor owns the socket, so a connection alone does not show that the worker runs."""
     gate = trio.Event()
 
     async def starting(data: bytes, _caller: Caller) -> bytes:

@@ -33,7 +33,7 @@ class Recorder(trio.abc.SendStream):
         await trio.lowlevel.checkpoint()
 
 
-async def test_what_is_said_during_a_write_leaves_with_the_next(nursery: trio.Nursery) -> None:
+async def test_data_written_during_a_send_leaves_with_the_next_send(nursery: trio.Nursery) -> None:
     stream = Recorder()
     writer = BatchedWriter(stream, max_buffered_bytes=1000)
     nursery.start_soon(writer.run)
@@ -71,7 +71,7 @@ async def test_a_broken_stream_ends_it() -> None:
         await writer.run()
 
 
-async def test_who_waits_for_room_gets_it(nursery: trio.Nursery) -> None:
+async def test_write_when_room_waits_until_the_buffer_has_room(nursery: trio.Nursery) -> None:
     stream = Recorder()
     writer = BatchedWriter(stream, max_buffered_bytes=10)
     nursery.start_soon(writer.run)
@@ -168,7 +168,7 @@ async def test_the_bound_holds_within_a_tick() -> None:
         assert received(theirs) == b"x" * 10 + b"z"
 
 
-async def test_what_the_kernel_does_not_take_leaves_later_and_in_order(nursery: trio.Nursery) -> None:
+async def test_data_that_the_kernel_does_not_take_is_sent_later_and_in_order(nursery: trio.Nursery) -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1 << 20)
         nursery.start_soon(writer.run)
@@ -307,7 +307,7 @@ async def test_a_flush_does_not_overtake_what_is_being_sent(nursery: trio.Nurser
         nursery.cancel_scope.cancel()
 
 
-async def test_who_waits_until_it_is_sent_waits_for_what_is_queued_then(nursery: trio.Nursery) -> None:
+async def test_wait_until_sent_waits_for_the_data_queued_when_it_was_called(nursery: trio.Nursery) -> None:
     stream = Recorder()
     writer = BatchedWriter(stream, max_buffered_bytes=1000)
     nursery.start_soon(writer.run)

@@ -104,7 +104,7 @@ def test_only_its_owner_can_write_a_table() -> None:
 
 
 @pytest.mark.parametrize("what", ["unsealed", "too small", "a pipe"])
-def test_what_is_no_table(what: str) -> None:
+def test_an_unsealed_or_short_memory_or_a_pipe_is_no_address_table(what: str) -> None:
     reading, writing = os.pipe()
     memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, TABLE_BYTES // 2 if what == "too small" else TABLE_BYTES)

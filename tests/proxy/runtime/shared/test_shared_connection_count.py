@@ -19,7 +19,7 @@ def test_counters_are_shared() -> None:
     assert not os.get_inheritable(descriptor)
 
 
-def test_who_has_more_than_the_mean() -> None:
+def test_a_forwarder_with_more_connections_than_the_mean_is_above_it() -> None:
     counters = ConnectionCounters(create_shared_counters(3))
     assert not any(counters.is_above_mean(number) for number in range(3))
     counters.set_connections(0, 2)

@@ -99,7 +99,7 @@ async def test_the_largest_message_with_the_most_descriptors(ends: Ends) -> None
     close_descriptors(received[1])
 
 
-async def test_what_does_not_fit_is_not_sent(ends: Ends) -> None:
+async def test_a_message_above_the_limits_is_not_sent(ends: Ends) -> None:
     one, other = ends
     with pytest.raises(MessageTooLong):
         await one.send(sized(MESSAGE_BYTES_MAX + 1))
@@ -109,7 +109,7 @@ async def test_what_does_not_fit_is_not_sent(ends: Ends) -> None:
     assert await other.receive() == (MESSAGE, [])
 
 
-async def test_what_was_sent_arrives_although_its_sender_is_gone(ends: Ends) -> None:
+async def test_a_message_is_received_after_its_sender_has_closed(ends: Ends) -> None:
     one, other = ends
     reading, writing = os.pipe()
     one.send_now(MESSAGE, [reading])
@@ -142,7 +142,7 @@ async def test_the_other_end_was_closed_with_unread_messages(ends: Ends) -> None
     assert await one.receive() is None
 
 
-async def test_it_waits_for_room(ends: Ends, nursery: trio.Nursery) -> None:
+async def test_sending_waits_for_room_in_the_socket(ends: Ends, nursery: trio.Nursery) -> None:
     one, other = ends
     sent = fill(one)
     done = trio.Event()

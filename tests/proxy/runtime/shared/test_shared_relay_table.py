@@ -98,7 +98,7 @@ def test_counters_of_those_that_live_and_those_that_ended() -> None:
     assert totals(table) == (113, 3, 24, 3)
 
 
-def test_what_is_given_back_is_clear() -> None:
+def test_the_cells_of_a_released_relay_id_are_cleared() -> None:
     table = RelayTable()
     relay_id = table.allocate_relay_id()
     moved(table, relay_id, 1, 2)

@@ -53,7 +53,9 @@ def requests(worker: FakeWorker, method: int) -> list[Any]:
     return [request for asked, request in worker.calls if asked == method]
 
 
-async def test_it_is_begun_at_first_and_served(setup: AdminSetup, nursery: trio.Nursery) -> None:
+async def test_the_admin_worker_starts_beside_the_auth_worker_and_is_served(
+    setup: AdminSetup, nursery: trio.Nursery
+) -> None:
     await setup.start(nursery)
     spawned = [name for name, event in setup.log if event == "spawn"]
     assert (set(spawned[:2]), spawned[2:]) == ({"admin", "auth"}, ["lookup", "forwarder"]), "beside the first"
@@ -83,8 +85,8 @@ async def test_the_cluster_is_ready_when_it_is(setup: AdminSetup, nursery: trio.
     nursery.cancel_scope.cancel()
 
 
-async def test_it_is_told_no_secret(setup: AdminSetup, nursery: trio.Nursery) -> None:
-    """Security: it reads what strangers send."""
+async def test_the_admin_worker_receives_no_secret(setup: AdminSetup, nursery: trio.Nursery) -> None:
+    """Security: the admin worker reads what strangers send."""
     await setup.start(nursery)
     [admin], [auth] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.AUTH)
     [told], [known] = requests(admin, Method.START), requests(auth, Method.START)
@@ -117,8 +119,10 @@ async def test_a_dead_admin_worker_is_replaced_alone(
     nursery.cancel_scope.cancel()
 
 
-async def test_it_ends_last(setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    """Whoever watches the cluster is told until the end."""
+async def test_the_admin_worker_is_stopped_last_in_a_drain(
+    setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Metrics and readiness are served until the end of the drain."""
     cluster = await setup.start(nursery)
     await cluster.drain()
     stopped = [name for name, event in setup.log if event == "stop"]
@@ -193,10 +197,10 @@ async def test_an_upgrade_goes_on_without_it(
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "goes away"])
-async def test_it_cannot_refuse_a_configuration(
+async def test_an_admin_worker_that_fails_a_reload_is_killed_and_replaced(
     setup: AdminSetup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
-    """Security: it reads what strangers send; its successor begins with what all others have."""
+    """Security: it reads what strangers send; its successor starts with the configuration of the other workers."""
     cluster = await setup.start(nursery)
     await trio.sleep(2)
     [admin] = setup.workshop.of(Role.ADMIN)
@@ -222,7 +226,9 @@ async def test_it_cannot_refuse_a_configuration(
     nursery.cancel_scope.cancel()
 
 
-async def test_what_another_refuses_it_is_not_told(setup: AdminSetup, nursery: trio.Nursery) -> None:
+async def test_a_configuration_that_another_worker_refuses_is_not_sent_to_the_admin_worker(
+    setup: AdminSetup, nursery: trio.Nursery
+) -> None:
     cluster = await setup.start(nursery)
     [admin], [lookup] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.LOOKUP)
     lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")

@@ -89,7 +89,7 @@ async def test_clients_may_not_come_while_a_worker_is_missing(setup: Setup, nurs
     nursery.cancel_scope.cancel()
 
 
-async def test_what_each_role_is_given(setup: Setup, nursery: trio.Nursery) -> None:
+async def test_each_worker_inherits_only_the_descriptors_of_its_role(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     given = {worker.name: what for worker, what in zip(setup.workshop.workers, setup.workshop.given, strict=True)}
     assert given["auth-0"] == {"service": setup.directory.sockets["auth-0.sock"].fileno()}
@@ -558,7 +558,9 @@ async def test_only_forwarders_leave_before_their_successor_begins(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_at_a_time(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_replace_all_replaces_one_worker_at_a_time(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     cluster = await setup.started(nursery)
     before = len(setup.workshop.workers)
     gate = trio.Event()
@@ -574,10 +576,10 @@ async def test_one_at_a_time(setup: Setup, nursery: trio.Nursery, autojump_clock
     nursery.cancel_scope.cancel()
 
 
-async def test_those_who_start_and_those_who_finish_are_known(
+async def test_starting_and_draining_workers_are_peers_of_the_running_workers(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A forwarder that finishes what it has still asks the workers, and would be turned away as a stranger."""
+    """A draining forwarder still sends requests to the other workers, which reject processes that are no peers."""
     cluster = await setup.started(nursery)
     auth, lookup, forwarder = (in_place(cluster, role) for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER))
     for worker in (lookup, forwarder):
@@ -695,10 +697,10 @@ async def test_a_reload_counts_for_relays_that_replaced_forwarders_still_have(
     nursery.cancel_scope.cancel()
 
 
-async def test_those_that_are_replaced_by_a_reload_take_it_over_too(
+async def test_workers_replaced_by_a_reload_receive_its_configuration_as_well(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It is meant for their relays, too, though the processes could not take over all of it."""
+    """It applies to the relays they still have, though a running process cannot apply all of it."""
     cluster = await setup.crash_safe(nursery)
     old: list[Any] = [slot.worker for slot in cluster.slots_of(Role.FORWARDER)]
     for worker in old:
@@ -863,7 +865,7 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_does_not_come_to_rest_is_ended(
+async def test_a_worker_that_does_not_quiesce_is_killed(
     setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.crash_safe(nursery)
@@ -885,7 +887,7 @@ async def test_one_that_does_not_come_to_rest_is_ended(
     nursery.cancel_scope.cancel()
 
 
-async def test_it_does_not_stand_still_while_a_worker_starts(
+async def test_quiescing_waits_for_a_worker_that_is_starting(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.started(nursery)

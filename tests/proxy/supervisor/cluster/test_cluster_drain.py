@@ -69,10 +69,10 @@ async def test_a_forwarder_that_dies_in_the_drain_has_a_successor_for_the_rest_o
     nursery.cancel_scope.cancel()
 
 
-async def test_it_gets_no_listeners(
+async def test_the_successor_of_a_draining_forwarder_gets_no_listeners(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """So it cannot accept any client again."""
+    """It must not accept new clients."""
     cluster, first, _drained = await _started(setup, nursery)
     assert first.listeners == 1
     first.end(-9)
@@ -95,7 +95,7 @@ async def test_again_and_again(setup: Setup, nursery: trio.Nursery, autojump_clo
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_was_being_started_when_the_drain_began_drains_too(
+async def test_a_forwarder_that_was_starting_when_the_drain_began_drains_too(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.crash_safe(nursery, limits={"drain_timeout_ms": DRAIN_S * 1000})
@@ -110,7 +110,7 @@ async def test_one_that_was_being_started_when_the_drain_began_drains_too(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_without_relays_has_no_successor(
+async def test_a_draining_forwarder_that_dies_without_relays_has_no_successor(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster, *_ = await _started(setup, nursery)

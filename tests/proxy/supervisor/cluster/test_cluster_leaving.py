@@ -131,10 +131,10 @@ async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clo
     place.close()
 
 
-async def test_one_that_is_killed_with_its_last_word_is_heard_first(
+async def test_the_last_message_of_a_killed_worker_is_read_before_its_end_is_reported(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Or what it left behind would be noted for a process whose end is never reported."""
+    """Otherwise its relays left behind would be recorded for a process whose end is never reported."""
     place = Place()
     await place.started(nursery)
     worker: FakeWorker = place.workers[-1]

@@ -139,7 +139,7 @@ async def forwarders() -> AsyncIterator[ForwarderPlace]:
     os.close(place.store_slot.table_fd)
 
 
-async def test_it_is_filled(place: Place, nursery: trio.Nursery) -> None:
+async def test_a_slot_starts_a_worker_and_becomes_running(place: Place, nursery: trio.Nursery) -> None:
     assert place.slot.state is SlotState.STARTING
     nursery.start_soon(place.slot.run)
     await place.slot.ready.wait()
@@ -169,7 +169,7 @@ async def test_a_worker_that_ends_is_replaced(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_ends_at_once_is_replaced_more_and_more_slowly(
+async def test_a_worker_that_dies_at_its_start_is_restarted_with_growing_pauses(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     nursery.start_soon(place.slot.run)
@@ -206,7 +206,7 @@ async def test_relays_do_not_wait_long_for_a_forwarder_that_fails_again_and_agai
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_was_stable_is_replaced_quickly_again(
+async def test_a_stable_run_resets_the_pause_before_a_restart(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     nursery.start_soon(place.slot.run)
@@ -379,7 +379,7 @@ def test_states_are_words_for_operators() -> None:
 # ---- a worker that hangs
 
 
-async def test_one_that_hangs_is_ended_and_replaced(
+async def test_a_worker_that_fails_its_health_checks_is_killed_and_replaced(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     nursery.start_soon(place.slot.run)
@@ -394,7 +394,7 @@ async def test_one_that_hangs_is_ended_and_replaced(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_answers_now_and_then_stays(
+async def test_a_worker_that_answers_some_health_checks_keeps_running(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     nursery.start_soon(place.slot.run)
@@ -515,7 +515,7 @@ async def test_the_pauses_begin_anew_after_one_that_lived(
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_dies_while_it_is_brought_up_does_not_hang_anything(
+async def test_a_worker_that_dies_while_it_starts_is_replaced(
     place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     nursery.start_soon(place.slot.run)

@@ -86,8 +86,10 @@ def test_a_forwarder_that_does_not_read_delays_no_other(exchange: AddressTableEx
 
 
 @pytest.mark.parametrize("what", ["no table", "none", "two"])
-def test_what_is_no_table_ends_the_forwarder(exchange: AddressTableExchange, what: str) -> None:
-    """Security: others map what it sends, and could be ended by memory that it cuts short."""
+def test_a_forwarder_that_publishes_an_invalid_address_table_is_ended(
+    exchange: AddressTableExchange, what: str
+) -> None:
+    """Security: other forwarders map the table, and would crash if its memory was truncated."""
     one, other = Forwarder(exchange, 0), Forwarder(exchange, 1)
     given = {"no table": [os.memfd_create("x")], "none": [], "two": [new_table(), new_table()]}
     for name, descriptors in given.items():

@@ -145,7 +145,9 @@ def leave(state: SerializedHandover, monkeypatch: pytest.MonkeyPatch, config_fil
     return caught.value
 
 
-async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_handover_state_is_restored_as_it_was_serialized(
+    estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ConnectionCounters(estate.connections).set_connections(0, 77)
     state = estate.state()
     exec_ = leave(state, monkeypatch, Path("proxy.toml"))

@@ -128,7 +128,7 @@ def relay_ids(got: list[tuple[StoreMessage, list[int]]]) -> list[int]:
 # ---- what a forwarder says
 
 
-async def test_it_keeps_what_it_is_told(store: Store) -> None:
+async def test_stored_relays_and_pipes_are_kept_with_their_descriptors(store: Store) -> None:
     about = StoredRelay(id=7, client_address="1.2.3.4:5", principal="p", target="b:6650", expires_at_unix_ms=9)
     await store.told(StoreMessage(relays=[about]), StoreMessage(pipes=[StoredPipe(id=3, wanted_bytes=4096)]))
     [(number, kept)] = store.store_slot.relays.items()
@@ -143,7 +143,7 @@ async def test_it_keeps_what_it_is_told(store: Store) -> None:
     assert store.kept == 4
 
 
-async def test_it_drops_what_it_is_told(store: Store) -> None:
+async def test_dropped_relays_and_pipes_are_removed_and_closed(store: Store) -> None:
     await store.told(
         StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1), StoredPipe(id=2)]),
         StoreMessage(dropped_relays=[1], dropped_pipes=[2]),
@@ -152,7 +152,7 @@ async def test_it_drops_what_it_is_told(store: Store) -> None:
     assert store.kept == 4, "what is dropped is closed"
 
 
-async def test_what_it_does_not_have_cannot_be_dropped(store: Store) -> None:
+async def test_dropping_an_unknown_relay_or_pipe_changes_nothing(store: Store) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]), StoreMessage(dropped_relays=[5, 5], dropped_pipes=[6]))
     assert list(store.store_slot.relays) == [1]
 
@@ -304,7 +304,7 @@ async def test_a_forwarder_takes_no_descriptor_of_the_supervisors_reserve_or_of_
     assert (entry["who"], entry["stored"], entry["most"]) == ("forwarder-0", 200, 200)
 
 
-async def test_what_is_stored_again_or_dropped_makes_room_for_another(store: Store) -> None:
+async def test_replaced_and_dropped_entries_free_descriptors_for_others(store: Store) -> None:
     store.store_slot.limit_descriptors("forwarder-0", 4)
     with structlog.testing.capture_logs() as logs:
         await store.told(
@@ -443,7 +443,7 @@ async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nurser
 
 
 @pytest.mark.parametrize("message", [behind(0), behind(RELAYS_MAX + 1), behind(1, ip="1" * 65)])
-async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
+async def test_invalid_left_behind_relays_end_the_forwarder(store: Store, message: StoreMessage) -> None:
     """Security: a forwarder that was taken over must not fill the supervisor's memory."""
     with pytest.raises(StoreLost):
         store.store_slot.apply_message(message, [], 7)
@@ -489,7 +489,7 @@ async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> 
     theirs.close()
 
 
-async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
+async def test_descriptors_sent_without_crash_safe_relays_are_closed(store: Store, nursery: trio.Nursery) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
     nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
@@ -511,7 +511,7 @@ async def test_whether_the_end_was_in_order(store: Store) -> None:
     assert await store.store_slot.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES) is False
 
 
-async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
+async def test_a_forwarder_that_is_not_new_gets_no_stored_relays(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
     nursery.start_soon(
@@ -587,8 +587,10 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
     next_theirs.close()
 
 
-async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: Store, nursery: trio.Nursery) -> None:
-    """The kernel reports the reset before what the dead one had sent."""
+async def test_all_messages_of_a_forwarder_that_dies_with_unread_data_are_read(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    """The kernel reports the reset before the messages that the dead forwarder had sent."""
     ours, theirs = store.line()
     ended: list[bool] = []
 
@@ -605,7 +607,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     assert (sorted(store.store_slot.relays), ended) == ([1, 2], [True])
 
 
-async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
+async def test_stored_descriptors_are_handed_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
     nursery.start_soon(
         lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)

@@ -189,8 +189,8 @@ def test_a_caller_that_was_reaped_is_refused(tree: dict[int, ProcessStat], numbe
     assert os.strerror(number) in entry["reason"]
 
 
-def test_what_proc_says(tmp_path: Path) -> None:
-    """Of this very process, whose name may hold anything."""
+def test_the_parent_and_the_start_time_of_a_process_are_read_from_proc(tmp_path: Path) -> None:
+    """The name of a process, in the same line, may hold any character."""
     parent, began = descent._look(os.getpid())
     assert parent == os.getppid()
     assert began >= descent._look(parent).began
@@ -261,7 +261,7 @@ async def connected(path: str) -> bool:
     ("ways", "is_supervisor"),
     [(WORKER_LIKE, False), ((*WORKER_LIKE, "with a child"), True), (("gone", *WORKER_LIKE, "with a child"), False)],
 )
-async def test_who_is_confined_as_a_worker_is_no_supervisor(
+async def test_a_process_confined_as_a_worker_is_not_taken_for_a_supervisor(
     listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], is_supervisor: bool
 ) -> None:
     """Security: a filter and no child; nor is a process that has ended, whose number may be another's."""

@@ -60,7 +60,7 @@ async def test_nothing_old_is_told(autojump_clock: trio.testing.MockClock) -> No
     assert maker.began == pytest.approx([0, 1, 2]), "no pause where it takes longer"
 
 
-async def test_one_that_goes_away_does_not_disturb_the_others(
+async def test_a_cancelled_caller_does_not_affect_the_other_callers(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     maker = Maker()

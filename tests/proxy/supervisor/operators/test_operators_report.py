@@ -142,7 +142,7 @@ async def test_which_clients_brokers_refuse(
     assert all(f"  note            {note}" in status_text(status) for note in readiness.notes)
 
 
-async def test_one_lookup_worker_whose_brokers_take_clients_is_enough() -> None:
+async def test_the_cluster_is_ready_if_a_single_lookup_worker_has_brokers_that_accept_clients() -> None:
     setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
     setup.cluster.config = make_config(authentication={"enabled": True, "tls": {}})
     for index, checking in enumerate(("all", "none")):
@@ -177,7 +177,7 @@ async def test_readyz_and_status_read_the_same_in_what_a_lookup_worker_says(answ
     assert (status["ready"], status["not_ready_because"]) == (not reasons, reasons)
 
 
-async def test_one_lookup_worker_that_reaches_a_broker_is_enough() -> None:
+async def test_the_cluster_is_ready_if_a_single_lookup_worker_reaches_a_broker() -> None:
     setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
     setup.worker(Role.LOOKUP, 1).answers[Method.GET_STATUS] = lambda _request: '{"ready": false, "brokers": []}'
     assert (await setup.report.readiness()).reasons == []
@@ -191,7 +191,7 @@ async def test_not_ready_without_a_worker_of_each_role(role: Role) -> None:
     assert (await setup.report.readiness()).reasons == [f"no {role} worker answers"]
 
 
-async def test_one_forwarder_is_enough() -> None:
+async def test_the_cluster_is_ready_if_a_single_forwarder_runs() -> None:
     setup = Setup()
     setup.cluster.slots_of(Role.FORWARDER)[0].state = SlotState.RESTARTING
     setup.cluster.slots_of(Role.FORWARDER)[0].worker = None
@@ -346,7 +346,7 @@ async def test_replaced_workers_are_shown_until_they_end() -> None:
     assert (await setup.report.status())["leaving_workers"] == []
 
 
-async def test_one_that_hands_over_has_its_place_until_another_runs() -> None:
+async def test_a_worker_that_hands_over_keeps_its_place_until_its_successor_runs() -> None:
     setup = Setup()
     slot = setup.cluster.slots_of(Role.FORWARDER)[0]
     life = WorkerRun(slot.worker)
@@ -491,8 +491,8 @@ async def test_all_together_fit_the_line() -> None:
     assert len(logs) == 3, "once each"
 
 
-async def test_what_grows_when_it_is_said_again_is_measured_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security: 1e15 is 18 characters then."""
+async def test_the_size_limit_of_the_status_applies_to_the_encoded_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: 1e15 grows to 18 characters when it is encoded."""
     monkeypatch.setattr(supervisor_report, "STATUS_TOTAL_BYTES_MAX", 1000)
     setup = Setup(Role.FORWARDER)
     report(setup, Role.FORWARDER, json.dumps({"said": [0] * 90}).replace("0", "1e15"))

@@ -57,7 +57,7 @@ async def test_a_refusal(child: Child) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"Traceback", b'{"accepted":"yes"}', b"[]"])
-async def test_what_is_no_answer_accepts_nothing(child: Child, answer: bytes) -> None:
+async def test_an_invalid_answer_of_the_trial_process_is_no_acceptance(child: Child, answer: bytes) -> None:
     child.answer, child.code = lambda: answer, -9
     with pytest.raises(TrialNotRun, match="it ended with code -9"):
         await run_trial(CONFIG)

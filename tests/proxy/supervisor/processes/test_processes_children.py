@@ -102,14 +102,16 @@ def test_no_child_is_reaped_while_one_starts(kernel: Kernel) -> None:
     assert kernel.reaped == []
 
 
-def test_those_that_were_waited_for_are_forgotten() -> None:
+def test_own_children_that_were_waited_for_are_forgotten() -> None:
     children = ChildReaper()
     for pid in range(100):
         children.register_own(Own(pid, returncode=0))
     assert len(children._own) == 1
 
 
-async def test_it_looks_again_and_again(kernel: Kernel, autojump_clock: trio.testing.MockClock) -> None:
+async def test_adopted_children_are_reaped_at_each_interval(
+    kernel: Kernel, autojump_clock: trio.testing.MockClock
+) -> None:
     with trio.move_on_after(2.5 * REAP_INTERVAL_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ChildReaper().reap_adopted)
@@ -171,7 +173,7 @@ def test_nothing_lives_on_but_what_was_there_before() -> None:
     }
 
 
-def test_what_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descendants_that_survive_sigkill_are_logged_with_their_pids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children_module, "children_of", lambda _pid: [os.getpid()])
     monkeypatch.setattr(children_module, "_has_no_new_privileges", lambda _pid: True)
     monkeypatch.setattr(children_module, "END_TIMEOUT_S", 0.05)

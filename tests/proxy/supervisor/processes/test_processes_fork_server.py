@@ -90,7 +90,7 @@ async def test_requests_come_one_after_the_other(make: Make, nursery: trio.Nurse
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_dies_is_replaced_before_a_worker_is_needed(make: Make, nursery: trio.Nursery) -> None:
+async def test_a_fork_server_that_dies_is_replaced_before_a_worker_is_needed(make: Make, nursery: trio.Nursery) -> None:
     server = make(f"{READY}if start == 1: os._exit(3)\n{ANSWER}")
     with structlog.testing.capture_logs() as logs:
         nursery.start_soon(server.run)
@@ -108,7 +108,7 @@ async def test_a_request_that_gets_no_reply_is_made_again_to_another(make: Make,
     await end(server)
 
 
-async def test_one_that_hangs_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_hangs_is_killed_and_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FORK_TIMEOUT_S", 0.2)
     server = make(f"{READY}if start == 1:\n time.sleep(1000)\n{ANSWER}")
     assert await server.fork(Role.AUTH, {"channel": 1}) == 4002
@@ -123,14 +123,16 @@ async def test_a_request_that_two_fork_servers_do_not_answer_fails(make: Make, t
     await end(server)
 
 
-async def test_one_that_cannot_import_says_so(make: Make) -> None:
+async def test_a_fork_server_that_exits_during_its_imports_fails_the_fork(make: Make) -> None:
     server = make("os._exit(1)")
     reason = r"the fork server does not start \(its end of the channel is closed\); see its log"
     with pytest.raises(ForkFailed, match=reason):
         await server.fork(Role.AUTH, {"channel": 1})
 
 
-async def test_one_that_does_not_come_up_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_does_not_start_in_time_fails_the_fork(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "IMPORT_TIMEOUT_S", 0.2)
     with pytest.raises(ForkFailed, match="no answer within 0 s"):
         await make("time.sleep(1000)").fork(Role.AUTH, {"channel": 1})

@@ -125,7 +125,7 @@ async def test_a_file_that_is_missing_for_a_while_needs_new_workers_when_it_is_t
     nursery.cancel_scope.cancel()
 
 
-async def test_what_a_reload_names_has_new_workers_already(
+async def test_a_library_file_added_by_a_reload_replaces_no_auth_workers(
     watched: Watched, nursery: trio.Nursery, tmp_path: Path
 ) -> None:
     (tmp_path / "other").write_text("x")

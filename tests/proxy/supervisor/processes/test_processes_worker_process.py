@@ -437,7 +437,7 @@ async def test_a_worker_without_a_store_is_taken_over(before: Before) -> None:
 # ---- a worker for the next program
 
 
-async def test_what_the_next_program_is_told(
+async def test_a_quiesced_worker_is_serialized_and_sends_no_calls_until_resumed(
     processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery
 ) -> None:
     worker = await spawned(role=Role.FORWARDER)
@@ -496,7 +496,7 @@ async def test_a_call_under_way_is_waited_for(
 
 
 @pytest.mark.parametrize("why", ["hangs", "ended", "let go", "never spoken to"])
-async def test_one_that_cannot_be_inherited(
+async def test_a_worker_that_cannot_be_inherited_is_not_serialized(
     processes: list[FakeProcess],
     spawned: Spawn,
     nursery: trio.Nursery,

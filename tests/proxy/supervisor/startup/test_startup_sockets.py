@@ -59,7 +59,9 @@ def test_an_address_of_another_machine() -> None:
         (errno.EMFILE, 443, "Too many open files"),
     ],
 )
-def test_what_to_do_about_an_address(monkeypatch: pytest.MonkeyPatch, number: int, port: int, advice: str) -> None:
+def test_a_bind_error_names_the_key_the_address_and_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: int, port: int, advice: str
+) -> None:
     def refuse(_self: socket.socket, _address: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -158,7 +160,7 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         RuntimeDirectory(str(tmp_path / "run"))
 
 
-def test_one_cluster_at_a_time(directory: RuntimeDirectory) -> None:
+def test_a_runtime_directory_in_use_refuses_a_second_cluster(directory: RuntimeDirectory) -> None:
     with pytest.raises(StartFailed, match="another cluster is running in"):
         RuntimeDirectory(str(directory.path))
 
