@@ -203,9 +203,7 @@ def test_roles_that_do_not_go_together_are_refused_as_by_the_broker(
     assert denied(secured_broker.broker_port, **fields) == INVALID_ROLES
 
 
-def test_a_false_original_principal_refuses_no_other_client(
-    secured_broker: Standalone, b: ProxyCluster
-) -> None:
+def test_a_false_original_principal_refuses_no_other_client(secured_broker: Standalone, b: ProxyCluster) -> None:
     alice = secured_broker.token("alice")
     with others_unharmed(b, topic=GRANTED, token=alice) as witness:
         with WireClient(b.port) as client:
