@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, OTHER
 
 
 class ProviderNames(Protocol):
@@ -86,5 +86,5 @@ class AuthMetrics:
         known = method in self.providers.methods or method == "none"
         return {
             "provider_name": self.providers.provider_name(method),
-            "auth_method": method if known else "other",
+            "auth_method": method if known else OTHER,
         }

@@ -176,6 +176,11 @@ class LookupService:
         try:
             lookup_principal = self._principal_of(request, principal)
         except CredentialsRefused:
+            get_logger().warning(
+                "lookups were refused: there is no memory left for their forwarded credentials",
+                client=request.client_address,
+                principal=principal.name,
+            )
             lookup_principal, submit = LookupPrincipal(principal.name), self._scheduler.refuse_request
         batch = RequestBatch(lookup_principal, request.client_address, answers)
         parser = self._request_parser

@@ -13,6 +13,7 @@ from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CollectedMetrics
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
+from proxy.runtime.observability.metrics import OTHER
 from proxy.runtime.rpc.errors import RpcError
 
 JSON = "application/json"
@@ -69,7 +70,7 @@ class AdminApplication:
             response = await self._route_request(request)
         except RpcError as error:
             response = HttpResponse(503, f"the supervisor does not answer: {error}\n".encode())
-        path = request.path if request.path in self._paths else "other"
+        path = request.path if request.path in self._paths else OTHER
         self._requests.labels(path=path, code=str(response.status)).inc()
         return response
 

@@ -11,21 +11,15 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tests.analytics import local_files
+from tests.analytics.spark_settings import FEW_ROWS, QUICK_START
 
 SETTINGS = {
-    # Short jobs end before the JVM's better compiler has earned what it costs.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": QUICK_START,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Compiling a query costs more than running it does with a test's few rows.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    # Spark lists many files by a job with a task for each of them.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    **FEW_ROWS,
     "spark.sql.session.timeZone": "UTC",
 }
 

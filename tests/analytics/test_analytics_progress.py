@@ -27,7 +27,7 @@ from analytics.jobs.progress import (
     heartbeats,
 )
 from analytics.spool.reader import BEGIN, Position, count_bytes_after, list_segments
-from tests.analytics.conftest import SETTINGS
+from tests.analytics.spark_settings import SHORT_JOBS
 from tests.analytics.spool_files import SpoolFiles, labels
 
 
@@ -217,7 +217,6 @@ def test_a_users_log_configuration_is_kept(
     assert quiet.is_verbose()  # outside of a command
 
 
-QUICK_START = os.environ | {"JDK_JAVA_OPTIONS": SETTINGS["spark.driver.extraJavaOptions"]}
 _JOB = """
 import sys
 import threading
@@ -248,7 +247,7 @@ def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
         [sys.executable, "-c", _JOB, *arguments],
         capture_output=True,
         text=True,
-        env=QUICK_START,
+        env=os.environ | SHORT_JOBS,
         timeout=280,
         check=True,
     )
@@ -267,7 +266,7 @@ def test_an_interrupted_job_says_so_and_its_jvm_ends(tmp_path: Path) -> None:
     options = ["--follow", "600", "--spool", tmp_path / "spool", "--tables", (tmp_path / "tables").as_uri()]
     command = [Path(sys.executable).with_name("pulsar-proxy-analytics"), "pipeline", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **pipes, text=True, env=QUICK_START) as job:
+    with subprocess.Popen(command, **pipes, text=True, env=os.environ | SHORT_JOBS) as job:
         assert job.stdout is not None
         told = []
         for line in job.stdout:

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.analytics.spark_settings import FEW_ROWS, SHORT_JOBS
 from tests.deploy.chart import NAME, VALUES, Manifests, needs_tools, render
 
 from .lab.cluster import ROOT
 from .lab.kubernetes_api import KubernetesApi
-from .lab.pipeline import FEW_ROWS, SHORT_JOBS, Tables
+from .lab.pipeline import Tables
 from .test_analytics_cluster import assert_exact, spool  # noqa: F401 -- a fixture
 
 pytestmark = needs_tools

@@ -24,10 +24,11 @@ from tests.analytics.recomputed import HOUR_MS
 from tests.analytics.sent_samples import Sent, created_gauge, fill, named_table, principal, samples_table
 from tests.analytics.spool_files import SpoolFiles
 
+from .lab.counts import count_of
 from .lab.pipeline import Tables, run_jobs, start_jobs
 from .lab.waiting import eventually
 
-KILLS = int(os.environ.get("PULSAR_PROXY_TEST_KILLS", "2"))
+KILLS = count_of("KILLS", in_ci=2)
 SEED = int(os.environ.get("PULSAR_PROXY_TEST_SEED", "34"))
 BEGIN_MS = int((datetime.now(UTC) - timedelta(days=25)).timestamp() * 1000) // HOUR_MS * HOUR_MS
 """Samples expire after 30 days."""

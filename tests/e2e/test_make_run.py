@@ -16,8 +16,10 @@ from local.environment import ROOT
 from local.first_bill import PRINCIPALS
 from local.process import OwnedProcess
 
+from tests.analytics.spark_settings import SHORT_JOBS
+
 from .lab.metrics import Scrape
-from .lab.pipeline import SHORT_JOBS, Tables
+from .lab.pipeline import Tables
 from .lab.waiting import eventually
 
 READY_S = 300.0

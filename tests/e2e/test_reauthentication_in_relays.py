@@ -370,7 +370,7 @@ def test_a_maximum_holds_where_the_broker_ignores_credentials(held: dict[str, Fu
 
 
 def ask_without_a_maximum(on: Forwarded) -> None:
-    """Of one who answers, of one who does not, and in lookup mode."""
+    """A client that answers, one that does not, and one in lookup mode are asked at the same time."""
     at_the_same_time(*(partial(work, on) for work in (good_answers, no_answer, asked_in_lookup_mode)))
 
 

@@ -274,11 +274,13 @@ async def test_forwarded_credentials_beyond_a_principals_share_of_memory_are_ref
     monkeypatch.setattr(principals, "CREDENTIALS_BYTES_MAX", 4000)
     served = serve()
     codes = []
-    for letter, principal in (("a", ALICE), ("b", ALICE), ("a", ALICE), ("b", BOB)):
-        sealed = {"principal_name": principal.name, "sealed_principal": seal(principal, KEY)}
-        answer = await served.answer(original_auth_method="token", original_auth_data=letter * 1500, **sealed)
-        codes.append(answer.lookup_topic_response.error)
+    with structlog.testing.capture_logs() as logs:
+        for letter, principal in (("a", ALICE), ("b", ALICE), ("a", ALICE), ("b", BOB)):
+            sealed = {"principal_name": principal.name, "sealed_principal": seal(principal, KEY)}
+            answer = await served.answer(original_auth_method="token", original_auth_data=letter * 1500, **sealed)
+            codes.append(answer.lookup_topic_response.error)
     assert codes == [0, ServerError.TooManyRequests, 0, ServerError.TooManyRequests]
+    assert [entry["principal"] for entry in logs if "no memory left" in entry["event"]] == ["alice", "bob"]
     small = await served.answer(original_auth_method="token", original_auth_data="b", **sealed)
     assert small.lookup_topic_response.response == CONNECT
     assert [connect.original_auth_data[:1] for connect in broker.connects] == ["a", "b"]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily
 
+from proxy.runtime.observability.metrics import OTHER
 from proxy.runtime.shared.relay_table import NAME_BYTES_MAX, PRINCIPALS_MAX, RelayTable
 
-OTHER = "other"
 ANONYMOUS = "anonymous"
 """The label of relays of clients that were not authenticated."""
 

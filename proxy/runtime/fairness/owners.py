@@ -12,7 +12,6 @@ from proto.addresses import client_network
 ADDRESSES_MAX = 4096
 """Client addresses (with ports) whose owner is remembered: a client sends many requests."""
 
-
 ADDRESS_CHARACTERS_MAX = 256
 """Of a client's address, which a captured forwarder can make as long as an RPC frame."""
 

@@ -11,6 +11,7 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 LABEL_VALUES_MAX = 32
 LABEL_CHARACTERS_MAX = 64
 OTHER = "other"
+"""Value of a label for all that is not named by it."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

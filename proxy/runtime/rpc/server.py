@@ -344,7 +344,8 @@ class _CallReplyStream:
 
     def __init__(self, connection: _Connection, call: Call) -> None:
         self._connection = connection
-        self._call = call._replace(request=b"")  # the handler has it, and need not keep it until the last reply
+        # Without the request: the handler has it, and need not keep it until the last reply.
+        self._call = Call(call.correlation_id, call.method, call.timeout_ms, b"")
         self._over = False
 
     def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- a ReplyStream

@@ -6,5 +6,5 @@ import os
 
 
 def count_of(name: str, in_ci: int) -> int:
-    """Return what PULSAR_PROXY_TEST_<name> says."""
+    """Return the number that PULSAR_PROXY_TEST_<name> says, ``in_ci`` where it is not set."""
     return int(os.environ.get(f"PULSAR_PROXY_TEST_{name}", in_ci))

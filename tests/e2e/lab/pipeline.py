@@ -17,6 +17,7 @@ from local.ports import free_port
 from local.process import OwnedProcess
 
 from analytics.tables.schemas import VIEWS
+from tests.analytics.spark_settings import FEW_ROWS, QUICK_START
 
 from .cluster import to_toml
 from .prometheus import Samples, packed
@@ -28,17 +29,6 @@ IDENTITY_CHARACTERS = 32
 """Of the name of a change's directory."""
 TOKEN = "a-token-of-the-tests-own"
 
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Short jobs end before the JVM's better compiler has earned what it costs."""
-SHORT_JOBS = {"JDK_JAVA_OPTIONS": QUICK_START}
-FEW_ROWS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-}
-"""To compile a query costs more than to run it, and so do many tasks. (test_docs_commands runs jobs as they come.)"""
 _ENVIRONMENT = os.environ | {
     "JDK_JAVA_OPTIONS": " ".join([QUICK_START, *(f"-D{name}={value}" for name, value in FEW_ROWS.items())])
 }

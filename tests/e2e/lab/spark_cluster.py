@@ -19,7 +19,9 @@ from typing import Self
 import pyspark
 from local.process import OwnedProcess
 
-from .pipeline import FEW_ROWS, SHORT_JOBS, TOGETHER, as_argument
+from tests.analytics.spark_settings import FEW_ROWS, SHORT_JOBS
+
+from .pipeline import TOGETHER, as_argument
 from .waiting import eventually
 
 _HOME = Path(pyspark.__file__).parent
