@@ -32,10 +32,10 @@ class Streams:
 
     runs: dict[str, Run]
 
-    def all_receive(self, more: int, within_s: float = 60.0) -> None:
-        """Wait until each has received `more` messages."""
+    def all_receive(self, more: int) -> None:
+        """Wait until each has received `more` messages; Go's client waits up to a minute between its attempts."""
         for run in self.runs.values():
-            run.wait_for_progress(more, within_s)
+            run.wait_for_progress(more, within_s=180.0)
 
     def assert_nothing_lost(self) -> dict[str, Outcome]:
         """Stop them all; each must have everything."""

@@ -73,7 +73,7 @@ func (r *run) outbox(options pulsar.ProducerOptions) (*outbox, error) {
 	if options.Topic == "" {
 		options.Topic = r.topic
 	}
-	options.SendTimeout = 60 * time.Second
+	options.SendTimeout = -1 // a broker may take as long as it likes to come back
 	producer, err := r.client.CreateProducer(options)
 	return &outbox{producer: producer}, err
 }

@@ -50,8 +50,9 @@ public final class E2eClient {
         return Integer.parseInt(options.getOrDefault(name, Integer.toString(otherwise)));
     }
 
+    /** Without a send timeout: a broker may take as long as it likes to come back. */
     private ProducerBuilder<byte[]> producer(String topic) {
-        return client.newProducer().topic(topic).blockIfQueueFull(true).sendTimeout(60, TimeUnit.SECONDS);
+        return client.newProducer().topic(topic).blockIfQueueFull(true).sendTimeout(0, TimeUnit.SECONDS);
     }
 
     private Consumer<byte[]> consumer(String topic) throws PulsarClientException {

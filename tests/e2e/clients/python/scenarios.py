@@ -109,9 +109,9 @@ def client(options: Options) -> Iterator[pulsar.Client]:
 
 
 def producer_of(opened: pulsar.Client, topic: str, **more: Any) -> Any:
-    """A producer that waits for room in its queue rather than fail."""
+    """A producer that waits for room in its queue, and for a broker as long as that takes, rather than fail."""
     more.setdefault("batching_enabled", True)
-    return opened.create_producer(topic, block_if_queue_full=True, send_timeout_millis=60_000, **more)
+    return opened.create_producer(topic, block_if_queue_full=True, send_timeout_millis=0, **more)
 
 
 def produce_consume(opened: pulsar.Client, options: Options) -> Result:
