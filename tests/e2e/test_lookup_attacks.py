@@ -241,14 +241,15 @@ def test_a_request_that_only_the_broker_knows_to_be_fatal_hurts_its_sender_only(
 # ---- one client without credentials
 
 
-def test_anonymous_clients_share_by_address() -> None:
+def test_anonymous_clients_share_by_address(tmp_path: Path) -> None:
     """One of them has as many lookups under way as it may; another address's are answered all the same."""
     counting = CountingBroker()
+    (key := tmp_path / "secret.key").write_bytes(b"k" * 32)
     with FakeBroker(counting) as fake:
         tables: Tables = {
             "cluster": {"forwarders": 1, "lookup_workers": 1},
             "brokers": {"service_url": f"pulsar://127.0.0.1:{fake.port}"},
-            "authentication": {"enabled": True, "anonymous_role": "guest"},
+            "authentication": {"enabled": True, "anonymous_role": "guest", "token": {"secret_key": str(key)}},
             "limits": {"max_lookup_bytes": 64 * 1024, "lookup_timeout_ms": 100_000},
         }
         with (
