@@ -26,9 +26,9 @@ class RelayCallbacks:
     """
 
     on_end: Callable[[StoredRelay], None]
-    on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
     on_handed_over: Callable[[StoredRelay], None] = _ignore
     on_left_behind_gone: Callable[[str], None] = _ignore
+    on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
 
 
 @dataclass(frozen=True, slots=True)
