@@ -61,6 +61,13 @@ _MESSAGE_BY_COMMAND = {
 }
 
 
+HANDSHAKE_FRAME_BYTES_MAX = 256 * 1024
+"""Bound of a broker's frame in a handshake, which asks for nothing: many at once must not take a worker's memory."""
+
+CONNECTED_BYTES_MAX = 4 * 1024
+"""Bound of a broker's CONNECTED, which every client gets; Pulsar's have less than 200 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The broker accepted the proxy: its CONNECTED as a frame for the client and parsed, and the bytes behind it."""
@@ -105,7 +112,7 @@ class BrokerHandshake:
 
     def __init__(self, *, max_frame_bytes: int, complete: bool = True) -> None:
         self.state = _awaiting_state(complete=complete)
-        self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
+        self._decoder = FrameDecoder(max_frame_bytes=min(max_frame_bytes, HANDSHAKE_FRAME_BYTES_MAX))
         self._rounds = 0
 
     def receive_data(self, data: bytes | bytearray) -> None:
@@ -132,6 +139,9 @@ class BrokerHandshake:
 
     def _event(self, message: BrokerMessage, frame: Frame, command: BaseCommand) -> HandshakeEvent:
         if message is BrokerMessage.CONNECTED:
+            if (size_bytes := len(frame.encode())) > CONNECTED_BYTES_MAX:
+                text = f"the broker's CONNECTED has {size_bytes} bytes; the limit is {CONNECTED_BYTES_MAX}"
+                raise RemoteProtocolError(text)
             return Connected(frame, command.connected, self._decoder.take_unread_data())
         if message is BrokerMessage.ERROR:
             return Refused(int(command.error.error), str(command.error.message))

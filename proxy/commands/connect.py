@@ -34,9 +34,6 @@ BROKERS_MAX = 64
 """Brokers that are tried; of more, the first ones, and then not all is well."""
 AT_A_TIME = 8
 
-HANDSHAKE_FRAME_BYTES_MAX = 256 * 1024
-"""Bound of a broker's frame in a login, which asks for nothing: many at once must not take a container's memory."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -128,8 +125,7 @@ async def discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
 
 def login_factory(config: Config, dialer: Dialer) -> LoginFactory:
     """Return logins as those of lookup workers."""
-    frame_bytes_max = min(config.limits.max_broker_frame_bytes, HANDSHAKE_FRAME_BYTES_MAX)
-    link_factory = BrokerLinkFactory(dialer, frame_bytes_max, f"pulsar-trio-proxy-{__version__}")
+    link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
     return LoginFactory(link_factory, without_secrets(config))
 
 

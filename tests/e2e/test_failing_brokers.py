@@ -14,7 +14,17 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
 from .lab.cluster import ProxyCluster, Tables, merged
-from .lab.fakes import Behaviour, FakeBroker, LookupBroker, Recorder, hangs_up, refuses, silent, talks_nonsense
+from .lab.fakes import (
+    Behaviour,
+    FakeBroker,
+    LookupBroker,
+    Recorder,
+    connected_with_4_mib,
+    hangs_up,
+    refuses,
+    silent,
+    talks_nonsense,
+)
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
 from .lab.wire import WireClient
@@ -50,6 +60,7 @@ RELAY_FAILURES: dict[str, tuple[Behaviour | None, str, int]] = {
     "silent": (silent, "timeout", ServerError.ServiceNotReady),
     "hanging up": (hangs_up, "handshake", ServerError.ServiceNotReady),
     "talking nonsense": (talks_nonsense, "handshake", ServerError.ServiceNotReady),
+    "accepting with 4 MiB": (connected_with_4_mib, "handshake", ServerError.ServiceNotReady),
     "refusing": (refuses, "refused", ServerError.NotAllowedError),
 }
 

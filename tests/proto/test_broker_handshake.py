@@ -6,6 +6,8 @@ import pytest
 from pulsar_bytes import command, field, fields, frame
 
 from proto.broker_handshake import (
+    CONNECTED_BYTES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
     ROUNDS_MAX,
     TRANSITIONS,
     BrokerHandshake,
@@ -43,8 +45,8 @@ WORDS = {
 class Playbook:
     """A dialogue with a broker; every line is checked."""
 
-    def __init__(self, *, complete: bool = True) -> None:
-        self.handshake = BrokerHandshake(max_frame_bytes=LIMIT, complete=complete)
+    def __init__(self, *, complete: bool = True, max_frame_bytes: int = LIMIT) -> None:
+        self.handshake = BrokerHandshake(max_frame_bytes=max_frame_bytes, complete=complete)
 
     def broker_says(self, *data: bytes) -> Self:
         for chunk in data:
@@ -279,6 +281,28 @@ def test_a_broker_that_closes(before: bytes) -> None:
         playbook.event()
     with pytest.raises(RemoteProtocolError, match="closed the connection"):
         playbook.broker_says(b"")
+
+
+def connected_of(size_bytes: int) -> bytes:
+    """A CONNECTED whose frame has so many bytes; a newer field takes what its own fields do not need."""
+    rest = size_bytes - len(frame(command(3, fields((1, "Pulsar Server"), (2, 21), (9, b"x" * 1000)))))
+    return frame(command(3, fields((1, "Pulsar Server"), (2, 21), (9, b"x" * (1000 + rest)))))
+
+
+def test_a_connected_that_is_larger_than_any_brokers_is_refused() -> None:
+    """Every client would get it."""
+    book = Playbook(max_frame_bytes=1 << 20)
+    assert len(connected_of(CONNECTED_BYTES_MAX)) == CONNECTED_BYTES_MAX
+    with pytest.raises(RemoteProtocolError, match=f"CONNECTED has {CONNECTED_BYTES_MAX + 1} bytes"):
+        book.broker_says(connected_of(CONNECTED_BYTES_MAX + 1)).event()
+    book = Playbook(max_frame_bytes=1 << 20)
+    assert isinstance(book.broker_says(connected_of(CONNECTED_BYTES_MAX)).event(), Connected)
+
+
+def test_a_frame_of_a_handshake_is_bounded_whatever_the_limit_of_lookups() -> None:
+    book = Playbook(max_frame_bytes=1 << 30)
+    with pytest.raises(RemoteProtocolError, match=f"the limit is {HANDSHAKE_FRAME_BYTES_MAX}"):
+        book.broker_says((HANDSHAKE_FRAME_BYTES_MAX + 1).to_bytes(4, "big")).event()
 
 
 def test_a_frame_above_the_limit() -> None:

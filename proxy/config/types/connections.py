@@ -92,7 +92,7 @@ class Limits(Strict, frozen=True):
     keep_alive_interval_ms: the proxy sends a PING to a client in lookup mode that is silent for this time, and closes
         it if it sends nothing within the same time again
     max_command_bytes: largest frame that a client may send before it is relayed; a relay has no such limit
-    max_broker_frame_bytes: largest frame with which a broker may answer a lookup or a handshake
+    max_broker_frame_bytes: largest frame with which a broker may answer a lookup; in a handshake 256 KiB at most
     max_connection_age_ms: a client's connection is ended gently at this age, counted from when it was accepted, so that
         clients move to new instances; 10 % more or less by connection, so that connections of the same age do not end
         together. Relays are then inspected frame by frame, which costs CPU. A change applies to new connections. 0: no

@@ -196,6 +196,13 @@ def answers_after_half_close(connection: socket.socket) -> None:
     connection.sendall(len(heard).to_bytes(8, "big") + FAREWELL)
 
 
+def connected_with_4_mib(connection: socket.socket) -> None:
+    """Accepts with a CONNECTED that every client would get."""
+    receive_command(connection)
+    connection.sendall(connected(server_version="x" * (4 << 20)))
+    read_to_end(connection)
+
+
 def connected_with_first_bytes(connection: socket.socket) -> None:
     """Sends its first commands in the same segment as CONNECTED: they are the relay's first bytes."""
     receive_command(connection)

@@ -19,9 +19,9 @@ import trio.testing
 from lookup.brokers.discovery import CredentialVerdict, Endpoint
 from lookup.brokers.login import LoginFactory, LoginResult
 from proto.addresses import parse_broker_url
+from proto.broker_handshake import HANDSHAKE_FRAME_BYTES_MAX
 from proxy.commands import broker_trial
 from proxy.commands.broker_trial import try_brokers
-from proxy.commands.connect import HANDSHAKE_FRAME_BYTES_MAX
 from proxy.config.trial import TRIAL_TIMEOUT_S, BrokerTrial
 from proxy.config.types import BrokerCredentials, Brokers, BrokerTls, Config
 from proxy.config.worker_config import encode_config
