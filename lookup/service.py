@@ -75,7 +75,9 @@ class LookupService:
         self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
     ) -> LookupExecutor:
         """Build all that depends on the configuration; the brokers' health and the pool's profile carry over."""
-        dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
+        dialer = Dialer(
+            config.brokers, [listener.bind for listener in config.listener]
+        )  # may raise; nothing has changed yet
         self._config = config
         configured = self._resolver("brokers")
         logs_in = None if config.brokers.credentials is None else self._login_function(config, dialer)
@@ -209,11 +211,12 @@ class LookupService:
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
     def _principal_of(self, request: EnvelopeRequest, principal: Principal) -> LookupPrincipal:
-        if not request.original_auth_data:
-            return self._principals.get_principal(principal.name, method=principal.method)
-        credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
+        credentials, expires_at_unix_ms = None, 0
+        if request.original_auth_data:
+            credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
+            expires_at_unix_ms = principal.expires_at_unix_ms
         return self._principals.get_principal(
-            principal.name, credentials, principal.expires_at_unix_ms, principal.method
+            principal.name, credentials, expires_at_unix_ms, principal.method, request.proxies
         )
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:

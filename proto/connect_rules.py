@@ -1,5 +1,6 @@
 """Rules for CONNECT: checks of the client's, the CONNECT for the broker, and CONNECTED (PIP-1, steps 1 and 3)."""
 
+import re
 from dataclasses import dataclass, field
 
 from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, auth_method_of
@@ -35,6 +36,12 @@ SELF_ANSWERING_PROXY_PREFIX = "pulsar-trio-proxy-"
 They put the answer between two frames of their client, so they may be challenged whichever client is behind them.
 """
 
+PROXIES_MAX = 4
+"""Proxies that a connection may have passed before this one: more are a circle (``brokers.service_url``)."""
+
+_HOPS = re.compile(r";hops=([0-9]{1,9})$")
+"""End of the ``proxy_version`` of a proxy that has others before it: how many a connection has passed with it."""
+
 KEPT_FIELD_BYTES_MAX = 1024
 """Size limit of each CONNECT field that the proxy keeps for as long as the connection lasts."""
 
@@ -63,12 +70,16 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """Identity in a CONNECT to the broker: the proxy's own credentials, and the client's role as original principal."""
+    """Identity in a CONNECT to the broker: the proxy's own credentials, and the client's role as original principal.
+
+    ``proxies``: how many the connection has passed, this one included.
+    """
 
     method: str = ""
     data: bytes = field(default=b"", repr=False)
     original_principal: str = ""
     original: "OriginalCredentials | None" = None
+    proxies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,18 @@ def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | N
     # The broker decides by this field whether its peer is a proxy: a client must not choose it.
     if connect.HasField("proxy_version") and not proxies_allowed:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
+    if (proxies := count_proxies(connect)) > PROXIES_MAX:
+        text = f"The connection has passed {proxies} proxies; {PROXIES_MAX} may be before this one"
+        return Refusal(ServerError.NotAllowedError, f"{text}: does brokers.service_url lead back to the first?")
     return None
+
+
+def count_proxies(connect: CommandConnect) -> int:
+    """Return how many proxies a connection has passed, as they say; those of another kind count as one together."""
+    if not connect.HasField("proxy_version"):
+        return 0
+    found = _HOPS.search(connect.proxy_version)
+    return int(found[1]) if found else 1
 
 
 def wants_broker(connect: CommandConnect) -> bool:
@@ -205,7 +227,7 @@ def _add_identity(message: CommandConnect, identity: BrokerIdentity, proxy_versi
     if identity.original is not None:
         message.original_auth_method = identity.original.method
         message.original_auth_data = identity.original.data
-    message.proxy_version = proxy_version
+    message.proxy_version = proxy_version if identity.proxies == 1 else f"{proxy_version};hops={identity.proxies}"
     return message
 
 

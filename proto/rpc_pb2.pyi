@@ -175,7 +175,7 @@ class BrokerCredentialsResponse(_message.Message):
     def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ..., incomplete: _Optional[bool] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class EnvelopeRequest(_message.Message):
-    __slots__ = ("requests", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data", "version")
+    __slots__ = ("requests", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data", "version", "proxies")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_TYPE_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class EnvelopeRequest(_message.Message):
     ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedScalarFieldContainer[bytes]
     principal_type: str
     principal_name: str
@@ -192,7 +193,8 @@ class EnvelopeRequest(_message.Message):
     original_auth_method: str
     original_auth_data: str
     version: int
-    def __init__(self, requests: _Optional[_Iterable[bytes]] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    proxies: int
+    def __init__(self, requests: _Optional[_Iterable[bytes]] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., version: _Optional[int] = ..., proxies: _Optional[int] = ...) -> None: ...
 
 class EnvelopeResponse(_message.Message):
     __slots__ = ("error", "error_message", "frames", "answered", "refused")

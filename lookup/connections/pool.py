@@ -247,7 +247,8 @@ class BrokerPool:
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
         def make_connect(method: str, data: bytes) -> CommandConnect:
-            return proxy_connect(BrokerIdentity(method, data, principal.name, principal.credentials), __version__)
+            identity = BrokerIdentity(method, data, principal.name, principal.credentials, principal.proxies + 1)
+            return proxy_connect(identity, __version__)
 
         challenged_at: float | None = None
 

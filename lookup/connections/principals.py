@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from weakref import WeakValueDictionary, finalize
 
-from proto.connect_rules import OriginalCredentials
+from proto.connect_rules import PROXIES_MAX, OriginalCredentials
 from proxy.runtime.fairness.byte_budget import ByteBudget
 
 CREDENTIALS_BYTES_MAX = 64 * 1024 * 1024
@@ -21,7 +21,7 @@ class LookupPrincipal:
     """Principal of a connection to a broker, as its handshake names it, with forwarded credentials if there are any.
 
     ``method``: by which it was authenticated; empty: unknown. ``expires_at_unix_ms``: when these credentials end, by
-    the last word on it; 0: never, or there are none.
+    the last word on it; 0: never, or there are none. ``proxies``: how many are before this one.
 
     LookupPrincipals keeps one object for each, so that dictionaries compare identities instead of contents.
     """
@@ -29,7 +29,11 @@ class LookupPrincipal:
     name: str
     credentials: OriginalCredentials | None = None
     method: str = ""
+    proxies: int = 0
     expires_at_unix_ms: int = 0
+
+
+_Key = tuple[str, OriginalCredentials | None, str, int]
 
 
 class LookupPrincipals:
@@ -40,9 +44,7 @@ class LookupPrincipals:
 
     def __init__(self) -> None:
         self._budget = ByteBudget(CREDENTIALS_BYTES_MAX)
-        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None, str], LookupPrincipal] = (
-            WeakValueDictionary()
-        )
+        self._principals: WeakValueDictionary[_Key, LookupPrincipal] = WeakValueDictionary()
 
     def get_principal(
         self,
@@ -50,9 +52,10 @@ class LookupPrincipals:
         credentials: OriginalCredentials | None = None,
         expires_at_unix_ms: int = 0,
         method: str = "",
+        proxies: int = 0,
     ) -> LookupPrincipal:
-        """Return the one object for this name, these credentials and this method. Raises CredentialsRefused."""
-        key = name, credentials, method
+        """Return the one object for these facts. Raises CredentialsRefused."""
+        key = name, credentials, method, min(proxies, PROXIES_MAX)
         principal = self._principals.get(key)
         if principal is None:
             size_bytes = len(credentials.method) + len(credentials.data) if credentials else 0

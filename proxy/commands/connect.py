@@ -141,7 +141,7 @@ class _BrokerCheck:
         self._config = config
         self._authentication = authentication
         self._methods = methods
-        self._dialer = Dialer(config.brokers)
+        self._dialer = Dialer(config.brokers, [listener.bind for listener in config.listener])
         self._logins = login_factory(config, self._dialer)
 
     async def findings(self, broker: Endpoint) -> list[Finding]:

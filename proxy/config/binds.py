@@ -1,14 +1,14 @@
-"""Check for two listeners of one configuration at overlapping addresses.
+"""Checks for listeners: two of one configuration at overlapping addresses, and connections to one of the own.
 
 To bind both succeeds (SO_REUSEADDR); the second one's ``listen`` fails, which is when the cluster has already started.
 """
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
-from proto.addresses import parse_host_port
+from proto.addresses import HostPort, parse_host_port
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 
@@ -24,6 +24,15 @@ def check_binds(config: Config) -> None:
     for (first_key, first), (key, bind) in combinations(_binds(config), 2):
         if overlap(first, bind):
             raise ConfigError(f"{key}: {bind} is taken by {first_key} ({first}); give it a port of its own")
+
+
+def is_own_listener(binds: Iterable[str], peer: HostPort, own_host: str) -> bool:
+    """Return whether the peer of a connection is one of these listeners; ``own_host``: the connection's own address.
+
+    A connection to an address of this machine comes from that address, or from another one of the loopback.
+    """
+    local = peer.host == own_host or _is_loopback(peer.host)
+    return local and any(overlap(bind, str(peer)) for bind in binds)
 
 
 def keys_of_overlapping_binds(before: Config, after: Config) -> list[str]:
@@ -46,6 +55,13 @@ def _binds(config: Config) -> Iterator[Bind]:
     for index, listener in enumerate(config.listener):
         yield f"listener[{index}].bind", listener.bind
     yield "admin.bind", config.admin.bind
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _hosts(host: str) -> frozenset[str]:

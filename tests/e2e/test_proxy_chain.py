@@ -17,9 +17,9 @@ from local.tokens import make_token
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import authentication, running
-from .lab.cluster import ProxyCluster, merged
+from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.programs import Program
-from .lab.schema import NO_REQUEST_ID
+from .lab.schema import LOOKUP_FAILED, NO_REQUEST_ID
 from .lab.security import NAMESPACE, grant
 from .lab.waiting import eventually
 from .lab.wire import WireClient
@@ -341,3 +341,44 @@ def test_what_a_proxy_forwards_goes_on(strict_broker: Standalone, forwarding: Pr
                     assert bool(proxy.lookup(GRANTED).lookup_topic_response.proxy_through_service_url) is taken
                 else:
                     assert (answer.type == BaseCommand.CONNECTED) is taken
+
+
+# ---- a circle
+
+
+@pytest.fixture(scope="module")
+def circle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, str]]:
+    """Two clusters that take each other for the brokers, and a client's token."""
+    directory = tmp_path_factory.mktemp("circle")
+    (key := directory / "secret.key").write_bytes(b"k" * 32)
+    (own := directory / "proxy.jwt").write_text(make_token(key.read_bytes(), "proxy"))
+    tables: Tables = {
+        "cluster": {"forwarders": 1},
+        "authentication": {"enabled": True, "proxy_roles": ["proxy"]},
+        "authentication.token": {"secret_key": str(key)},
+    }
+    one, other = ProxyCluster(tables), ProxyCluster(tables)
+    for cluster, brokers in ((one, other), (other, one)):
+        to_brokers = {"service_url": brokers.service_url, "through_proxy": True}
+        credentials = {"credentials": {"method": "token", "file": str(own)}}
+        cluster.write_config(merged(cluster.tables, {"brokers": {**to_brokers, **credentials}}))
+    with running(one, ready=False), running(other, ready=False):
+        yield one, make_token(key.read_bytes(), "alice")
+
+
+def test_a_relay_in_a_circle_ends_at_the_fifth_proxy(circle: tuple[ProxyCluster, str]) -> None:
+    """It was 97 connections, until the time of a handshake was over."""
+    cluster, token = circle
+    with WireClient(cluster.port) as client:
+        refused = client.connect(token=token, proxy_to_broker_url="broker.example:6650")
+        assert (refused.type, refused.error.error) == (BaseCommand.ERROR, ServerError.NotAllowedError)
+        assert refused.error.message.startswith("The connection has passed 5 proxies")
+
+
+def test_a_lookup_in_a_circle_fails_at_the_fifth_proxy(circle: tuple[ProxyCluster, str]) -> None:
+    cluster, token = circle
+    with WireClient(cluster.port) as client:
+        assert client.connect(token=token).type == BaseCommand.CONNECTED
+        answer = client.lookup(GRANTED).lookup_topic_response
+        assert answer.response == LOOKUP_FAILED
+        assert "has passed 5 proxies" in answer.message

@@ -9,11 +9,13 @@ from proto.connect_rules import (
     KEPT_FIELD_BYTES_MAX,
     LOST_EXCHANGE,
     NOT_A_PROXY,
+    PROXIES_MAX,
     BrokerIdentity,
     OriginalCredentials,
     broker_connect,
     check_connect,
     connect_without_credentials,
+    count_proxies,
     lookup_mode_connected,
     original_credentials,
     proxy_connect,
@@ -330,3 +332,30 @@ def test_a_kept_connect_has_no_credentials_and_no_unknown_fields() -> None:
     assert not connect_without_credentials(CommandConnect(protocol_version=7)).HasField("proxy_version"), (
         "by which it is judged"
     )
+
+
+# ---- circles
+
+
+@pytest.mark.parametrize(
+    ("version", "proxies"),
+    [(None, 0), ("4.0.8", 1), ("", 1), ("0.1.0;hops=3", 3), ("0.1.0;hops=3 ", 1), ("0.1.0;hops=-3", 1)],
+)
+def test_proxies_are_counted_by_what_the_last_one_says(version: str | None, proxies: int) -> None:
+    connect = CommandConnect(client_version="c")
+    if version is not None:
+        connect.proxy_version = version
+    assert count_proxies(connect) == proxies
+
+
+def test_a_connection_of_too_many_proxies_is_refused() -> None:
+    """Security: a circle would use up the connections of every proxy in it."""
+    for proxies in range(1, PROXIES_MAX + 3):
+        connect = proxy_connect(BrokerIdentity(proxies=proxies), "0.1.0")
+        assert count_proxies(connect) == proxies
+        refusal = check_connect(BaseCommand(type=BaseCommand.CONNECT, connect=connect), proxies_allowed=True)
+        assert (refusal is not None) is (proxies > PROXIES_MAX)
+
+
+def test_brokers_behind_one_proxy_are_told_its_version_alone() -> None:
+    assert proxy_connect(BrokerIdentity(), "0.1.0").proxy_version == "0.1.0"

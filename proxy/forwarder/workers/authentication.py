@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import trio
 
 from proto import commands
-from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal, original_credentials, refusal_for_denial
+from proto.connect_rules import (
+    BrokerIdentity,
+    OriginalCredentials,
+    Refusal,
+    count_proxies,
+    original_credentials,
+    refusal_for_denial,
+)
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
 from proxy import __version__
@@ -21,12 +28,13 @@ SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
 class ClientIdentity:
     """A client's principal and its sealed form; both empty where the cluster does not authenticate.
 
-    ``original``: the client's own credentials, where they are forwarded.
+    ``original``: the client's own credentials, where they are forwarded. ``proxies``: how many are before this one.
     """
 
     principal: Principal
     sealed: bytes = b""
     original: OriginalCredentials | None = None
+    proxies: int = 0
 
     @property
     def role(self) -> str:
@@ -40,7 +48,7 @@ class ClientIdentity:
 
     def broker_identity(self, method: str, data: bytes) -> BrokerIdentity:
         """Build this client's identity for a broker, with the proxy's own authentication ``method`` and ``data``."""
-        return BrokerIdentity(method, data, self.role, self.original)
+        return BrokerIdentity(method, data, self.role, self.original, self.proxies + 1)
 
 
 ANONYMOUS = ClientIdentity(Principal())
@@ -153,7 +161,8 @@ class AuthenticationExchange:
         outcome = response.WhichOneof("outcome")
         if outcome == "authenticated":
             principal = response.authenticated.principal
-            return ClientIdentity(principal, response.authenticated.sealed_principal, self._original(principal))
+            sealed = response.authenticated.sealed_principal
+            return ClientIdentity(principal, sealed, self._original(principal), count_proxies(self._connect))
         if outcome == "challenge":
             method = commands.auth_method_of(self._connect)
             version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)

@@ -94,7 +94,9 @@ class WorkerClients:
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """Budget for everything else that is held for clients before the relay."""
         self._broker_links = BrokerLinkFactory(
-            Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION
+            Dialer(config.brokers, [listener.bind for listener in config.listener]),
+            config.limits.max_broker_frame_bytes,
+            SERVER_VERSION,
         )
         self._exchange_settings = ExchangeSettings(
             timeout_s=seconds(config.limits.handshake_timeout_ms),
@@ -134,6 +136,7 @@ class WorkerClients:
             principal_name=identity.principal.name,
             sealed_principal=identity.sealed,
             client_address=client_address,
+            proxies=identity.proxies,
         )
         if identity.original is not None:
             envelope.original_auth_method = identity.original.method

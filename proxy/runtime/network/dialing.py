@@ -1,5 +1,6 @@
 """Connections to brokers: TCP, and TLS where ``brokers.service_url`` asks for it."""
 
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from itertools import zip_longest
 import trio
 
 from proto.addresses import HostPort, speaks_tls
+from proxy.config.binds import is_own_listener
 from proxy.config.types import Brokers
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.congestion import set_congestion_control
@@ -26,10 +28,14 @@ class DialFailed(Exception):
 
 
 class Dialer:
-    """Opens TCP and TLS connections to brokers. Raises ConfigError where certificates cannot be used."""
+    """Opens TCP and TLS connections to brokers, but none to one of ``own_binds``, the proxy's own listeners.
 
-    def __init__(self, config: Brokers) -> None:
+    Raises ConfigError where certificates cannot be used.
+    """
+
+    def __init__(self, config: Brokers, own_binds: Sequence[str] = ()) -> None:
         self.config = config
+        self._own_binds = own_binds
         self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
@@ -78,6 +84,9 @@ class Dialer:
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
         context = None if self._tls is None else self._tls.value
         transport = await _connect(address, broker.port, self.config.congestion_control)
+        if _leads_back(transport, self._own_binds):
+            await trio.aclose_forcefully(transport)
+            raise OSError(errno.ELOOP, "is this proxy itself; does brokers.service_url name the brokers?")
         if context is None:
             return transport
         shaken = False
@@ -125,6 +134,14 @@ async def _connect(address: str, port: int, congestion_control: str) -> trio.Soc
         sock.close()
         raise
     return trio.SocketStream(sock)
+
+
+def _leads_back(stream: trio.abc.Stream, own_binds: Sequence[str]) -> bool:
+    """Return whether a connection is to one of the proxy's own listeners, in this process's network."""
+    if not (own_binds and isinstance(stream, trio.SocketStream)):
+        return False
+    own_host, peer = stream.socket.getsockname()[0], HostPort(*stream.socket.getpeername()[:2])
+    return is_own_listener(own_binds, peer, own_host)
 
 
 def tune_socket(sock: socket.socket | trio.socket.SocketType) -> None:

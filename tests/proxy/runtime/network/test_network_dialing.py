@@ -93,6 +93,29 @@ async def failure(dialer: Dialer, *addresses: str, broker: HostPort = HERE) -> D
     return caught.value
 
 
+# ---- the proxy itself
+
+
+@pytest.mark.parametrize(
+    ("bind", "address", "is_own"),
+    [
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.2", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.3", "127.0.0.2", False),
+    ],
+)
+async def test_the_proxys_own_listener_is_no_broker(bind: str, address: str, *, is_own: bool) -> None:
+    """Each connection would become another one, until the time of a handshake is over."""
+    with socket.create_server((address, 0)) as listener:
+        port = listener.getsockname()[1]
+        dialer = Dialer(Brokers(), ["127.0.0.9:1", f"{bind}:{port}"])
+        if is_own:
+            assert "is this proxy itself" in str(await failure(dialer, address, broker=HostPort("broker", port)))
+        else:
+            await trio.aclose_forcefully(await dialer.dial_any(HostPort("broker", port), [address]))
+
+
 # ---- which address
 
 
