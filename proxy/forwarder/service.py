@@ -142,6 +142,7 @@ class ForwarderService:
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
             principals_max=context.config.metrics.principals_max,
+            principal_idle_s=seconds(context.config.metrics.principal_idle_ms),
             sessions=sessions,
         )
         self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)

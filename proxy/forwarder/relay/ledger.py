@@ -22,7 +22,11 @@ class RelayLedger:
     """
 
     def __init__(
-        self, table: RelayTable, fd_store: FdStoreClient, on_end: Callable[[StoredRelay], None], principals_max: int
+        self,
+        table: RelayTable,
+        fd_store: FdStoreClient,
+        on_end: Callable[[StoredRelay], None],
+        principals: PrincipalUsage,
     ) -> None:
         self.table = table
         self.in_flight = InFlightCounter()
@@ -30,7 +34,7 @@ class RelayLedger:
         self.close_reasons: dict[int, CloseReason] = {}
         self._fd_store = fd_store
         self._on_end = on_end
-        self._principals = PrincipalUsage(table, principals_max)
+        self._principals = principals
         self._stay_behind: frozenset[int] | None = None
 
     # ---- relays in
@@ -44,8 +48,8 @@ class RelayLedger:
         self.table.record_principal(record.id, self._principals.row_number_of(record.principal))
 
     def count_start(self, record: StoredRelay) -> None:
-        """Count a relay that starts for its principal."""
-        self._principals.add_session(record.principal)
+        """Count a relay that starts for its principal, in the row that its bytes are counted in."""
+        self.table.add_session(self.table.principal_of(record.id))
 
     # ---- relays out
 

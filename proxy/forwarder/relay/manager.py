@@ -38,6 +38,7 @@ from proxy.forwarder.relay.session_factory import SessionFactory
 from proxy.forwarder.relay.sockets import ip_of, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.spliced_start import REPLACED, SplicedRelayStarter, close_descriptors_of
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -62,7 +63,8 @@ class RelayManager(Collector):
         self._callbacks = callbacks
         self._splices = splice_works()
         table = RelayTable(handover.table)
-        self._ledger = RelayLedger(table, fd_store, callbacks.on_end, options.principals_max)
+        principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
+        self._ledger = RelayLedger(table, fd_store, callbacks.on_end, principals)
         self.in_flight = self._ledger.in_flight
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)

@@ -49,12 +49,14 @@ class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
     ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
-    process is in a hurry. ``principals_max``: how many are counted by name. ``now``: seconds of a clock that only goes
+    process is in a hurry. ``principals_max``: how many are counted by name; ``principal_idle_s``: without
+    a relay, until their place may be another one's. ``now``: seconds of a clock that only goes
     forward and is the same in a successor.
     """
 
     forwarders: int = 1
     may_linger: Callable[[], bool] = lambda: True
     principals_max: int = 100
+    principal_idle_s: float = 600.0
     now: Callable[[], float] = time.monotonic
     sessions: SessionOptions = field(default_factory=SessionOptions)
