@@ -33,7 +33,10 @@ character must be escaped.
 _QUOTE = "principal:"
 """Prefix of a role that reads like one of those two, or like a prefixed one: no client shares a row by its name."""
 _SHORTENED = f"{_QUOTE}sha256:"
-"""Prefix of the label of a longer role; then its hash in hexadecimal digits, a colon, and its beginning."""
+"""Prefix of the label of a longer role; then half of its hash in hexadecimal digits, a colon, and its beginning. No
+other role's label has this prefix.
+"""
+_HASH_DIGITS = 32
 
 _OTHER = 0
 _ANONYMOUS = 1
@@ -47,7 +50,7 @@ def label_of(role: str) -> str:
     if len(label.encode()) <= LABEL_BYTES_MAX:
         return label
     name = role.encode()
-    head = f"{_SHORTENED}{sha256(name).hexdigest()}:"
+    head = f"{_SHORTENED}{sha256(name).hexdigest()[:_HASH_DIGITS]}:"
     return head + name[: LABEL_BYTES_MAX - len(head)].decode(errors="ignore")
 
 

@@ -138,7 +138,7 @@ def test_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_use_by_principal_that_does_not_fit_is_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Security: whoever names many principals must not blind operators."""
+    """Security: an issuer of many names must not blind operators."""
     used = "# TYPE pulsar_proxy_principal_bytes counter\n" + 'pulsar_proxy_principal_bytes_total{l="v"} 1.0\n' * 100
     monkeypatch.setattr(admin_exposition, "BYTES_MAX", len(used) + 3 * len(GOOD))
     merged = Exposition()
