@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,9 @@ class Stage:
     cluster: ProxyCluster
     broker_port: int
 
-    def client(self, role: str) -> WireClient:
+    def client(self, role: str, source: str = "") -> WireClient:
         """One with a relay."""
-        client = WireClient(self.cluster.port)
+        client = WireClient(self.cluster.port, source=source)
         url = f"{HOST}:{self.broker_port}"
         answer = client.connect(token=make_token(KEY, role), proxy_to_broker_url=url)
         assert answer.type == BaseCommand.CONNECTED, answer
@@ -103,6 +104,18 @@ def test_bob_has_a_row_of_his_own_after_one_shot_roles_have_taken_all(tmp_path: 
             named = cluster.metrics().label_values("principal")
             assert len(named) == ROWS + 1, named
         assert "Traceback" not in cluster.log_text()
+
+
+def test_bob_has_a_row_of_his_own_while_another_address_has_all_that_are_first_come(
+    tmp_path: Path, broker_port: int
+) -> None:
+    """Security: roles that all have a relay are never idle."""
+    stage = stage_of(tmp_path, broker_port, ROWS)
+    with running(stage.cluster, ready=False) as cluster, contextlib.ExitStack() as clients:
+        for number in range(ROWS + 1):
+            clients.enter_context(stage.client(f"role-{number}"))
+        clients.enter_context(stage.client("bob", source="127.0.0.2"))
+        assert cluster.metrics().label_values("principal") == {*(f"role-{n}" for n in range(ROWS)), "bob", OTHER}
 
 
 def test_long_names_take_nothing_from_a_forwarders_metrics(tmp_path: Path, broker_port: int) -> None:

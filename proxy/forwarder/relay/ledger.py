@@ -10,6 +10,7 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.usage import PrincipalUsage
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
 
@@ -45,7 +46,8 @@ class RelayLedger:
 
     def record_principal(self, record: StoredRelay) -> None:
         """Record in a relay's rows which principal it is counted for."""
-        self.table.record_principal(record.id, self._principals.row_number_of(record.principal))
+        owner = f"proxy {record.proxy}" if record.proxy else owner_of("", record.client_address)
+        self.table.record_principal(record.id, self._principals.row_number_of(record.principal, owner))
 
     def count_start(self, record: StoredRelay) -> None:
         """Count a relay that starts for its principal, in the row that its bytes are counted in."""

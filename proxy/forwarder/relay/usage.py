@@ -11,16 +11,22 @@ The sums of a row end with its series, and are not added to OTHER: they were scr
 they would be billed twice. The row begins at zero, with a new ``_created``, for its next principal; so does the
 principal, should it return. ``increase()`` and the analytics take both for a counter that began again, so each byte is
 billed once. Relays that were counted in OTHER stay there: no sum moves from one series to another.
+
+The **owner** of a row is the address or the proxy that its principal came from when it was named. Rows up to
+``principals_max`` are first come, first served; as many again, and idle rows of others, are for owners with fewer
+rows in use than an equal share, with one share kept for a newcomer: so one address or proxy cannot take all rows,
+though each of its principals has a relay.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 
 from prometheus_client.core import CounterMetricFamily
 
 from proxy.runtime.observability.metrics import OTHER
-from proxy.runtime.shared.relay_table import NAME_BYTES_MAX, PRINCIPALS_MAX, RelayTable
+from proxy.runtime.shared.relay_table import NAME_BYTES_MAX, PRINCIPALS_MAX, RelayTable, as_cell
 
 ANONYMOUS = "anonymous"
 """The label of relays of clients that were not authenticated."""
@@ -41,6 +47,7 @@ _HASH_DIGITS = 32
 _OTHER = 0
 _ANONYMOUS = 1
 _FIRST = 2
+_UNKNOWN_OWNER = 0
 _DIRECTIONS = ("to_broker", "to_client")
 
 
@@ -55,7 +62,7 @@ def label_of(role: str) -> str:
 
 
 class PrincipalUsage:
-    """The principals of which the use is counted by name, at most ``principals_max``; all others are OTHER.
+    """The principals of which the use is counted by name, of one owner ``principals_max``; all others are OTHER.
 
     ``now``: seconds of a clock that only goes forward.
     """
@@ -63,44 +70,53 @@ class PrincipalUsage:
     def __init__(
         self, table: RelayTable, principals_max: int, idle_s: float, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.principals_max = min(principals_max, PRINCIPALS_MAX)
+        self._first_come_max = principals_max
+        self._rows_max = min(2 * principals_max, PRINCIPALS_MAX)
         self._table = table
         self._idle_s = idle_s
         self._now = now
         names = table.principal_names()
         self._numbers = {name: number for number, name in names.items() if name}
         self._free = sorted(set(range(_FIRST, _FIRST + PRINCIPALS_MAX)) - set(self._numbers.values()), reverse=True)
+        self._owners = {name: table.owner_of_principal(number) for name, number in self._numbers.items()}
         self._idle_since: dict[str, float] = {}
         """When the final sums of each role without a relay were first told, the earliest first."""
 
-    def row_number_of(self, principal: str) -> int:
-        """Return the number of a principal's row in the table; "" is a client that was not authenticated."""
+    def row_number_of(self, principal: str, owner: str = "") -> int:
+        """Return the number of a principal's row in the table; "" is a client that was not authenticated.
+
+        ``owner``: of the row, if it is to be named.
+        """
         if not principal:
             return _ANONYMOUS
         number = self._numbers.get(principal)
         if number is None:
-            number = self._name_row(principal)
+            number = self._name_row(principal, as_cell(sha256(owner.encode()).digest()[:8]))
         self._idle_since.pop(principal, None)
         return number
 
-    def _name_row(self, principal: str) -> int:
-        if len(principal.encode()) > NAME_BYTES_MAX:
+    def _name_row(self, principal: str, owner: int) -> int:
+        used = len(self._numbers)
+        if used > self._rows_max or len(principal.encode()) > NAME_BYTES_MAX:
             return _OTHER
-        if len(self._numbers) < self.principals_max:
+        latest = self._now() - self._idle_s
+        idle = [role for role, since in self._idle_since.items() if since <= latest]
+        busy = Counter(self._owners.values()) - Counter(self._owners[role] for role in idle)
+        newcomer = 1
+        has_less_than_share = busy[owner] < self._rows_max // (len({*busy, owner}) + newcomer)
+        takes = {owner, _UNKNOWN_OWNER, *(self._owners.values() if has_less_than_share else ())}
+        loser = next((role for role in idle if self._owners[role] in takes), "")
+        if used < self._first_come_max or (not loser and used < self._rows_max and has_less_than_share):
             number = self._free.pop()
-        elif len(self._numbers) == self.principals_max and (idle := self._longest_idle()):
-            number = self._numbers.pop(idle)
-            del self._idle_since[idle]
+        elif loser:
+            number = self._numbers.pop(loser)
+            del self._idle_since[loser], self._owners[loser]
         else:
             return _OTHER
-        self._table.name_principal(number, principal)
+        self._table.name_principal(number, principal, owner)
         self._numbers[principal] = number
+        self._owners[principal] = owner
         return number
-
-    def _longest_idle(self) -> str:
-        """Return the role that has been idle for the longest time; "" if none is."""
-        role, since = next(iter(self._idle_since.items()), ("", 0.0))
-        return role if role and self._now() - since >= self._idle_s else ""
 
     def _note_idle_roles(self) -> None:
         """Note which roles have no relay, now that their sums are told."""

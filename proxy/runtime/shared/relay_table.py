@@ -99,6 +99,8 @@ _PRINCIPAL_MESSAGES = 2
 PRINCIPAL_SESSIONS = 4
 _PRINCIPAL_SINCE = 5
 """When its first session began, in ms since 1970; 0: it had none."""
+_OWNER = 6
+"""A number for the owner of the row: the address or proxy of the client that it was named for; 0: unknown."""
 _NAME_BYTES = 7
 """0: the row never had a name."""
 _NO_NAME = -1
@@ -365,12 +367,19 @@ class RelayTable:
         size = _within(self.cells[at + _NAME_BYTES], NAME_BYTES_MAX)
         return self.cells[at + _NAME : at + _CELLS_PER_PRINCIPAL].tobytes()[:size].decode(errors="replace")
 
-    def name_principal(self, number: int, name: str) -> None:
-        """Write a name of at most NAME_BYTES_MAX bytes to a row that no relay refers to; its sums begin at zero."""
+    def owner_of_principal(self, number: int) -> int:
+        """Return the number of the owner of a principal's row; 0 if it is unknown."""
+        return self.cells[principal_row(number) + _OWNER]
+
+    def name_principal(self, number: int, name: str, owner: int = 0) -> None:
+        """Write a name of at most NAME_BYTES_MAX bytes, and the number of its owner, to a row that no relay refers to;
+        its sums begin at zero.
+        """
         at, data = principal_row(number), name.encode()
         self.cells[at + _NAME_BYTES] = _NO_NAME  # first: the sums of a name are never told in part
         for cell in range(at, at + _NAME_BYTES):
             self.cells[cell] = 0
+        self.cells[at + _OWNER] = owner
         for cell, part in enumerate(range(0, len(data), 8)):
             self.cells[at + _NAME + cell] = as_cell(data[part : part + 8])
         self.cells[at + _NAME_BYTES] = len(data)  # last: a name that is half written does not count

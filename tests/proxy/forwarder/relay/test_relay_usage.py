@@ -38,9 +38,9 @@ def memory() -> Iterator[int]:
     os.close(descriptor)
 
 
-def begin(table: RelayTable, principals: PrincipalUsage, name: str) -> int:
+def begin(table: RelayTable, principals: PrincipalUsage, name: str, owner: str = "") -> int:
     relay_id = table.allocate_relay_id()
-    table.record_principal(relay_id, principals.row_number_of(name))
+    table.record_principal(relay_id, principals.row_number_of(name, owner))
     table.add_session(table.principal_of(relay_id))
     return relay_id
 
@@ -278,6 +278,38 @@ def test_a_role_that_is_idle_has_its_row_again_when_it_returns(clock: Clock) -> 
     assert found(principals, "sessions") == {"alice": (2,)}, "a row that no other principal needs stays"
 
 
+def test_one_address_does_not_take_all_rows_though_each_of_its_principals_has_a_relay(
+    memory: int, clock: Clock
+) -> None:
+    """Security: an issuer's roles, all with relays, and none of them idle."""
+    table = RelayTable(memory)
+    principals = PrincipalUsage(table, 10, IDLE_S, clock)
+    for number in range(30):
+        begin(table, principals, f"one-{number}", "address 192.0.2.1")
+    begin(table, principals, "bob", "address 192.0.2.2")
+    assert {"bob", OTHER} < set(found(principals, "sessions"))
+    assert len(found(principals, "sessions")) == 10 + 2
+    successor = PrincipalUsage(RelayTable(memory), 10, IDLE_S, clock)
+    assert successor.row_number_of("another", "address 192.0.2.1") == 0, "it knows the owners, too"
+    table.release_relay_id(begin(table, successor, "carol", "proxy p"))
+    found(successor)
+    clock.pass_s(IDLE_S)
+    assert successor.row_number_of("another", "address 192.0.2.1") == 0, "nor does it take idle rows of others"
+    assert successor.row_number_of("another", "address 192.0.2.2") > 0
+
+
+def test_an_address_has_as_many_rows_as_ever_once_those_of_another_one_are_idle(clock: Clock) -> None:
+    """As of a load balancer that has moved."""
+    table = RelayTable()
+    principals = PrincipalUsage(table, 10, IDLE_S, clock)
+    for number in range(10):
+        table.release_relay_id(begin(table, principals, f"old-{number}", "address 192.0.2.1"))
+    found(principals)
+    clock.pass_s(IDLE_S)
+    numbers = {principals.row_number_of(f"new-{number}", "address 192.0.2.2") for number in range(10)}
+    assert len(numbers - {0}) == 10
+
+
 def test_a_relay_counts_its_session_in_the_row_of_its_bytes_though_another_is_free_by_then(clock: Clock) -> None:
     table = RelayTable()
     principals = PrincipalUsage(table, 1, IDLE_S, clock)
@@ -306,9 +338,9 @@ def test_every_byte_is_billed_once_to_its_row_however_often_rows_change_hands(
     for _ in range(400):
         for _ in range(chance.randrange(4)):
             clock.pass_s(1)
-            role = f"role-{chance.randrange(9)}"
+            role, owner = f"role-{chance.randrange(12)}", f"address {chance.randrange(3)}"
             before = table.principal_names()
-            relay_id = begin(table, principals, role)
+            relay_id = begin(table, principals, role, owner)
             newly_named += table.principal_names() != before
             live[relay_id] = role if table.principal_of(relay_id) else OTHER
         for relay_id in list(live):
@@ -334,7 +366,7 @@ def test_every_byte_is_billed_once_to_its_row_however_often_rows_change_hands(
         series.setdefault(name, []).append(Sample(round(clock.now_s * 1000), values[0], round(start_s * 1000)))
     billed = {name: sum(window.increase for window in windows(of, 60_000, 30)) for name, of in series.items()}
     assert billed == {name: float(size) for name, size in moved.items()}
-    assert newly_named > 9, "or no row changed hands"
+    assert newly_named > 12, "or no row changed hands"
 
 
 def test_a_successor_bills_to_no_principal_what_another_used_wherever_its_predecessor_was_killed(clock: Clock) -> None:
