@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import takewhile
 
 from prometheus_client.core import CounterMetricFamily
 
@@ -79,6 +80,7 @@ class PrincipalUsage:
         self._numbers = {name: number for number, name in names.items() if name}
         self._free = sorted(set(range(_FIRST, _FIRST + PRINCIPALS_MAX)) - set(self._numbers.values()), reverse=True)
         self._owners = {name: table.owner_of_principal(number) for name, number in self._numbers.items()}
+        self._rows_by_owner = Counter(self._owners.values())
         self._idle_since: dict[str, float] = {}
         """When the final sums of each role without a relay were first told, the earliest first."""
 
@@ -96,27 +98,33 @@ class PrincipalUsage:
         return number
 
     def _name_row(self, principal: str, owner: int) -> int:
+        number = self._find_row(owner) if len(principal.encode()) <= NAME_BYTES_MAX else _OTHER
+        if number != _OTHER:
+            self._table.name_principal(number, principal, owner)
+            self._numbers[principal] = number
+            self._owners[principal] = owner
+            self._rows_by_owner[owner] += 1
+        return number
+
+    def _find_row(self, owner: int) -> int:
+        """Return the number of a row that an owner may have, without a name; _OTHER if there is none."""
         used = len(self._numbers)
-        if used > self._rows_max or len(principal.encode()) > NAME_BYTES_MAX:
+        if used < self._first_come_max:
+            return self._free.pop()
+        if used > self._rows_max:
             return _OTHER
         latest = self._now() - self._idle_s
-        idle = [role for role, since in self._idle_since.items() if since <= latest]
-        busy = Counter(self._owners.values()) - Counter(self._owners[role] for role in idle)
+        idle = [role for role, since in takewhile(lambda one: one[1] <= latest, self._idle_since.items())]
+        busy = self._rows_by_owner - Counter(self._owners[role] for role in idle)
         newcomer = 1
         has_less_than_share = busy[owner] < self._rows_max // (len({*busy, owner}) + newcomer)
-        takes = {owner, _UNKNOWN_OWNER, *(self._owners.values() if has_less_than_share else ())}
+        takes = {owner, _UNKNOWN_OWNER, *(self._rows_by_owner if has_less_than_share else ())}
         loser = next((role for role in idle if self._owners[role] in takes), "")
-        if used < self._first_come_max or (not loser and used < self._rows_max and has_less_than_share):
-            number = self._free.pop()
-        elif loser:
-            number = self._numbers.pop(loser)
-            del self._idle_since[loser], self._owners[loser]
-        else:
-            return _OTHER
-        self._table.name_principal(number, principal, owner)
-        self._numbers[principal] = number
-        self._owners[principal] = owner
-        return number
+        if loser:
+            del self._idle_since[loser]
+            self._rows_by_owner -= Counter((self._owners.pop(loser),))  # without owners that have none left
+            return self._numbers.pop(loser)
+        return self._free.pop() if used < self._rows_max and has_less_than_share else _OTHER
 
     def _note_idle_roles(self) -> None:
         """Note which roles have no relay, now that their sums are told."""
