@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.exposition import PROCESS_BYTES_MAX, SERIES_MAX
@@ -398,6 +400,32 @@ def test_a_successor_bills_to_no_principal_what_another_used_wherever_its_predec
             assert found(successor) == {label_of(bob): (1, 0), "carol": (7, 0)}, stores
         os.close(memory)
     assert stores > 20
+
+
+POISON = st.dictionaries(
+    st.integers(relay_table.principal_row(0), relay_table.principal_row(5) - 1),
+    st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-1, 9)),
+    max_size=40,
+)
+
+
+@given(POISON)
+@settings(max_examples=100)
+def test_a_successor_names_rows_whatever_stands_in_a_table(poison: dict[int, int]) -> None:
+    """Security: a forwarder that was taken over writes what it likes, and ends."""
+    table = RelayTable()
+    principals = PrincipalUsage(table, 3, IDLE_S)
+    for name in ("alice", "bob", "carol"):
+        begin(table, principals, name)
+    for cell, number in poison.items():
+        table.cells[cell] = number
+    times = iter(range(0, 100 * int(IDLE_S), int(IDLE_S)))
+    successor = PrincipalUsage(table, 3, IDLE_S, lambda: next(times))
+    for number in range(8):
+        table.release_relay_id(begin(table, successor, f"role-{number}", f"address {number}"))
+        list(successor.collect())
+    assert sum(values[0] for values in found(successor, "sessions").values()) != 0
+    table.cells.release()
 
 
 # ---- labels
