@@ -99,7 +99,7 @@ class Event(enum.Enum):
     DRAINED = "drained"
     """No request is under way any more, or the time for them is over."""
     EVICTED = "evicted"
-    """The client, which has been silent before it authenticated, is closed for a newcomer."""
+    """The client, which has been silent before it authenticated or has more than its share, is closed for another."""
     SHUT_DOWN = "shut down"
     INTERNAL_ERROR = "internal error"
     """Code of the proxy raised what it does not handle."""
@@ -240,7 +240,6 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.ENVELOPE_UNSUPPORTED: _FAIL,
             Event.DRAIN: _stay(State.LOOKUP, Action.FINISH_REQUESTS),
             Event.DRAINED: _CLOSE,
-            # Only unauthenticated clients are evicted; one that were chosen here must not end its forwarder.
             Event.EVICTED: _CLOSE,
             Event.SHUT_DOWN: _CLOSE,
             Event.INTERNAL_ERROR: _CLOSE,

@@ -12,6 +12,7 @@ def without_secrets(config: Config) -> Config:
         enabled=config.authentication.enabled,
         failure_delay_ms=config.authentication.failure_delay_ms,
         proxy_roles=config.authentication.proxy_roles,
+        anonymous_role=config.authentication.anonymous_role,  # its clients share by address
     )
     brokers = config.brokers
     if config.authentication.enabled:  # whose methods are known here alone

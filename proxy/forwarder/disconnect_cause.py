@@ -6,7 +6,9 @@ import enum
 class DisconnectCause(enum.StrEnum):
     """Why a client's connection ended. The values are the labels of pulsar_proxy_ended_connections_total.
 
-    ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``DEFECT``: an internal error of the proxy.
+    ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
+    principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``DEFECT``: an
+    internal error of the proxy.
     """
 
     CLIENT_CLOSED = "client_closed"
@@ -27,6 +29,8 @@ class DisconnectCause(enum.StrEnum):
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     NO_MEMORY = "no_memory"
     GAVE_WAY = "gave_way"
+    OVER_SHARE = "over_share"
+    MAX_CONNECTIONS = "max_connections"
     KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"
     CLIENT_DOES_NOT_READ = "client_does_not_read"
     RELAY_ENDED = "relay_ended"

@@ -2,7 +2,7 @@
 
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -22,6 +22,7 @@ from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
+from proxy.forwarder.listen.shares import Place
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.close_reason import CloseReason
@@ -37,6 +38,7 @@ from proxy.forwarder.session.lifetime import reauthenticator_factory
 from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
@@ -55,7 +57,11 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
 
-_CAUSES = {CloseReason.MAX_AGE: DisconnectCause.MAX_AGE, CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN}
+_CAUSES = {
+    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
+    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
+    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
+}
 
 
 class ForwarderService:
@@ -87,6 +93,7 @@ class ForwarderService:
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
+        self._relay_places: dict[int, Place] = {}
 
     @property
     def _connections(self) -> int:
@@ -125,7 +132,8 @@ class ForwarderService:
         self._tune_listeners()
         callbacks = RelayCallbacks(
             on_end=self._on_relay_end,
-            on_handed_over=lambda record: self._admission.release_client(ip_of(record)),
+            on_live=self._on_relay_live,
+            on_handed_over=self._release_relay,
             on_left_behind_gone=self._admission.release_client,
         )
         sessions = SessionOptions(
@@ -166,9 +174,25 @@ class ForwarderService:
         for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
-    def _on_relay_end(self, about: StoredRelay) -> None:
+    def _on_relay_live(self, about: StoredRelay, give_way: Callable[[], None]) -> None:
+        owner = owner_of(about.principal, about.client_address, self._anonymous_role)
+        self._relay_places[about.id] = self._admission.shares.adopt_place(owner, give_way)
+
+    def _release_relay(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
+        place = self._relay_places.pop(about.id, None)
+        if place is not None:  # None: it could not be adopted
+            self._admission.shares.leave_place(place)
+
+    @property
+    def _anonymous_role(self) -> str:
+        return self._workers.config.authentication.anonymous_role
+
+    def _on_relay_end(self, about: StoredRelay) -> None:
+        self._release_relay(about)
         cause = _CAUSES.get(self._relays.close_reason_of(about), DisconnectCause.RELAY_ENDED)
+        if cause is DisconnectCause.OVER_SHARE:
+            self._log_over_share(about.client_address, about.principal)
         self._metrics.ended_connections[cause].inc()
 
     def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
@@ -277,7 +301,8 @@ class ForwarderService:
             return
         ip, port = peer
         listener, address = self._transports[index], str(HostPort(ip, port))
-        refusal = self._admission.check_admission(ip)
+        owner = "" if self._workers.config.authentication.enabled else owner_of("", address)
+        refusal = self._admission.check_admission(ip, owner)
         if refusal is not None:
             self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=listener.uses_tls))
             return
@@ -341,8 +366,13 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, session.cause)
-            if session.cause is DisconnectCause.GAVE_WAY:
-                self._log_eviction(session.address)
+            match session.cause:
+                case DisconnectCause.GAVE_WAY:
+                    self._log_eviction(session.address)
+                case DisconnectCause.OVER_SHARE:
+                    self._log_over_share(session.address, session.identity.role)
+                case DisconnectCause.MAX_CONNECTIONS:
+                    self._metrics.rejected_connections.labels(reason=Refusal.MAX_CONNECTIONS.value).inc()
         self._in_flight.decrement()
 
     @staticmethod
@@ -351,6 +381,15 @@ class ForwarderService:
             "a client that had not authenticated was silent for longest and gave way to another; if it was no "
             "attack, raise limits.max_unauthenticated_connections",
             client=client,
+        )
+
+    @staticmethod
+    def _log_over_share(client: str, principal: str) -> None:
+        get_logger().warning(
+            "a connection was closed for another client's: its principal (or address) had most of all; if both need "
+            "theirs, raise limits.max_connections",
+            client=client,
+            principal=principal,
         )
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: Refusal, *, mute: bool) -> None:

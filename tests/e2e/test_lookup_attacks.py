@@ -236,3 +236,37 @@ def test_a_request_that_only_the_broker_knows_to_be_fatal_hurts_its_sender_only(
             scrape = cluster.metrics()
             assert scrape.total(BLAMED) > 0
             assert scrape.total(EJECTIONS, reason="lost") == 0
+
+
+# ---- one client without credentials
+
+
+def test_anonymous_clients_share_by_address(tmp_path: Path) -> None:
+    """One of them has as many lookups under way as it may; another address's are answered all the same."""
+    counting = CountingBroker()
+    (key := tmp_path / "secret.key").write_bytes(b"k" * 32)
+    with FakeBroker(counting) as fake:
+        tables: Tables = {
+            "cluster": {"forwarders": 1, "lookup_workers": 1},
+            "brokers": {"service_url": f"pulsar://127.0.0.1:{fake.port}"},
+            "authentication": {"enabled": True, "anonymous_role": "guest", "token": {"secret_key": str(key)}},
+            "limits": {"max_lookup_bytes": 64 * 1024, "lookup_timeout_ms": 100_000},
+        }
+        with (
+            running(ProxyCluster(tables)) as cluster,
+            WireClient(cluster.port, source="127.0.0.2") as attacker,
+            WireClient(cluster.port, source="127.0.0.3") as other,
+        ):
+            attacker.connect()
+            other.connect()
+            counting.may_answer.clear()
+            attacker.send_bytes(b"".join(request(LOOKUP, (1, TOPIC), (2, number)) for number in range(100)))
+            refused = attacker.receive().lookup_topic_response
+            assert refused.error == ServerError.TooManyRequests, refused
+            other.send_bytes(request(LOOKUP, (1, TOPIC), (2, 7)))
+            other.send(BaseCommand.PING, ping={})
+            first = other.receive()
+            assert first.type == BaseCommand.PONG, first  # no refusal has come before
+            counting.may_answer.set()
+            answer = other.receive().lookup_topic_response
+            assert answer.response == LOOKUP_CONNECT, answer

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from local.standalone import Standalone
+from local.tokens import make_token
 
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
 from .lab.cluster import ProxyCluster, Tables
+from .lab.counting_broker import CountingBroker
 from .lab.fakes import (
     FAREWELL,
     FakeBroker,
@@ -254,6 +259,55 @@ def comes_in(cluster: ProxyCluster) -> bool:
             return bool(client.connect().type == BaseCommand.CONNECTED)
         except (Ended, OSError):
             return False
+
+
+OWNERS = {
+    "principals at one address": (("127.0.0.1", "alice"), ("127.0.0.1", "bob")),
+    "addresses of the anonymous role": (("127.0.0.2", ""), ("127.0.0.3", "")),
+    "a principal and an address": (("127.0.0.1", "alice"), ("127.0.0.1", "")),
+    "principals, after a kill": (("127.0.0.1", "alice"), ("127.0.0.1", "bob")),
+}
+"""The address and the principal of the client that holds all connections, and of another one."""
+
+
+@pytest.mark.parametrize("pair", OWNERS)
+def test_the_owner_of_all_connections_gives_way_to_another_until_both_have_half(pair: str, tmp_path: Path) -> None:
+    (key := tmp_path / "secret.key").write_bytes(b"k" * 32)
+    with FakeBroker(CountingBroker()) as fake:
+        broker = f"127.0.0.1:{fake.port}"
+        tables: Tables = {
+            "cluster": {"forwarders": 1},
+            "brokers": {"service_url": f"pulsar://{broker}", "allowed_ports": [fake.port]},
+            "authentication": {"enabled": True, "anonymous_role": "guest", "token": {"secret_key": str(key)}},
+            "limits": {"max_connections": 16},
+        }
+        with running(ProxyCluster(tables)) as cluster, contextlib.ExitStack() as stack:
+
+            def come(address: str, principal: str, **fields: str) -> tuple[WireClient, Any]:
+                client = stack.enter_context(WireClient(cluster.port, source=address))
+                token = {"token": make_token(key.read_bytes(), principal)} if principal else {}
+                return client, client.connect(**token, **fields)
+
+            one, other = OWNERS[pair]
+            lookup: dict[str, str] = {}
+            relay = {"proxy_to_broker_url": broker}
+            kinds = [relay, relay if "kill" in pair else lookup] * 8
+            first = [come(*one, **kind) for kind in kinds]
+            if "kill" in pair:
+                os.kill(cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
+                cluster.wait_for_total("pulsar_proxy_adopted_relays_total", 16)
+            second = [come(*other, **kind) for kind in kinds[:8]]
+            assert {answer.type for _, answer in (*first, *second)} == {BaseCommand.CONNECTED}
+            for owner in (one, other):
+                _, refused = come(*owner)
+                assert (refused.error.error, refused.type) == (ServerError.NotAllowedError, BaseCommand.ERROR)
+            for client, _ in first[8:]:
+                client.wait_for_end()
+            for client, _ in (*first[:8], *second):
+                assert client.ping().type == BaseCommand.PONG
+            assert cluster.metrics().total(ENDED, cause="over_share") == 8
+            cluster.wait_for_total("pulsar_proxy_rejected_connections_total", 2, reason="max_connections")
+            cluster.wait_for_log(first[15][0].address, "closed for another client's")
 
 
 def test_bytes_behind_connected_are_the_relays_first(edge_proxy: ProxyCluster, fake_port: int) -> None:

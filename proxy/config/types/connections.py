@@ -65,8 +65,10 @@ class Limits(Strict, frozen=True):
     """Bounds on the resources that clients can make the cluster use. In a container with a memory limit (cgroup), the
     bounds on memory that are not set here are lower than their default if less fits (docs/installation.md).
 
-    max_connections: clients' connections in the whole cluster; each forwarder accepts an equal part of them. Not set:
-        at most the default, and as many as fit into the container's memory
+    max_connections: clients' connections in the whole cluster; each forwarder accepts an equal part of them. Where all
+        are taken, a client gets in if its principal (without one, its IP address) has fewer than the one with most,
+        which loses the connection that came last; an eighth of a forwarder's part is never taken from one. Not set: at
+        most the default, and as many as fit into the container's memory
     max_connections_per_address: clients' connections from one IP address (for IPv6, one /64 network) to the whole
         cluster; 0: no limit
     max_unauthenticated_connections: connections whose client has not authenticated yet (without authentication: has not

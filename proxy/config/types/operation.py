@@ -76,7 +76,7 @@ class Metrics(Strict, frozen=True):
 
     count_messages: bool = False
     principals_max: Annotated[int, Meta(ge=0, le=1000)] = 100
-    principal_idle_ms: Annotated[int, Meta(ge=1000)] = 600_000
+    principal_idle_ms: Annotated[int, Meta(ge=1000, le=2**31 - 1)] = 600_000
 
 
 class Log(Strict, frozen=True):

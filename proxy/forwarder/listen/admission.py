@@ -8,15 +8,20 @@ turned away.
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 
 from proxy.common.networks import network_of
 from proxy.config.types import Limits
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
+from proxy.forwarder.listen.shares import ConnectionShares, Place
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
 PRE_AUTH_CONNECTIONS_MIN = 8
 """Connections without authentication that each forwarder has room for, if the configuration does not say."""
+
+NEWCOMERS_MAX = 8
+"""Connections by which each forwarder may exceed its part until it is known to which owners they belong."""
 
 
 class Refusal(enum.StrEnum):
@@ -30,22 +35,35 @@ class Refusal(enum.StrEnum):
 class AdmittedConnection(PreAuthConnection):
     """A connection that is counted for the limits, from accept until ``release``."""
 
-    __slots__ = ("_admission",)
+    __slots__ = ("_admission", "_place")
 
     def __init__(self, admission: "Admission", all_: PreAuthConnections, address: str) -> None:
         super().__init__(all_, address)
         self._admission: Admission | None = admission
+        self._place: Place | None = None
+
+    def take_place(self, owner: str, give_way: Callable[[], None]) -> bool:
+        """Count the connection for its owner; return False if all places are taken, and none gives way to it."""
+        if self._admission is not None:
+            self._place = self._admission.shares.take_place(owner, give_way)
+        return self._place is not None
+
+    def _leave_place(self) -> None:
+        if self._admission is not None and self._place is not None:
+            self._admission.shares.leave_place(self._place)
 
     def release(self) -> None:
         """Count the connection no longer. May be repeated."""
+        self._leave_place()
         admission, self._admission = self._admission, None
         if admission is not None:
             self.stop_counting()
             admission.release_client(self.address)
 
     def on_relay_started(self) -> None:
-        """Count the connection by address only, until ``Admission.release_client``: a relay outlives its session."""
+        """Leave it to the relay to be counted, until ``Admission.release_client``: it outlives its session."""
         self.stop_counting()
+        self._leave_place()
         self._admission = None
 
 
@@ -58,6 +76,7 @@ class Admission:
         self.connections = 0
         self._by_address: Counter[str] = Counter()
         self._pre_auth = PreAuthConnections()
+        self.shares = ConnectionShares(0)
         self._counters = counters
         self._forwarder = forwarder
         self._retired = False
@@ -74,6 +93,7 @@ class Admission:
     def limits(self, limits: Limits) -> None:
         self._limits = limits
         self._part = self._part_of(limits.max_connections)
+        self.shares.resize(self._part)
         if limits.max_unauthenticated_connections:
             pre_auth_max = max(1, self._part_of(limits.max_unauthenticated_connections))
         else:
@@ -111,8 +131,11 @@ class Admission:
 
     # ---- in and out
 
-    def check_admission(self, address: str) -> Refusal | None:
-        """Return why a client at an IP address is refused, or None. A silent connection may be evicted for it."""
+    def check_admission(self, address: str, owner: str = "") -> Refusal | None:
+        """Return why a client at an IP address is refused, or None. A silent connection may be evicted for it.
+
+        ``owner``: its owner, where that is known already (proxy.runtime.fairness.owners).
+        """
         address = network_of(address)
         per_address = self._limits.max_connections_per_address
         if per_address and self._connections_of(address) >= per_address:
@@ -123,8 +146,10 @@ class Admission:
                 return Refusal.UNAUTHENTICATED
         elif pre_auth.count >= self._pre_auth_max and not self._evict():
             return Refusal.UNAUTHENTICATED
-        if self.connections >= self._part and not self._evict():
-            return Refusal.MAX_CONNECTIONS
+        if self.connections >= self._part:
+            newcomers_max = NEWCOMERS_MAX if self.shares.can_make_room(owner) else 0
+            if self.connections >= self._part + newcomers_max and not self._evict():
+                return Refusal.MAX_CONNECTIONS
         return None
 
     def _connections_of(self, address: str) -> int:

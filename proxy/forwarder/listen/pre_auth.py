@@ -10,6 +10,8 @@ silent for some round trips and is never that one; a thousand that send nothing 
 from collections import Counter
 from collections.abc import Callable
 
+from proxy.forwarder.listen.shares import MembersByOwner
+
 
 def _ignore() -> None:
     """Do nothing: it is not known yet how the connection can be closed."""
@@ -28,6 +30,10 @@ class PreAuthConnection:
         self.evict: Callable[[], None] = _ignore
         self._all = all_
         self._is_silent = True
+
+    def take_place(self, _owner: str, _give_way: Callable[[], None]) -> bool:
+        """Count the connection for its owner, which is known now; return False if it has to close."""
+        return True
 
     def mark_busy(self) -> None:
         """Protect the connection from eviction: the proxy works for it."""
@@ -59,9 +65,7 @@ class PreAuthConnections:
     def __init__(self) -> None:
         self.count = 0
         self._by_address: Counter[str] = Counter()
-        self._silent: dict[str, dict[PreAuthConnection, None]] = {}
-        self._addresses_with: dict[int, dict[str, None]] = {}
-        self._most = 0
+        self._silent: MembersByOwner[PreAuthConnection] = MembersByOwner()
 
     def add_connection(self, connection: PreAuthConnection) -> None:
         """Count a connection, which is silent."""
@@ -76,13 +80,11 @@ class PreAuthConnections:
     @property
     def has_silent(self) -> bool:
         """Return whether a connection could be evicted."""
-        return self._most > 0
+        return self._silent.count > 0
 
     def find_longest_silent(self, address: str = "") -> PreAuthConnection | None:
         """Return the connection to evict, or None: of an address; by default of the one with most silent ones."""
-        if not address and self._most:
-            address = next(iter(self._addresses_with[self._most]))
-        return next(iter(self._silent.get(address, ())), None)
+        return self._silent.oldest(address or self._silent.owner_with_most())
 
     # ---- for PreAuthConnection only
 
@@ -96,28 +98,8 @@ class PreAuthConnections:
 
     def add_silent(self, connection: PreAuthConnection) -> None:
         """Count a connection as silent from now on."""
-        address = connection.address
-        silent = self._silent.setdefault(address, {})
-        silent[connection] = None
-        self._sort_address(address, len(silent) - 1, len(silent))
+        self._silent.add(connection.address, connection)
 
     def remove_silent(self, connection: PreAuthConnection) -> None:
         """Count a connection as silent no longer."""
-        address = connection.address
-        silent = self._silent[address]
-        del silent[connection]
-        if not silent:
-            del self._silent[address]
-        self._sort_address(address, len(silent) + 1, len(silent))
-
-    def _sort_address(self, address: str, old: int, new: int) -> None:
-        """Sort an address by its number of silent connections; addresses that came first stay first."""
-        if old:
-            addresses = self._addresses_with[old]
-            del addresses[address]
-            if not addresses:
-                del self._addresses_with[old]
-        if new:
-            self._addresses_with.setdefault(new, {})[address] = None
-        if new > self._most or self._most not in self._addresses_with:
-            self._most = new
+        self._silent.remove(connection.address, connection)

@@ -22,6 +22,8 @@ class CloseReason(enum.IntEnum):
     """The cluster is draining."""
     OUT_OF_TURN = 8
     """The broker asks the proxy itself for credentials as no broker does."""
+    OVER_SHARE = 9
+    """It gives way to another owner's connection (proxy.forwarder.listen.shares)."""
 
 
 PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})

@@ -65,6 +65,14 @@ class RelayCloser:
     def abort_relay(self, relay: Relay | UserSpaceRelay) -> None:
         """End a relay at once that takes too long to close."""
         get_logger().info("a relay that does not end is closed", client=relay.record.client_address)
+        self._abort(relay)
+
+    def evict_relay(self, relay: Relay | UserSpaceRelay) -> None:
+        """End a relay at once, for another owner's connection."""
+        self._ledger.close_reasons[relay.record.id] = CloseReason.OVER_SHARE
+        self._abort(relay)
+
+    def _abort(self, relay: Relay | UserSpaceRelay) -> None:
         if isinstance(relay, UserSpaceRelay):
             self._user_space.abort_relay(relay)
         elif not self._engine.frozen:

@@ -10,6 +10,7 @@ A relay is blind, unless it has a session that can expire or of which messages a
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import trio
 from prometheus_client.core import CounterMetricFamily
@@ -129,7 +130,7 @@ class RelayManager(Collector):
         self._ledger.count_start(record)
         in_user_space = UserSpaceRelay(record, session)
         self._user_space.start_relay(in_user_space, start)
-        self.close_schedule.add_relay(in_user_space)
+        self._on_live(in_user_space)
 
     def adopt_relays(self, handover: RelayHandover, config: RelayConfig) -> None:
         """Continue what a predecessor handed over: the table, and relays that were spliced."""
@@ -146,12 +147,16 @@ class RelayManager(Collector):
                 session.broker_challenges.resume_exchange()
             if session.close_reason in PLANNED_CLOSE_REASONS:
                 relay.close_reason = self._ledger.close_reasons[relay.record.id] = session.close_reason
-        self.close_schedule.add_relay(relay)
+        self._on_live(relay)
 
     def _watch_relay(self, relay: Relay) -> None:
         if isinstance(relay, FramedRelay):
             self.reauthentication.add_session(relay.session)
+        self._on_live(relay)
+
+    def _on_live(self, relay: Relay | UserSpaceRelay) -> None:
         self.close_schedule.add_relay(relay)
+        self._callbacks.on_live(relay.record, partial(self._closer.evict_relay, relay))
 
     # ---- relays out
 

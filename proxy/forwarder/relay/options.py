@@ -19,7 +19,8 @@ def _ignore(_value: object) -> None:
 class RelayCallbacks:
     """What the owner wants to know of relays.
 
-    ``on_end`` is called with the record of each relay that has ended here; ``on_handed_over`` with that of each that
+    ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
+    another connection; ``on_end`` with that of each that has ended here; ``on_handed_over`` with that of each that
     has become a successor's; ``on_left_behind_gone`` with the client's IP address of each relay that has ended in a
     predecessor, or that a successor looks after from now on.
     """
@@ -27,6 +28,7 @@ class RelayCallbacks:
     on_end: Callable[[StoredRelay], None]
     on_handed_over: Callable[[StoredRelay], None] = _ignore
     on_left_behind_gone: Callable[[str], None] = _ignore
+    on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,13 @@ class ClientConnection:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(DisconnectCause.SHUT_DOWN)
 
-    def evict(self) -> None:
-        """Close at once, for a newcomer: this client has been silent before it authenticated."""
+    def evict(self, cause: DisconnectCause = DisconnectCause.GAVE_WAY) -> None:
+        """Close at once, for a newcomer."""
         if self.is_over:
             self._closer.drop_final_frame()
         else:
             self._machine.handle(Event.EVICTED)
-            self._end(DisconnectCause.GAVE_WAY)
+            self._end(cause)
 
     # ---- ends that the session comes to
 

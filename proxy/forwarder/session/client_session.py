@@ -31,6 +31,7 @@ from proxy.forwarder.session.failures import (
     corrupt_failure,
     envelope_unsupported_failure,
     handshake_timeout_failure,
+    max_connections_failure,
     no_memory_failure,
     relay_start_failure,
 )
@@ -295,7 +296,11 @@ class ClientSession(ClientConnection):
         config = self._workers.config
         self._handshake.record_duration("authentication")
         self.identity = identity
-        self._inbound.set_owner(owner_of(identity.role, self.address, config.authentication.anonymous_role))
+        owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
+        if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):
+            self._fail(max_connections_failure())
+            return
+        self._inbound.set_owner(owner)
         self.lifetime.on_authenticated(self._handshake.connect, identity.principal)
         if config.authentication.enabled:
             self._pre_auth.stop_counting()

@@ -45,6 +45,12 @@ def no_memory_failure() -> ConnectionFailure:
     return ConnectionFailure(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, code, text, detail)
 
 
+def max_connections_failure() -> ConnectionFailure:
+    """Return the failure of a client for which there is no room, now that its owner is known."""
+    code, text = ServerError.NotAllowedError, "The proxy has reached its limit (max_connections)"
+    return ConnectionFailure(Event.DENIED, DisconnectCause.MAX_CONNECTIONS, code, text)
+
+
 def envelope_unsupported_failure() -> ConnectionFailure:
     """Return the failure of a client whose Envelopes have a version that the lookup worker does not know."""
     cause, code = DisconnectCause.ENVELOPE_UNSUPPORTED, ServerError.ServiceNotReady

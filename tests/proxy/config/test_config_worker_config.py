@@ -32,7 +32,7 @@ def test_workers_that_do_not_authenticate_get_no_secret() -> None:
             "authentication": {
                 "enabled": True,
                 "failure_delay_ms": 7,
-                "anonymous_role": "hush",
+                "anonymous_role": "guest",
                 "proxy_roles": ["proxy-a"],
                 "token": {"secret_key": "hush"},
                 "tls": {},
@@ -51,6 +51,7 @@ def test_workers_that_do_not_authenticate_get_no_secret() -> None:
     assert decode_config(encode_config(told)) == told
     assert (told.authentication.enabled, told.authentication.failure_delay_ms) == (True, 7)
     assert told.authentication.proxy_roles == ("proxy-a",)
+    assert told.authentication.anonymous_role == "guest", "its clients share by address"
     assert told.brokers.credentials is not None, "whether there are any is what they go by"
     assert told.brokers.forward_authorization_credentials
     assert told.limits == config.limits
