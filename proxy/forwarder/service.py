@@ -37,6 +37,7 @@ from proxy.forwarder.session.lifetime import reauthenticator_factory
 from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
@@ -141,6 +142,7 @@ class ForwarderService:
         options = RelayOptions(
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
+            owner_of=self._owner_of,
             principals_max=context.config.metrics.principals_max,
             sessions=sessions,
         )
@@ -164,6 +166,10 @@ class ForwarderService:
             get_logger().info("took over the relays of a predecessor", relays=len(handover.relays))
         for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
+
+    def _owner_of(self, about: StoredRelay) -> str:
+        anonymous_role = self._workers.config.authentication.anonymous_role
+        return owner_of(about.principal, about.client_address, anonymous_role)
 
     def _on_relay_end(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))

@@ -31,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self.table = RelayTable()
         self.pool = PipePool(lambda _made: None, lambda _closed: None, forwarders=1)
-        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True)
+        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True, lambda record: record.principal)
         self._ends: dict[int, trio.Event] = {}
 
     def _over(self, relay: Relay) -> None:
@@ -373,7 +373,7 @@ async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
     monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
     engine.open(lane)
 
-    def none_left(_pool: PipePool) -> Pipe:
+    def none_left(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(errno.EMFILE, "Too many open files")
 
     said = os.urandom(40_000)
@@ -394,7 +394,7 @@ async def test_without_a_pipe_a_relay_waits_for_one(
     """Its edge has passed: it must be called again by itself, and lose nothing."""
     relay = engine.open(lane)
 
-    def none_left(_pool: PipePool) -> Pipe:
+    def none_left(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
@@ -414,10 +414,10 @@ async def test_relays_that_wait_for_a_pipe_get_the_one_that_comes_back(
     monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
     take, scarce = PipePool.acquire_pipe, False
 
-    def free_ones_only(pool: PipePool) -> Pipe:
+    def free_ones_only(pool: PipePool, size_bytes_max: int) -> Pipe:
         if scarce and not pool.has_free_pipe:
             raise OSError(errno.EMFILE, "Too many open files")
-        return take(pool)
+        return take(pool, size_bytes_max)
 
     monkeypatch.setattr(PipePool, "acquire_pipe", free_ones_only)
     async with open_lane(buffer_bytes=4096) as stuck, open_lane() as one, open_lane() as other:
@@ -459,7 +459,7 @@ async def test_an_unexpected_error_where_a_pipe_is_taken(
 ) -> None:
     relay = engine.open(lane)
 
-    def broken(_pool: PipePool) -> Pipe:
+    def broken(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(errno.EINVAL, "Invalid argument")
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
