@@ -9,11 +9,11 @@ read) are small: even ten thousand stuck relays stay below the bound, and each s
 forwarders of a cluster share the bound, and therefore these numbers.
 
 Pipes in which bytes stay behind count for their owner (proxy.runtime.fairness.owners). Of each size but the small one
-an owner may hold SHARE_FACTOR times as many as are left for others ("dynamic thresholds", Choudhury and Hahne, 1998):
-one owner gets at most four fifths, two get four ninths each, and whoever holds none may have one as long as one is
-left. Above that its directions use smaller pipes. The size is chosen before bytes enter the pipe: one that holds many
-pieces can neither shrink nor be emptied into a smaller one. Where few are in it (one page each), it is shrunk in place
-once no byte has moved for a while; it stays the same pipe with the same bytes, whenever this process is killed.
+an owner may hold SHARE_FACTOR times as many as it leaves for others ("dynamic thresholds", Choudhury and Hahne, 1998),
+so two thirds at most, and one in any case as long as one is left. Above that its directions use smaller pipes. The size
+is chosen before bytes enter a pipe, since one that holds many pieces can neither shrink nor be emptied into a smaller
+one. Where few are in it, it is shrunk in place once no byte has moved for a while: it stays the same pipe with the same
+bytes, so a successor finds them whenever this process is killed.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from collections.abc import Callable, Sequence
 HUGE_PIPE_BYTES = 1 << 20
 LARGE_PIPE_BYTES = 1 << 16
 SMALL_PIPE_BYTES = 1 << 12
-HUGE_PIPES_MAX = 20
-LARGE_PIPES_MAX = 448
-"""Of all forwarders together: 12,288 pages. Four fifths of the huge ones are 16."""
-SHARE_FACTOR = 4
+HUGE_PIPES_MAX = 24
+LARGE_PIPES_MAX = 384
+"""Of all forwarders together: 12,288 pages."""
+SHARE_FACTOR = 2
 FREE_SMALL_PIPES_MAX = 64
 RESERVE = 16
 """Pipes created in advance, so that bytes move even when the process may open no more files."""

@@ -37,9 +37,18 @@ class Engine:
     def _over(self, relay: Relay) -> None:
         self._ends[relay.record.id].set()
 
-    def open(self, lane: Lane, *, to_broker: bytes = b"", to_client: bytes = b"", half_close_s: float = 60) -> Relay:
+    def open(
+        self,
+        lane: Lane,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        half_close_s: float = 60,
+        principal: str = "alice",
+    ) -> Relay:
         sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-        relay = Relay(about_relay(id=self.table.allocate_relay_id()), *sockets, half_close_s)
+        record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
+        relay = Relay(record, *sockets, half_close_s)
         self._ends[relay.record.id] = trio.Event()
         for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
             if first:
@@ -360,6 +369,36 @@ async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
     engine.real.abort_relay(relay)
     assert len(bound) == 2
     assert all(bound)
+
+
+@pytest.mark.usefixtures("quick_look")
+async def test_the_pipe_of_a_receiver_that_does_not_read_shrinks_and_keeps_its_bytes(engine: Engine) -> None:
+    async with open_lane(buffer_bytes=4096) as stuck:
+        relay = engine.open(stuck)
+        sent = await fill(stuck.client)
+        pipe = relay.to_broker.pipe
+        assert pipe is not None
+        await until(lambda: pipe.size_bytes < pipes.HUGE_PIPE_BYTES)
+        assert relay.to_broker.pipe is pipe
+        assert engine.cells(relay, PIPE)[TO_BROKER] == pipe.id
+        assert await read(stuck.broker, sent) == bytes(sent)
+        await until(lambda: relay.to_broker.pipe is None)
+        await stuck.client.send_all(b"more")
+        assert await read(stuck.broker, 4) == b"more"
+
+
+async def test_a_relay_of_an_owner_above_its_share_uses_small_pipes_and_another_ones_huge_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = engine.pool.share_of("alice")
+    monkeypatch.setattr(PipePool, "_may_hold", lambda _pool, share, _size_bytes: share is not limited)
+    async with open_lane(buffer_bytes=4096) as one, open_lane(buffer_bytes=4096) as other:
+        relays = engine.open(one), engine.open(other, principal="bob")
+        limited.lane = engine.pool.lanes[-1]
+        for lane in (one, other):
+            await fill(lane.client)
+        held = [relay.to_broker.pipe for relay in relays]
+        assert [pipe and pipe.wanted_bytes for pipe in held] == [pipes.SMALL_PIPE_BYTES, pipes.HUGE_PIPE_BYTES]
 
 
 # ---- what goes wrong
