@@ -131,7 +131,7 @@ class PipePool:
         self._count: Counter[int] = Counter()
         """Of all pipes, by the size that was requested for them: what the kernel granted may be less."""
         self.lanes = tuple(map(PipeLane, self._free))
-        self._held: Counter[int] = Counter()
+        self._held = {HUGE_PIPE_BYTES: 0, LARGE_PIPE_BYTES: 0}
         self._held_pipes: set[Pipe] = set()
         """Those in which bytes stay behind, without small ones."""
         self._shares: weakref.WeakValueDictionary[str, PipeShare] = weakref.WeakValueDictionary()
@@ -252,15 +252,16 @@ class PipePool:
             self._held_pipes.remove(pipe)
             self._held[pipe.wanted_bytes] -= 1
             share.held[pipe.wanted_bytes] -= 1
-        self._choose_lane(share)
+        if share.lane is not self.lanes[0]:  # else it may have the largest already
+            self._choose_lane(share)
 
     def _choose_lane(self, share: PipeShare) -> None:
-        for lane in self.lanes:
-            if lane.size_bytes_max == SMALL_PIPE_BYTES or self._may_hold(share, lane.size_bytes_max):
-                break
+        huge, large, small = self.lanes
+        may_hold = self._may_hold
+        lane = huge if may_hold(share, HUGE_PIPE_BYTES) else large if may_hold(share, LARGE_PIPE_BYTES) else small
         if lane is not share.lane:
             share.lane = lane
-            if lane is self.lanes[0]:
+            if lane is huge:
                 self._limited.discard(share)
             else:
                 self._limited.add(share)
