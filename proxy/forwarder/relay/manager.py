@@ -72,7 +72,7 @@ class RelayManager(Collector):
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
-        self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger)
+        self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
         self._user_space = UserSpaceRelays(nursery, self._ledger, self.reauthentication)
         self._closer = RelayCloser(nursery, self._engine, self._user_space, self._ledger)
