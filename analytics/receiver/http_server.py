@@ -46,10 +46,22 @@ class Response:
     reason: str = ""
 
 
+@dataclass(eq=False, slots=True)
+class Peer:
+    """The other end of a connection. `authenticated`: it has presented a valid token or client certificate;
+    `answering`: a whole request of it is being answered.
+    """
+
+    address: str = ""
+    authenticated: bool = False
+    answering: bool = False
+
+
 class Endpoint(Protocol):
-    """Request handler of a listener."""
+    """Request handler of a listener. `authenticates`: only authenticated requests pass `check_head`."""
 
     body_bytes_max: int
+    authenticates: bool
 
     async def check_head(self, head: RequestHead) -> Response | None:
         """Check a request before its body is read. Return None to read the body, or a response, after which the
@@ -82,11 +94,13 @@ class HttpServer:
             scope.cancel()
 
     async def serve_connection(
-        self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str = ""
+        self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], peer: Peer | None = None
     ) -> None:
-        """Serve a connection until it closes. Errors that the peer can cause are not raised."""
+        """Serve a connection until it closes, and keep `peer` up to date. Errors that the peer can cause are not
+        raised.
+        """
         try:
-            await _Connection(self, stream, address).run()
+            await _Connection(self, stream, peer or Peer()).run()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
             pass  # the peer has disconnected, or got an error response
         finally:
@@ -107,10 +121,11 @@ class HttpServer:
 
 class _Connection:
     def __init__(
-        self, server: HttpServer, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str
+        self, server: HttpServer, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], peer: Peer
     ) -> None:
         self._server = server
-        self._address = address
+        self._peer = peer
+        self._address = peer.address
         self._reserved_bytes = 0
         self._limits = server.limits
         self._stream = stream
@@ -139,6 +154,7 @@ class _Connection:
                 return False
             response = await self._server.endpoint.check_head(head)
             if response is None:
+                self._peer.authenticated |= self._server.endpoint.authenticates
                 response, whole = await self._read_body_and_respond(head)
         except h11.RemoteProtocolError as error:
             return await self._send_refusal(None, Response(error.error_status_hint, "this is no HTTP request"))
@@ -153,8 +169,10 @@ class _Connection:
             body = await self._read_body(head)
             if isinstance(body, Response):
                 return body, False
+            self._peer.answering = True
             return await self._server.endpoint.respond(head, body), True
         finally:
+            self._peer.answering = False
             self._server.body_budget.release_bytes(self._address, self._reserved_bytes)
             self._reserved_bytes = 0
 

@@ -24,6 +24,7 @@ POST = b"POST /x HTTP/1.1\r\nHost: h\r\n"
 
 class Echo:
     body_bytes_max = 100
+    authenticates = False
 
     def __init__(self) -> None:
         self.refused: list[tuple[RequestHead | None, int]] = []
