@@ -16,6 +16,13 @@ from analytics.receiver.config import Limits
 
 HEADER_BYTES_MAX = 16 * 1024
 READ_BYTES = 256 * 1024
+CHUNK_BYTES_MIN = 512
+CHUNKS_SMALL_MAX = 256
+"""A body has at most so many chunks, and another one for each CHUNK_BYTES_MIN: to parse one costs as much as to receive
+thousands of bytes. Prometheus sends no chunks; HTTP proxies make larger ones of what they receive.
+"""
+CHUNKS_AT_ONCE = 64
+"""Chunks that are parsed before other tasks have a turn; one read may hold tens of thousands."""
 LINGER_S = 2.0
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
@@ -192,9 +199,9 @@ class _Connection:
         return None
 
     async def _read_body(self, head: RequestHead) -> bytes | Response:
-        """Read the body; return an error response if it is late or too large."""
+        """Read the body; return an error response if it is late, too large, or in too many chunks."""
         parts: list[bytes] = []
-        size = 0
+        size = chunks = 0
         with trio.move_on_after(self._limits.body_timeout_ms / 1000):
             if self._http.they_are_waiting_for_100_continue:
                 await self._stream.send_all(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
@@ -205,6 +212,12 @@ class _Connection:
                 if not isinstance(event, h11.Data):
                     raise trio.BrokenResourceError(f"{head.method} {head.path}: its sender went away")
                 size += len(event.data)
+                chunks += event.chunk_start
+                if chunks > CHUNKS_SMALL_MAX + size // CHUNK_BYTES_MIN:
+                    text = f"the body has too many chunks: {chunks} in {size} bytes"
+                    return Response(400, text, reason="malformed")
+                if event.chunk_start and chunks % CHUNKS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
                 if size > self._server.endpoint.body_bytes_max:
                     return Response(413, f"the body is larger than {self._server.endpoint.body_bytes_max} bytes")
                 if not self._server.body_budget.reserve_bytes(self._address, len(event.data)):
