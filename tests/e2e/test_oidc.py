@@ -229,11 +229,8 @@ def shared_proxy(issuer: Issuer, partner: Issuer, oidc_broker: Standalone) -> It
         "authentication.oidc": {
             "allowed_issuers": [issuer.url, partner.url],
             "allowed_audiences": [AUDIENCE],
+            "allowed_roles": {issuer.url: ["admin", "alice", "app-*", "front"], partner.url: ["partner-*"]},
             "require_https": False,
-        },
-        "authentication.oidc.allowed_roles": {
-            f'"{issuer.url}"': ["admin", "alice", "app-*", "front"],
-            f'"{partner.url}"': ["partner-*"],
         },
         "session": {"connections_max_reauth_ms": 2_000},
     }
@@ -341,9 +338,9 @@ def test_issuers_with_tls(oidc_broker: Standalone, tmp_path: Path) -> None:
             "authentication.oidc": {
                 "allowed_issuers": [good.url, bad.url],
                 "allowed_audiences": [AUDIENCE],
+                "allowed_roles": {good.url: ["alice"], bad.url: ["bob"]},
                 "trust": str(tmp_path / "trust.pem"),
             },
-            "authentication.oidc.allowed_roles": {f'"{good.url}"': ["alice"], f'"{bad.url}"': ["bob"]},
         }
         with running(ProxyCluster(tables), ready=False) as cluster:
             assert connects(cluster, good.token("alice", AUDIENCE))
