@@ -34,8 +34,8 @@ def check_allowed_roles(oidc: OidcAuthentication) -> None:
     if missing is not None and len(issuers) > 1:
         raise ConfigError(
             f"{_KEY}: {quote_name(missing)} has no entry: of several allowed_issuers, each needs the list of the roles "
-            f'that its tokens may name, e.g. ["admin", "app-{ANY_ROLE}"]; without it, it could sign any role, those of the '
-            "others too"
+            f'that its tokens may name, e.g. ["admin", "app-{ANY_ROLE}"]; without it, it could sign any role, '
+            "those of the others too"
         )
     for (one, ones), (other, others) in combinations(oidc.allowed_roles.items(), 2):
         shared = next((pair for pair in product(ones, others) if _overlap(*pair)), None)
