@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 
+import msgspec
+
 from auth.state import (
     AuthenticationDenied,
     AuthenticationProvider,
@@ -52,20 +54,20 @@ def configured_providers(config: Authentication) -> Iterator[Provider]:
 
         yield SaslProvider(config.sasl)
     if config.oidc is not None:
-        yield _oidc_provider(config.oidc)
+        yield _oidc_provider(msgspec.json.encode(config.oidc))
     if config.plugins:
         yield from _plugins(config)
 
 
 @functools.lru_cache(maxsize=1)
-def _oidc_provider(config: OidcAuthentication) -> Provider:
-    """Make the OIDC provider, the same one over reloads that leave its table as it is.
+def _oidc_provider(config: bytes) -> Provider:
+    """Make the OIDC provider, the same one over reloads that leave its table (as JSON) as it is.
 
     The issuers' keys are kept with it: an issuer may be down at a reload.
     """
     from auth.providers.oidc import OidcProvider
 
-    return OidcProvider(config)
+    return OidcProvider(msgspec.json.decode(config, type=OidcAuthentication))
 
 
 def _plugins(config: Authentication) -> Iterator[Provider]:

@@ -81,7 +81,8 @@ class Pipeline:
         assert self.report is not None
         now = datetime.now(UTC)
         spans = candidates(now - REPORT_LAST, now, now)
-        report.write_page(spark, self.report, report.run(spark, self.root, spans, (), made_at=now))
+        text = report.run(spark, self.root, spans, (), made_at=now, jobs=self.jobs)
+        report.write_page(spark, self.report, text)
 
     def _compact(self, spark: SparkSession) -> None:
         from analytics.jobs import compact

@@ -16,6 +16,7 @@ import click
 from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
 from analytics.jobs.quiet import verbose_option
+from analytics.jobs.usage import jobs_option
 from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 if TYPE_CHECKING:
@@ -33,16 +34,18 @@ def run(
     *,
     made_at: datetime,
     as_of: datetime | None = None,
+    jobs: tuple[str, ...] = (),
 ) -> str:
     """Render the page of the clusters `names` (empty: all), for the first of `spans` for which the rollups have rows.
 
-    `as_of`: from the tables as they were at this time. Raises TablesError.
+    `as_of`: from the tables as they were at this time. `jobs` empty: the proxy's usual names. Raises TablesError.
     """
     from analytics.report.bill import collect_bill
     from analytics.report.figures import collect_figures, has_rows, list_clusters
     from analytics.report.page import Report, render_page
     from analytics.report.summary import Cluster
     from analytics.tables.store import Tables
+    from analytics.transforms.usage import JOBS
 
     tables, progress = Tables.open(spark, root, create=False, as_of=as_of), Progress()
     span = next((span for span in spans if has_rows(tables, span)), spans[0])
@@ -53,7 +56,7 @@ def run(
         notices = _notices(known, chosen, span, spans[0])
         found = []
         for name in chosen[:CLUSTERS_MAX]:
-            bill = collect_bill(tables, series, name, span)
+            bill = collect_bill(tables, series, name, span, jobs or JOBS)
             found.append(Cluster(name, collect_figures(tables, series, name, span), bill))
             progress.print_line(f"cluster {name or '(none)'}: {len(bill.principals)} principals")
     finally:
@@ -133,6 +136,7 @@ def _spans(last: str | None, start: datetime | None, end: datetime | None, now: 
 @click.option("--start", type=click.DateTime(), help="UTC, included.")
 @click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
 @click.option("--as-of", type=click.DateTime(), help="Read the tables as they were at this time (UTC).")
+@jobs_option
 @verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     root: str,
@@ -142,6 +146,7 @@ def command(  # noqa: PLR0917 -- click's manner
     start: datetime | None,
     end: datetime | None,
     as_of: datetime | None,
+    jobs: tuple[str, ...],
 ) -> None:
     """Write a page with the bill of a period."""
     made_at = datetime.now(UTC)
@@ -149,7 +154,7 @@ def command(  # noqa: PLR0917 -- click's manner
     spans = _spans(last, start, end, as_of or made_at)
     check_output("--output", output)
     with job_session("report") as session:
-        text = run(session, root, spans, names, made_at=made_at, as_of=as_of)
+        text = run(session, root, spans, names, made_at=made_at, as_of=as_of, jobs=jobs)
         try:
             write_page(session, output, text)
         except OSError as error:

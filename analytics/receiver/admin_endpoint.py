@@ -16,6 +16,7 @@ class AdminEndpoint:
 
     def __init__(self, writer: SpoolWriter, metrics: Metrics) -> None:
         self.body_bytes_max = 0
+        self.authenticates = False
         self.draining = False
         self._writer = writer
         self._metrics = metrics

@@ -16,6 +16,13 @@ from analytics.receiver.config import Limits
 
 HEADER_BYTES_MAX = 16 * 1024
 READ_BYTES = 256 * 1024
+CHUNK_BYTES_MIN = 512
+CHUNKS_SMALL_MAX = 256
+"""A body has at most so many chunks, and another one for each CHUNK_BYTES_MIN: to parse one costs as much as to receive
+thousands of bytes. Prometheus sends no chunks; HTTP proxies make larger ones of what they receive.
+"""
+CHUNKS_AT_ONCE = 64
+"""Chunks that are parsed before other tasks have a turn; one read may hold tens of thousands."""
 LINGER_S = 2.0
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
@@ -46,10 +53,22 @@ class Response:
     reason: str = ""
 
 
+@dataclass(eq=False, slots=True)
+class Peer:
+    """The other end of a connection. `authenticated`: it has presented a valid token or client certificate;
+    `answering`: a whole request of it is being answered.
+    """
+
+    address: str = ""
+    authenticated: bool = False
+    answering: bool = False
+
+
 class Endpoint(Protocol):
-    """Request handler of a listener."""
+    """Request handler of a listener. `authenticates`: only authenticated requests pass `check_head`."""
 
     body_bytes_max: int
+    authenticates: bool
 
     async def check_head(self, head: RequestHead) -> Response | None:
         """Check a request before its body is read. Return None to read the body, or a response, after which the
@@ -82,11 +101,13 @@ class HttpServer:
             scope.cancel()
 
     async def serve_connection(
-        self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str = ""
+        self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], peer: Peer | None = None
     ) -> None:
-        """Serve a connection until it closes. Errors that the peer can cause are not raised."""
+        """Serve a connection until it closes, and keep `peer` up to date. Errors that the peer can cause are not
+        raised.
+        """
         try:
-            await _Connection(self, stream, address).run()
+            await _Connection(self, stream, peer or Peer()).run()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
             pass  # the peer has disconnected, or got an error response
         finally:
@@ -107,10 +128,11 @@ class HttpServer:
 
 class _Connection:
     def __init__(
-        self, server: HttpServer, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str
+        self, server: HttpServer, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], peer: Peer
     ) -> None:
         self._server = server
-        self._address = address
+        self._peer = peer
+        self._address = peer.address
         self._reserved_bytes = 0
         self._limits = server.limits
         self._stream = stream
@@ -139,6 +161,7 @@ class _Connection:
                 return False
             response = await self._server.endpoint.check_head(head)
             if response is None:
+                self._peer.authenticated |= self._server.endpoint.authenticates
                 response, whole = await self._read_body_and_respond(head)
         except h11.RemoteProtocolError as error:
             return await self._send_refusal(None, Response(error.error_status_hint, "this is no HTTP request"))
@@ -153,8 +176,10 @@ class _Connection:
             body = await self._read_body(head)
             if isinstance(body, Response):
                 return body, False
+            self._peer.answering = True
             return await self._server.endpoint.respond(head, body), True
         finally:
+            self._peer.answering = False
             self._server.body_budget.release_bytes(self._address, self._reserved_bytes)
             self._reserved_bytes = 0
 
@@ -174,9 +199,9 @@ class _Connection:
         return None
 
     async def _read_body(self, head: RequestHead) -> bytes | Response:
-        """Read the body; return an error response if it is late or too large."""
+        """Read the body; return an error response if it is late, too large, or in too many chunks."""
         parts: list[bytes] = []
-        size = 0
+        size = chunks = 0
         with trio.move_on_after(self._limits.body_timeout_ms / 1000):
             if self._http.they_are_waiting_for_100_continue:
                 await self._stream.send_all(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
@@ -187,6 +212,12 @@ class _Connection:
                 if not isinstance(event, h11.Data):
                     raise trio.BrokenResourceError(f"{head.method} {head.path}: its sender went away")
                 size += len(event.data)
+                chunks += event.chunk_start
+                if chunks > CHUNKS_SMALL_MAX + size // CHUNK_BYTES_MIN:
+                    text = f"the body has too many chunks: {chunks} in {size} bytes"
+                    return Response(400, text, reason="malformed")
+                if event.chunk_start and chunks % CHUNKS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
                 if size > self._server.endpoint.body_bytes_max:
                     return Response(413, f"the body is larger than {self._server.endpoint.body_bytes_max} bytes")
                 if not self._server.body_budget.reserve_bytes(self._address, len(event.data)):

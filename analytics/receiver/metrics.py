@@ -34,6 +34,9 @@ class Metrics:
         self.held_bytes = self._gauge("held_request_bytes", "Bytes of requests without a response yet.")
         self.connections = self._gauge("connections", "Open connections of senders.")
         self.connections_refused = self._counter("connections_refused", "Connections closed at once: too many.")
+        self.connections_displaced = self._counter(
+            "connections_displaced", "Connections closed in favour of newer ones."
+        )
         self.tls_failures = self._counter("tls_handshake_failures", "TLS handshakes that did not succeed.")
         self.commit_seconds = Histogram(
             f"{_PREFIX}commit_seconds",

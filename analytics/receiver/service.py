@@ -3,6 +3,7 @@
 import functools
 import signal
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 from analytics.receiver.admin_endpoint import AdminEndpoint
 from analytics.receiver.config import Config, parse_address
 from analytics.receiver.group_commit import GroupCommit
-from analytics.receiver.http_server import HttpServer
+from analytics.receiver.http_server import HttpServer, Peer
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.tls import reloading_tls_context
 from analytics.receiver.tokens import reloading_token_digests
@@ -21,6 +22,7 @@ from analytics.spool.repair import RepairReport
 from analytics.spool.writer import Disk, SpoolLimits, SpoolWriter
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
+from proxy.common.networks import network_of
 from proxy.common.reloading_file import ReloadingFile
 
 ADMIN_CONNECTIONS_MAX = 32
@@ -74,7 +76,12 @@ async def serve(
 
 
 class ConnectionLimiter:
-    """Limit on a server's connections, with the TLS handshake if configured. `metrics` is None for operators'."""
+    """Limit on a server's connections, with the TLS handshake if configured. `metrics` is None for operators'.
+
+    Where the most are open, a new one displaces another that waits for its peer: one without authentication before
+    others, then the oldest of the network that has most of them. While all are being answered, which ends by itself, a
+    new one is closed at once.
+    """
 
     def __init__(
         self,
@@ -87,35 +94,55 @@ class ConnectionLimiter:
         self._tls = tls
         self._connections_max = connections_max
         self._metrics = metrics
-        self._connections = 0
+        self._connections: dict[Peer, trio.CancelScope] = {}  # in the order in which they came
 
     async def handle_connection(self, stream: trio.SocketStream) -> None:
-        """Serve one connection and close it; close it at once beyond the limit. Raises no error of the connection."""
-        if self._connections >= self._connections_max:
+        """Serve one connection and close it. Raises no error of the connection."""
+        peer, scope = Peer(_peer_address(stream)), trio.CancelScope()
+        if len(self._connections) >= self._connections_max and not self._displace_connection():
             if self._metrics is not None:
                 self._metrics.connections_refused.inc()
-            get_logger().warning("closed a connection at once: there are too many", connections=self._connections)
+            get_logger().warning("closed a connection at once: there are too many", sender=peer.address)
             await trio.aclose_forcefully(stream)
             return
-        self._count_connection(1)
+        self._connections[peer] = scope
+        self._report_connections()
         try:
-            await self._serve(stream)
+            with scope:
+                await self._serve(stream, peer)
         except Exception:  # noqa: BLE001 -- the barrier around one connection
             get_logger().exception("a connection failed; this is a bug")
         finally:
-            self._count_connection(-1)
+            self._connections.pop(peer, None)
+            self._report_connections()
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
-    def _count_connection(self, change: int) -> None:
-        self._connections += change
+    def _displace_connection(self) -> bool:
+        """End a connection that waits for its peer; return False if there is none."""
+        waiting = [peer for peer in self._connections if not peer.answering]
+        if not waiting:
+            return False
+        shares = {peer: (peer.authenticated, network_of(peer.address)) for peer in waiting}
+        counts = Counter(shares.values())
+        displaced = min(waiting, key=lambda peer: (peer.authenticated, -counts[shares[peer]]))
+        self._connections.pop(displaced).cancel()
         if self._metrics is not None:
-            self._metrics.connections.set(self._connections)
+            self._metrics.connections_displaced.inc()
+        get_logger().warning(
+            "closed a connection in favour of a newer one: there are too many",
+            sender=displaced.address,
+            connections_of_its_network=counts[shares[displaced]],
+        )
+        return True
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
-        address = _peer_address(stream)
+    def _report_connections(self) -> None:
+        if self._metrics is not None:
+            self._metrics.connections.set(len(self._connections))
+
+    async def _serve(self, stream: trio.SocketStream, peer: Peer) -> None:
         if self._tls is None:
-            await self.server.serve_connection(stream, address)
+            await self.server.serve_connection(stream, peer)
             return
         context = await self._tls.current_value()
         secured = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
@@ -126,10 +153,11 @@ class ConnectionLimiter:
             if self._metrics is not None:
                 self._metrics.tls_failures.inc()
             get_logger().warning(
-                "a TLS handshake failed", sender=address, reason=str(error.__cause__ or "it took too long")
+                "a TLS handshake failed", sender=peer.address, reason=str(error.__cause__ or "it took too long")
             )
             return
-        await self.server.serve_connection(secured, address)
+        peer.authenticated = context.verify_mode is ssl.CERT_REQUIRED
+        await self.server.serve_connection(secured, peer)
 
 
 def _peer_address(stream: trio.SocketStream) -> str:

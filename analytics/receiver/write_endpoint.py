@@ -60,6 +60,7 @@ class WriteEndpoint:
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self.body_bytes_max = limits.max_compressed_bytes
+        self.authenticates = tokens is not None
         self._commit = commit
         self._tokens = tokens
         self._limits = limits

@@ -5,6 +5,7 @@ What is not in it is counted, too: hours that are open or not summed yet, late s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -64,11 +65,13 @@ class Bill:
     without_start: int = 0
 
 
-def collect_bill(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Bill:
-    """Collect the cluster's bill."""
+def collect_bill(
+    tables: Tables, series: DataFrame, cluster: str, span: Span, jobs: Collection[str] = usage.JOBS
+) -> Bill:
+    """Collect the cluster's bill. `jobs`: the scrape jobs that are billed, as given to `usage`."""
     both = Span(span.before.start, span.end, span.resolution)
     billed = read_windows(tables, span.resolution.usage, both).where(F.col("cluster") == cluster).cache()
-    mine = usage.usage_series(series).where(F.col("cluster") == cluster).select("series_id")
+    mine = usage.usage_series(series, jobs).where(F.col("cluster") == cluster).select("series_id")
     mine = mine.join(series.select("series_id", "first_seen"), "series_id").cache()
     try:
         windows = billed.groupBy("window").agg(
@@ -93,13 +96,13 @@ def collect_bill(tables: Tables, series: DataFrame, cluster: str, span: Span) ->
 
 
 def _principals(billed: DataFrame, span: Span) -> tuple[list[Usage], Usage]:
-    now = (F.sum(F.when(is_within(span), F.col(name))).alias(name) for name in COLUMNS)
-    before = F.sum(F.when(is_within(span.before), F.col("bytes_in") + F.col("bytes_out"))).alias("before")
+    now = (usage.total(F.when(is_within(span), F.col(name))).alias(name) for name in COLUMNS)
+    before = usage.total(F.when(is_within(span.before), F.col("bytes_in") + F.col("bytes_out"))).alias("before")
     sums = billed.groupBy("principal").agg(*now, before)
     names = (*COLUMNS, "before")
-    whole = sums.agg(F.count("*").alias("n"), *(F.sum(name).alias(name) for name in names)).collect()[0]
+    whole = sums.agg(F.count("*").alias("n"), *(usage.total(F.col(name)).alias(name) for name in names)).collect()[0]
     total = _usage("all principals", whole)
-    by_bytes = (F.desc(F.coalesce(F.col("bytes_in") + F.col("bytes_out"), F.lit(0))), "principal")
+    by_bytes = (F.desc(F.col("bytes_in") + F.col("bytes_out")), "principal")
     rows = sums.orderBy(F.col("principal") != OTHER, *by_bytes).limit(PRINCIPALS_MAX).collect()
     listed = [_usage(row["principal"], row) for row in rows]
     others = [one for one in listed if one.name == OTHER]
@@ -111,7 +114,7 @@ def _principals(billed: DataFrame, span: Span) -> tuple[list[Usage], Usage]:
 
 
 def _usage(name: str, row: Row) -> Usage:
-    return Usage(name, tuple(int(row[column] or 0) for column in COLUMNS), int(row["before"] or 0))
+    return Usage(name, tuple(row[column] for column in COLUMNS), row["before"])
 
 
 def _late(tables: Tables, mine: DataFrame, cluster: str, span: Span) -> int:

@@ -103,7 +103,8 @@ def collect_figures(tables: Tables, series: DataFrame, cluster: str, span: Span)
     """Collect a cluster's figures."""
     mine = series.where(F.col("metric").isin(*_METRICS) & (_label("cluster") == cluster))
     mine = mine.select("series_id", "metric", _key().alias("key"))
-    rows = read_windows(tables, span.resolution.rollup, span).join(F.broadcast(mine), "series_id").cache()
+    rows = read_windows(tables, span.resolution.rollup, span).join(F.broadcast(mine), "series_id")
+    rows = rows.where(_are_counts()).cache()
     try:
         summed = rows.where(F.col("metric").isin(*COUNTERS)).groupBy("metric", "key").agg(F.sum("increase").alias("by"))
         growth = {(row["metric"], row["key"]): row["by"] for row in summed.collect()}
@@ -135,6 +136,12 @@ def is_within(span: Span) -> Column:
 
 def _label(name: str) -> Column:
     return F.coalesce(F.col("labels")[name], F.lit(""))
+
+
+def _are_counts() -> Column:
+    """Return a column: a row's values are possible counts. Sums of others may be infinite, and are no figures."""
+    of_gauge = F.when(F.col("metric").isin(ACTIVE, BROKER_UP), F.abs("sum")).otherwise(0.0)
+    return (F.abs("increase") < usage.COUNT_MAX) & (of_gauge < usage.COUNT_MAX)  # Spark orders NaN above all
 
 
 def _key() -> Column:
@@ -187,6 +194,7 @@ def _native_buckets(rows: DataFrame) -> dict[float, float]:
         F.explode(F.arrays_zip("increase.positive_offsets", "increase.positive_counts")).alias("bucket"),
     )
     bound = F.coalesce(F.get("bounds", F.col("bucket.positive_offsets")), F.lit(math.inf))
+    spread = spread.where(F.abs("bucket.positive_counts") < usage.COUNT_MAX)
     summed = spread.groupBy(bound.alias("bound")).agg(F.sum("bucket.positive_counts").alias("count"))
     return {row["bound"]: max(0.0, row["count"]) for row in summed.limit(BOUNDS_MAX).collect()}
 

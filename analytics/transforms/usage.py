@@ -34,6 +34,9 @@ JOBS: Final = ("proxy", "pulsar-proxy", "pulsar-trio-proxy")
 COUNT_MAX: Final = float(1 << 53)
 """Beyond, doubles are no whole numbers."""
 
+TOTAL_MAX: Final = 1 << 60
+"""Two of them can be added in a long."""
+
 _TAIL: Final = ("last_ts", "last_v", "last_start_ts")
 
 
@@ -61,6 +64,15 @@ def no_count() -> Column:
         .when((F.col("max") >= COUNT_MAX) | (F.abs("increase") >= COUNT_MAX), F.lit("too large"))
         .when(~is_whole, F.lit("a fraction"))
     )
+
+
+def total(counts: Column) -> Column:
+    """Sum whole numbers, to -TOTAL_MAX up to TOTAL_MAX; 0 without any.
+
+    A thousand counters near COUNT_MAX exceed a long: Spark's own sum would then stop the job.
+    """
+    summed = F.coalesce(F.sum(counts.cast("decimal(19,0)")), F.lit(0))
+    return F.greatest(F.least(summed, F.lit(TOTAL_MAX)), F.lit(-TOTAL_MAX)).cast("long")
 
 
 def watermarks(hours: DataFrame, series: DataFrame, now: datetime, silent: timedelta) -> DataFrame:
@@ -152,9 +164,8 @@ def _since_tail(lookback_days: int) -> Column:
 
 def hourly(rows: DataFrame, ends: Mapping[str, datetime]) -> DataFrame:
     """Sum rows of the ledger to rows of usage_hourly; hours before their cluster's end are closed."""
-    totals = (F.coalesce(F.sum(F.when(F.col("what") == name, F.col("increase"))), F.lit(0)) for name in WHAT.values())
-    named = (total.cast("long").alias(name) for total, name in zip(totals, WHAT.values(), strict=True))
-    summed = rows.groupBy("cluster", "principal", "window").agg(*named)
+    totals = (total(F.when(F.col("what") == name, F.col("increase"))).alias(name) for name in WHAT.values())
+    summed = rows.groupBy("cluster", "principal", "window").agg(*totals)
     closed = F.col("window") < end_of(ends)
     return summed.withColumns({"closed": closed, "width": F.lit("1h"), "date": F.to_date("window")})
 
@@ -162,7 +173,7 @@ def hourly(rows: DataFrame, ends: Mapping[str, datetime]) -> DataFrame:
 def daily(hours: DataFrame, ends: Mapping[str, datetime]) -> DataFrame:
     """Sum all of these days' rows of usage_hourly to usage_daily; days that ended by their cluster's end are closed."""
     day = F.date_trunc("day", "window").alias("window")
-    summed = hours.groupBy("cluster", "principal", day).agg(*(F.sum(name).alias(name) for name in WHAT.values()))
+    summed = hours.groupBy("cluster", "principal", day).agg(*(total(F.col(name)).alias(name) for name in WHAT.values()))
     ended = F.expr("window + interval 1 day") <= end_of(ends)
     return summed.withColumns({"closed": ended, "width": F.lit("1d"), "date": F.to_date("window")})
 

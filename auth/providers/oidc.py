@@ -27,6 +27,7 @@ from auth.jwt_rules import (
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 from proxy.common.logs import get_logger
+from proxy.config.issuer_roles import fits_entry
 from proxy.config.types import OidcAuthentication
 from proxy.runtime.loop.tasks import seconds
 
@@ -40,7 +41,7 @@ moment is to lock no user out; but an attacker between us and the issuer is not 
 
 
 class OidcProvider(AuthenticationProvider):
-    """Provider that checks a token's issuer, signature, audience and expiry, and takes the role from a claim.
+    """Provider that checks a token's issuer, signature, audience, expiry and roles, and takes the role from a claim.
 
     ``transport`` replaces the network in tests. Raises ConfigError.
     """
@@ -74,7 +75,19 @@ class OidcProvider(AuthenticationProvider):
             allowed_clock_skew_ms=config.allowed_clock_skew_ms,
             required=("exp",),
         )
-        return Identity(role_in(claims, config.role_claim), expires_at_unix_ms(claims, config.allowed_clock_skew_ms))
+        role = role_in(claims, config.role_claim)
+        self._check_roles(issuer.name, claims[config.role_claim])
+        return Identity(role, expires_at_unix_ms(claims, config.allowed_clock_skew_ms))
+
+    def _check_roles(self, issuer: str, claim: str | list[Any]) -> None:
+        """Deny roles that the issuer may not sign. Of a list all count: brokers that take several roles read the same
+        token. Raises AuthenticationDenied.
+        """
+        allowed = self._config.allowed_roles.get(issuer)
+        for role in claim if isinstance(claim, list) else [claim]:
+            if allowed is not None and not (isinstance(role, str) and fits_entry(role, allowed)):
+                text = f"{role!r:.200} is none of authentication.oidc.allowed_roles of {issuer}"
+                raise AuthenticationDenied("role_not_allowed", text)
 
     def _issuer(self, name: object) -> "_Issuer":
         found = self._issuers.get(name) if isinstance(name, str) else None
@@ -106,7 +119,7 @@ class _Issuer:
     """One issuer's keys."""
 
     def __init__(self, name: str, client: IssuerClient, config: OidcAuthentication) -> None:
-        self._name = name
+        self.name = name
         self._client = client
         self._lifetime_s = seconds(config.keys_lifetime_ms)
         self._keys = RefreshingCache(
@@ -127,20 +140,20 @@ class _Issuer:
         if not found and self._keys.failure:
             raise AuthenticationDenied("issuer_unavailable", self._keys.failure)
         if not found:
-            raise AuthenticationDenied("unknown_key", f"{self._name} has no usable key {str(name)[:100]!r}")
+            raise AuthenticationDenied("unknown_key", f"{self.name} has no usable key {str(name)[:100]!r}")
         return found
 
     async def _fetch(self) -> Fetched[tuple[_NamedKey, ...]]:
-        url = discovery_url(self._name)
+        url = discovery_url(self.name)
         metadata = await self._client.get_json(url, _Metadata)
-        if metadata.issuer != self._name:
+        if metadata.issuer != self.name:
             raise HttpFailed(f"{url}: is another issuer's")
         entries = (await self._client.get_json(metadata.jwks_uri, _KeySet)).keys
         if len(entries) > KEYS_MAX:
-            raise HttpFailed(f"{self._name} has {len(entries)} keys; {KEYS_MAX} are allowed")
+            raise HttpFailed(f"{self.name} has {len(entries)} keys; {KEYS_MAX} are allowed")
         keys = tuple(key for key in map(_usable_key, entries) if key is not None)
         if not keys:
-            get_logger().warning("an issuer has no usable key", issuer=self._name, keys=len(entries))
+            get_logger().warning("an issuer has no usable key", issuer=self.name, keys=len(entries))
         return Fetched(keys, self._lifetime_s, self._lifetime_s * USABLE_LIFETIMES)
 
 

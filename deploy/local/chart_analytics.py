@@ -93,6 +93,7 @@ class Rollup(Values, frozen=True):
     command: list[NonEmpty] = []
     master: NonEmpty = ""
     spark_arguments: list[str] = []
+    jobs: list[NonEmpty] = []
     executors: Executors = Executors()
     compacted_partitions_max: Count = 1
     retention: Retention = Retention()

@@ -8,15 +8,15 @@ So the worst that a process can do is to report wrong numbers of its own.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 from proxy.runtime.fairness.utf8 import utf8_bytes
 
 PROCESS_BYTES_MAX = 4 * 1024 * 1024
-"""Bound for one process: 1,000 principals (metrics.principals_max) take ten lines of some 150 bytes each."""
+"""Bound for one process: 1,000 principals (metrics.principals_max) take ten lines of at most 360 bytes each."""
 
 BYTES_MAX = 64 * 1024 * 1024
-"""Bound for all processes together."""
+"""Bound for all processes together. The use by principal of those that do not fit is left out, and nothing else."""
 
 SERIES_MAX = 20_000
 """Bound for one process."""
@@ -38,6 +38,7 @@ _SAMPLE = re.compile(
 )
 _LABEL_NAME = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*+)="(?:[^"\\]|\\.)*+"', re.ASCII)
 _METADATA = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*+) (.*)", re.ASCII)
+_PRINCIPALS = re.compile(r"(?:# (?:HELP|TYPE) )?pulsar_proxy_principal_")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = frozenset({"", "_total", "_bucket", "_sum", "_count", "_created"})
@@ -64,7 +65,9 @@ class Exposition:
         self._bytes = 0
 
     def add_process(self, labels: Mapping[str, str], text: str) -> Counter[str]:
-        """Merge a process's metrics; return the number of dropped lines by reason (``too_large``: the whole text)."""
+        """Merge a process's metrics; return the number of dropped lines by reason (``too_large``: the whole text;
+        ``principals``: all lines of use by principal).
+        """
         dropped: Counter[str] = Counter()
         for _pause in self.add_process_in_parts(labels, text, dropped):
             pass
@@ -73,6 +76,9 @@ class Exposition:
     def add_process_in_parts(self, labels: Mapping[str, str], text: str, dropped: Counter[str]) -> Iterator[None]:
         """Merge a process's metrics, and yield between parts so that others can run; count dropped lines as ``add``."""
         size = utf8_bytes(text)
+        if size <= PROCESS_BYTES_MAX and self._bytes + size > BYTES_MAX:
+            text = yield from _without_principals(text, dropped)
+            size = utf8_bytes(text)
         if size > PROCESS_BYTES_MAX or self._bytes + size > BYTES_MAX:
             dropped["too_large"] += 1
             return
@@ -90,6 +96,19 @@ class Exposition:
                 lines = self._families[name].lines(name)
                 for first in range(0, len(lines), PART_LINES):
                     yield "".join(f"{line}\n" for line in lines[first : first + PART_LINES]).encode()
+
+
+def _without_principals(text: str, dropped: Counter[str]) -> Generator[None, None, str]:
+    """Return a text without its use by principal; yield between parts, and count the dropped lines."""
+    kept = []
+    for number, line in enumerate(text.split("\n", LINES_MAX), 1):
+        if number % PART_LINES == 0:
+            yield
+        if _PRINCIPALS.match(line):
+            dropped["principals"] += 1
+        else:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 class _Reader:

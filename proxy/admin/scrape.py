@@ -47,7 +47,8 @@ class MetricsScrape:
         self._registry = registry
         self._dropped = prometheus_client.Counter(
             "pulsar_proxy_dropped_metrics",
-            "Lines (too_large: whole texts) left out of /metrics: a process wrote what is no metric, or too much.",
+            "Lines (too_large: whole texts; principals: use by principal, where all together is too much) left out of "
+            "/metrics: a process wrote what is no metric, or too much.",
             ["of", "reason"],
             registry=registry,
         )

@@ -14,6 +14,7 @@ from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
+from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
 from proxy.config.targets import check_targets
 from proxy.config.types import (
@@ -184,6 +185,7 @@ def _check_oidc(oidc: OidcAuthentication) -> None:
             raise ConfigError(f"{table}.{key}: at least one is needed")
     for issuer in oidc.allowed_issuers:
         _check_issuer(f"{table}.allowed_issuers", issuer, plain=not oidc.require_https)
+    check_allowed_roles(oidc)
     _check_files(table, oidc, "trust")
 
 

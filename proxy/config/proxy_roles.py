@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import closest_name
+from proxy.config.issuer_roles import ANY_ROLE, fits_entry
 from proxy.config.types import Authentication
 
 ANY_METHOD = "*"
@@ -60,6 +61,27 @@ def check_proxy_roles(authentication: Authentication, methods: Collection[str]) 
                 f'authentication.proxy_roles: "{entry}" begins with "{parsed.method}", a method that has no provider '
                 f"here (there are: {', '.join(sorted(methods))}); {hint}a role that has a colon itself, whatever the "
                 f'method, is "{ANY_METHOD}:{entry}"'
+            )
+        if parsed.method in {ANY_METHOD, "token"}:
+            _check_issuer(entry, parsed.role, authentication)
+
+
+def _check_issuer(entry: str, role: str, authentication: Authentication) -> None:
+    """Refuse a proxy role by tokens that an issuer could sign though no list names it: by a ``*``, or, without a list,
+    beside the keys of ``authentication.token``. Raises ConfigError.
+    """
+    oidc = authentication.oidc
+    if oidc is None:
+        return
+    beside_keys = {} if authentication.token is None else dict.fromkeys(oidc.allowed_issuers, (ANY_ROLE,))
+    for issuer, roles in (oidc.allowed_roles or beside_keys).items():
+        fitting = [one for one in roles if fits_entry(role, (one,))]
+        if fitting and all(one.endswith(ANY_ROLE) for one in fitting):
+            raise ConfigError(
+                f'authentication.proxy_roles: "{entry}" could be signed by {issuer}, for which '
+                f'authentication.oidc.allowed_roles does not name "{role}" (but "{fitting[0]}"); name it there for the '
+                f"issuer of the proxies' tokens, give other issuers lists that it does not fit, or bind it to another "
+                f'method ("tls:{role}")'
             )
 
 

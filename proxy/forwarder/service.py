@@ -149,7 +149,9 @@ class ForwarderService:
         options = RelayOptions(
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
+            owner_of=self._owner_of,
             principals_max=context.config.metrics.principals_max,
+            principal_idle_s=seconds(context.config.metrics.principal_idle_ms),
             sessions=sessions,
         )
         self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
@@ -173,19 +175,18 @@ class ForwarderService:
         for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
+    def _owner_of(self, about: StoredRelay) -> str:
+        anonymous_role = self._workers.config.authentication.anonymous_role
+        return owner_of(about.principal, about.client_address, anonymous_role)
+
     def _on_relay_live(self, about: StoredRelay, give_way: Callable[[], None]) -> None:
-        owner = owner_of(about.principal, about.client_address, self._anonymous_role)
-        self._relay_places[about.id] = self._admission.shares.adopt_place(owner, give_way)
+        self._relay_places[about.id] = self._admission.shares.adopt_place(self._owner_of(about), give_way)
 
     def _release_relay(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
         place = self._relay_places.pop(about.id, None)
         if place is not None:  # None: it could not be adopted
             self._admission.shares.leave_place(place)
-
-    @property
-    def _anonymous_role(self) -> str:
-        return self._workers.config.authentication.anonymous_role
 
     def _on_relay_end(self, about: StoredRelay) -> None:
         self._release_relay(about)

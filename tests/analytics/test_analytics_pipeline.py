@@ -1,8 +1,12 @@
 """The job `pipeline`: from the spool to a bill in one session; a step that fails is named, and tried again."""
 
 import io
+import math
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import click
 import pytest
@@ -10,12 +14,14 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from analytics.cli import main
-from analytics.jobs import expire, pipeline, rollup
+from analytics.jobs import expire, pipeline, report, rollup, usage
 from analytics.jobs.pipeline import Pipeline
 from analytics.jobs.progress import Console, starting
+from analytics.report.figures import ACTIVE, BROKER_UP, COUNTERS, REQUEST_BUCKET
 from analytics.tables.errors import TablesError
 from analytics.tables.store import Tables
-from tests.analytics.spool_files import SpoolFiles, body_v2, labels
+from analytics.transforms.usage import TOTAL_MAX
+from tests.analytics.spool_files import T0_MS, SpoolFiles, body_v2, labels
 from tests.analytics.test_analytics_progress import Terminal
 
 BYTES = labels(
@@ -59,6 +65,54 @@ def test_one_run_makes_a_bill_a_page_and_the_upkeep(
     told = capsys.readouterr().err
     assert told.startswith("[------------] step 0 of 6, Spark starts\nstep 1 of 6, ingest:\n")
     assert steps_told(told) == TURN
+
+
+def test_samples_that_are_no_counts_stop_no_step_and_enter_no_bill(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sender's: values that no counter has, and more counters than a long can sum."""
+    now_ms = int(time.time() * 1000) - T0_MS - 3_600_000  # the report is of the last day
+    no_counts = (1e300, -1.0, math.nan, math.inf, -math.inf, 0.5)
+    series = [(BYTES | {"principal": f"p{number}"}, (0.0, value, 300.0)) for number, value in enumerate(no_counts)]
+    mallory = [f"mallory-{number}" for number in range(9)]
+    workers = map(str, range(130))
+    series += [(BYTES | {"principal": name, "worker": one}, (2.0**53 - 1,)) for one in workers for name in mallory]
+    for value in (1.7e308, math.inf, -math.inf, math.nan):
+        for worker in ("0", "1"):
+            more = {"job": "proxy", "cluster": "c", "worker": f"{worker}{value}", "le": "1.0"}
+            series += [
+                (labels(metric, **more), (0.0, value)) for metric in (*COUNTERS, ACTIVE, BROKER_UP, REQUEST_BUCKET)
+            ]
+    series.append((BYTES, (100.0, 200.0, 300.0)))
+    points = [(names, now_ms + at * 60_000, value) for names, values in series for at, value in enumerate(values)]
+    files = SpoolFiles(tmp_path / "spool")
+    files.add(body_v2(points, start_ms=now_ms - 1000), 2)
+    files.close()
+    forever = dict.fromkeys(expire.DEFAULT_DAYS, expire.FOREVER)
+    made = Pipeline(str(files.directory), str(tmp_path / "tables"), forever, report=str(tmp_path / "page.html"))
+    pipeline.run(made, None)
+    told = capsys.readouterr().err
+    assert steps_told(told) == TURN
+    for why in ("too large", "negative", "a fraction"):
+        assert f"that is no count ({why})" in told
+    sums = Tables.open(spark, made.root).read("usage_hourly").groupBy("principal").sum("bytes_in")
+    bill = dict(map(tuple, sums.collect()))
+    assert bill["alice"] == bill["p2"] == 300  # NaN is no sample
+    assert {bill[name] for name in mallory} == {TOTAL_MAX}
+    # The others' samples may be in two hours, one of which is set aside.
+    assert all(0 <= bill.get(f"p{number}", 0) <= 300 for number in range(len(no_counts)))
+    assert "alice" in Path(tmp_path / "page.html").read_text()
+
+
+def test_the_scrape_jobs_named_are_those_of_bill_and_report(made: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[tuple[str, ...]] = []
+    monkeypatch.setattr(usage, "run", lambda _spark, _root, options: named.append(options.jobs))
+    monkeypatch.setattr(report, "run", lambda *_arguments, jobs, **_options: named.append(jobs))
+    monkeypatch.setattr(report, "write_page", lambda *_arguments: None)
+    steps = replace(made, jobs=("mine",)).steps(with_upkeep=False)
+    for name in ("usage", "report"):
+        steps[name](cast("SparkSession", None))
+    assert named == [("mine",), ("mine",)]
 
 
 def test_a_failed_step_is_named_and_ends_a_single_run(

@@ -24,6 +24,7 @@ POST = b"POST /x HTTP/1.1\r\nHost: h\r\n"
 
 class Echo:
     body_bytes_max = 100
+    authenticates = False
 
     def __init__(self) -> None:
         self.refused: list[tuple[RequestHead | None, int]] = []
@@ -183,6 +184,59 @@ async def test_a_body_that_grows_beyond_the_bound_is_refused_while_it_grows(auto
         await talk.stream.send_all(post(b"x" * 100))
         assert (await talk.answer())[0] == 200
         await talk.stream.aclose()
+
+
+def chunked(chunk: bytes, count: int) -> bytes:
+    return POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n" % (len(chunk), chunk) * count + b"0\r\n\r\n"
+
+
+async def test_small_chunks_are_bounded_in_number_and_large_ones_are_not(autojump_clock: object) -> None:
+    most, least = http_server.CHUNKS_SMALL_MAX, http_server.CHUNK_BYTES_MIN
+    for request, expected in (
+        (chunked(b"xx", most + 1), 200),  # two bytes each: the last one is that for CHUNK_BYTES_MIN
+        (chunked(b"xx", most + 10), 400),
+        (chunked(b"x" * least, 2 * most), 200),
+    ):
+        endpoint = Echo()
+        endpoint.body_bytes_max = 1024 * 1024
+        async with trio.open_nursery() as nursery:
+            talk = Dialogue(nursery, endpoint)
+            await talk.stream.send_all(request)
+            status, text, _ = await talk.answer()
+            assert status == expected
+            assert (status == 400) == (b"too many chunks" in text)
+            await talk.stream.aclose()
+
+
+async def test_other_tasks_have_turns_while_chunks_are_parsed(autojump_clock: object) -> None:
+    """All are in one read, so nothing is waited for between the head and the answer."""
+    turns = 0
+    seen: list[int] = []
+
+    class Watching(Echo):
+        body_bytes_max = 1024
+
+        async def check_head(self, head: RequestHead) -> Response | None:
+            seen.append(turns)
+            return None
+
+        async def respond(self, head: RequestHead, body: bytes) -> Response:
+            seen.append(turns)
+            return Response(200)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        talk = Dialogue(nursery, Watching())
+        await talk.stream.send_all(chunked(b"xx", http_server.CHUNKS_SMALL_MAX))
+        assert (await talk.answer())[0] == 200
+        nursery.cancel_scope.cancel()
+    assert seen[1] - seen[0] >= http_server.CHUNKS_SMALL_MAX // http_server.CHUNKS_AT_ONCE - 1  # tasks run in any order
 
 
 async def test_an_early_answer_arrives_although_the_body_is_not_read(autojump_clock: object) -> None:

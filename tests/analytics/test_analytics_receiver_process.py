@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,50 @@ def test_a_malicious_request_costs_little_and_stops_no_other(tmp_path: Path, att
     told = [entry for entry in receiver.log if entry["event"] == "did not accept a write request"]
     assert {entry["sender"] for entry in told} == {"127.0.0.1"}
     assert all(len(str(entry)) < 1000 for entry in told)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"])
+def test_silent_connections_keep_no_probe_and_no_sender_out(tmp_path: Path, sent: bytes) -> None:
+    config = write_config(tmp_path, tmp_path / "spool", "[limits]\nmax_connections = 32\n")
+    receiver = ReceiverProcess(config)
+    data, headers = request(0)
+    with ExitStack() as silent:
+        for where in (receiver.admin, receiver.write):
+            host, _, port = where.rpartition(":")
+            for _ in range(40):
+                one = silent.enter_context(socket.create_connection((host, int(port)), 30))
+                one.sendall(sent)
+        assert receiver.page("/healthz") == (200, "ok\n")
+        connection = http.client.HTTPConnection(receiver.write, timeout=30)
+        connection.request("POST", "/api/v1/write", data, headers)
+        assert connection.getresponse().status == 204
+        connection.close()
+        _, text = receiver.page("/metrics")
+        assert "pulsar_proxy_analytics_receiver_connections_displaced_total 9.0" in text
+        assert "pulsar_proxy_analytics_receiver_connections_refused_total 0.0" in text
+    assert receiver.stop() == 0
+
+
+def test_a_body_in_chunks_of_two_bytes_is_refused(tmp_path: Path) -> None:
+    """To parse the million chunks of 2 MB takes seconds, and others would wait."""
+    receiver = ReceiverProcess(write_config(tmp_path, tmp_path / "spool"))
+    head = http_request(2, b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+    host, _, port = receiver.write.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as slow:
+        sending = threading.Thread(target=send_until_closed, args=(slow, head + b"2\r\nxx\r\n" * 1_000_000))
+        sending.start()
+        answer = slow.recv(1000)
+        sending.join()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"too many chunks" in answer
+    _, text = receiver.page("/metrics")
+    assert 'rejected_requests_total{reason="malformed"} 1.0' in text
+    assert receiver.stop() == 0
+
+
+def send_until_closed(stream: socket.socket, data: bytes) -> None:
+    with suppress(OSError):
+        stream.sendall(data)
 
 
 def peak_bytes(process_id: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,16 @@ import trio
 import trustme
 from receiver_requests import body, http_request, named
 
+from analytics.receiver import service
+from analytics.receiver.admin_endpoint import AdminEndpoint
 from analytics.receiver.config import Admin, Authentication, Config, Limits, Listen, Spool, Tls
+from analytics.receiver.http_server import RequestHead, Response
 from analytics.receiver.service import Addresses, open_spool, serve
 from analytics.spool import reader
 
 TOKEN = "a-token-of-good-length"
 GOOD = body(2, [named("a")])
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
@@ -41,9 +45,9 @@ def config_for(directory: Path, tls: Tls | None = None, tokens: tuple[str, ...] 
     )
 
 
-async def connect(address: str) -> trio.SocketStream:
+async def connect(address: str, local_address: str | None = None) -> trio.SocketStream:
     host, _, port = address.rpartition(":")
-    return await trio.open_tcp_stream(host, int(port))
+    return await trio.open_tcp_stream(host, int(port), local_address=local_address)
 
 
 async def status(stream: trio.abc.Stream, data: bytes) -> int:
@@ -128,22 +132,65 @@ async def test_a_handshake_that_never_comes_is_not_waited_for(authority: trustme
         await stream.aclose()
 
 
-async def test_connections_are_bounded_and_those_there_go_on(tmp_path: Path) -> None:
-    async with running(config_for(tmp_path, max_connections=2)) as addresses:
-        first = await connect(addresses.write[0])
-        second = await connect(addresses.write[0])
-        assert await status(first, http_request(2, GOOD)) == 204
-        assert await status(second, http_request(2, GOOD)) == 204
-        async with await connect(addresses.write[0]) as third:
-            assert await status(third, http_request(2, GOOD)) == 0
-        await first.aclose()
-        assert await status(second, http_request(2, GOOD)) == 204
-        found = 0
-        with trio.fail_after(60):
-            while found != 204:  # until the receiver has seen the first one go
-                async with await connect(addresses.write[0]) as third:
-                    found = await status(third, http_request(2, GOOD))
-        await second.aclose()
+async def test_of_too_many_connections_an_unauthenticated_one_gives_way_then_the_oldest(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKEN)
+    good = http_request(2, GOOD, f"Authorization: Bearer {TOKEN}")
+    config = config_for(tmp_path, tokens=(str(tmp_path / "tokens"),), max_connections=2)
+    async with running(config) as addresses, AsyncExitStack() as stack:
+
+        async def join() -> trio.SocketStream:
+            return await stack.enter_async_context(await connect(addresses.write[0]))
+
+        first = await join()
+        assert await status(first, good) == 204
+        silent = await join()
+        second = await join()
+        assert await silent.receive_some() == b""
+        assert await status(second, good) == 204
+        assert await status(first, good) == 204  # it is the oldest, and has authenticated
+        assert await status(await join(), good) == 204
+        assert await first.receive_some() == b""
+        assert await status(second, good) == 204
+
+
+async def test_of_too_many_connections_the_busiest_networks_oldest_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ADMIN_CONNECTIONS_MAX", 3)
+    async with running(config_for(tmp_path)) as addresses, AsyncExitStack() as stack:
+        where = addresses.admin[0]
+        first, second, third, fourth = [
+            await stack.enter_async_context(await connect(where, local_address))
+            for local_address in ("127.0.0.1", "127.0.0.2", "127.0.0.2", "127.0.0.3")
+        ]
+        assert await second.receive_some() == b""
+        for other in (first, third, fourth):
+            assert await status(other, HEALTHZ) == 200
+
+
+async def test_connections_that_are_being_answered_are_never_displaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go = trio.Event(), trio.Event()
+    respond = AdminEndpoint.respond
+
+    async def waits(self: AdminEndpoint, head: RequestHead, body: bytes) -> Response:
+        asked.set()
+        await go.wait()
+        return await respond(self, head, body)
+
+    monkeypatch.setattr(AdminEndpoint, "respond", waits)
+    monkeypatch.setattr(service, "ADMIN_CONNECTIONS_MAX", 1)
+    async with running(config_for(tmp_path)) as addresses, await connect(addresses.admin[0]) as busy:
+        await busy.send_all(HEALTHZ)
+        await asked.wait()
+        async with await connect(addresses.admin[0]) as late:
+            assert await status(late, HEALTHZ) == 0
+        go.set()
+        assert (await busy.receive_some()).startswith(b"HTTP/1.1 200")
+        async with await connect(addresses.admin[0]) as later:
+            assert await status(later, HEALTHZ) == 200
+        assert await busy.receive_some() == b""  # it waited for its peer
 
 
 async def test_a_bug_behind_one_connection_ends_that_connection(

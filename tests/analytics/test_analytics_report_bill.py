@@ -118,6 +118,8 @@ def test_hours_that_are_not_summed_yet_are_told(spark: SparkSession, root: Path,
     ingest(spark, root, counter(1, (5,), start=10_000.0))
     rollup.run(spark, str(root))
     assert billed(tables, 6).missing_windows == 1
+    others = collect_bill(tables, tables.read("series"), "c", span(6), jobs=("another",))
+    assert others.missing_windows == 0  # none of its hours will be in the bill
 
 
 def test_a_time_before_the_history_is_refused(spark: SparkSession, root: Path) -> None:

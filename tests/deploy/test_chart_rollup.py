@@ -59,9 +59,17 @@ def test_the_pipeline_takes_its_options(base: dict[str, Any]) -> None:
 
 def test_values_of_the_pipeline() -> None:
     retention = {"spoolHours": 7, "days": {"samples": 3}}
-    arguments = pipeline(rendered(ANALYTICS, rollup={"retention": retention, "compactedPartitionsMax": 9}))["args"]
+    arguments = pipeline(
+        rendered(ANALYTICS, rollup={"retention": retention, "compactedPartitionsMax": 9, "jobs": ["a", "b"]})
+    )["args"]
     pairs = list(itertools.pairwise(arguments))
-    for pair in (("--keep-spool-hours", "7"), ("--compact-limit", "9"), ("--keep", "samples=3")):
+    for pair in (
+        ("--keep-spool-hours", "7"),
+        ("--compact-limit", "9"),
+        ("--keep", "samples=3"),
+        ("--job", "a"),
+        ("--job", "b"),
+    ):
         assert pair in pairs
 
 

@@ -21,6 +21,7 @@ from .lab.cluster import ProxyCluster
 from .lab.issuer import DISCOVERY, Issuer
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
+from .lab.sessions import auth_response
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .lab.witness import others_unharmed
@@ -209,6 +210,68 @@ def test_an_issuer_that_is_down(issuer: Issuer, oidc_proxy: ProxyCluster) -> Non
     eventually(lambda: connects(oidc_proxy, unknown), what="the new key is found")
 
 
+# ---- two issuers
+
+
+@pytest.fixture(scope="module")
+def partner() -> Iterator[Issuer]:
+    """A second issuer, for roles of its own."""
+    with Issuer() as running_issuer:
+        yield running_issuer
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(issuer: Issuer, partner: Issuer, oidc_broker: Standalone) -> Iterator[ProxyCluster]:
+    """Takes the tokens of two issuers; `front` is a proxy by a token of the first. Sessions are short."""
+    tables = {
+        "brokers": before(oidc_broker),
+        "authentication": {"enabled": True, "proxy_roles": ["token:front"]},
+        "authentication.oidc": {
+            "allowed_issuers": [issuer.url, partner.url],
+            "allowed_audiences": [AUDIENCE],
+            "allowed_roles": {issuer.url: ["admin", "alice", "app-*", "front"], partner.url: ["partner-*"]},
+            "require_https": False,
+        },
+        "session": {"connections_max_reauth_ms": 2_000},
+    }
+    with running(ProxyCluster(tables), ready=False) as cluster:
+        yield cluster
+
+
+FRONT = {"proxy_version": "a", "original_principal": "alice"}
+
+
+@pytest.mark.parametrize(
+    ("role", "fields"), [("admin", {}), ("app-1", {}), ("front", FRONT)], ids=["admin", "app", "proxy"]
+)
+def test_an_issuer_that_signs_a_role_of_another_one_is_denied(
+    issuer: Issuer, partner: Issuer, shared_proxy: ProxyCluster, role: str, fields: dict[str, str]
+) -> None:
+    for signer, own_role, expected in (
+        (issuer, role, BaseCommand.CONNECTED),
+        (partner, role, BaseCommand.ERROR),
+        (partner, "partner-1", BaseCommand.CONNECTED),
+    ):
+        with WireClient(shared_proxy.port) as client:
+            own_fields = fields if own_role == role else {}
+            assert client.connect(token=signer.token(own_role, AUDIENCE), **own_fields).type == expected
+            if expected == BaseCommand.ERROR:
+                shared_proxy.wait_for_log("authentication denied", client.address, "reason=role_not_allowed")
+
+
+def test_a_session_is_not_renewed_by_another_issuer(
+    issuer: Issuer, partner: Issuer, shared_proxy: ProxyCluster
+) -> None:
+    with WireClient(shared_proxy.port) as client:
+        assert client.connect(token=issuer.token("alice", AUDIENCE)).type == BaseCommand.CONNECTED
+        for _ in range(2):  # the control: its own issuer renews it
+            assert client.receive().type == BaseCommand.AUTH_CHALLENGE
+            client.send_bytes(auth_response(issuer.token("alice", AUDIENCE).encode()))
+        assert client.receive().type == BaseCommand.AUTH_CHALLENGE
+        client.send_bytes(auth_response(partner.token("alice", AUDIENCE).encode()))
+        assert client.receive().error.message == "Failed to authenticate"
+
+
 # ---- the proxy's own token
 
 
@@ -275,6 +338,7 @@ def test_issuers_with_tls(oidc_broker: Standalone, tmp_path: Path) -> None:
             "authentication.oidc": {
                 "allowed_issuers": [good.url, bad.url],
                 "allowed_audiences": [AUDIENCE],
+                "allowed_roles": {good.url: ["alice"], bad.url: ["bob"]},
                 "trust": str(tmp_path / "trust.pem"),
             },
         }

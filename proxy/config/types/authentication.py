@@ -86,6 +86,9 @@ class OidcAuthentication(Strict, frozen=True):
     allowed_issuers: URLs of issuers, as in the claim `iss` of their tokens; each has
         `/.well-known/openid-configuration` below it
     allowed_audiences: the claim `aud` of a token must hold one of these
+    allowed_roles: for each issuer, the roles that its tokens may name: `{ "https://issuer" = ["admin", "app-*"] }`. `*`
+        is allowed at the end, and stands for any text. If the claim is a list, all its entries must fit. Several
+        issuers need a list each, and no role may fit those of two. Without it, the only issuer may sign any role
     role_claim: the claim with the client's role; if it is a list, its first entry
     allowed_clock_skew_ms: the allowed difference between the clocks of issuer and proxy
     trust: PEM file with the authorities that sign the issuers' certificates; empty: the system's
@@ -99,6 +102,7 @@ class OidcAuthentication(Strict, frozen=True):
 
     allowed_issuers: tuple[NonEmpty, ...]
     allowed_audiences: tuple[NonEmpty, ...]
+    allowed_roles: dict[NonEmpty, Annotated[tuple[NonEmpty, ...], Meta(min_length=1)]] = {}
     role_claim: NonEmpty = "sub"
     allowed_clock_skew_ms: NonNegative = 0
     trust: str = ""
@@ -116,7 +120,8 @@ class Authentication(Strict, frozen=True):
     anonymous_role: role of clients that name no method; empty: they are denied
     proxy_roles: roles of proxies in front of this one: these, and only these, name the principal behind a connection
         (`original_principal`), as with brokers' `proxyRoles`. `tls:proxy-a` is role `proxy-a` by method `tls` alone,
-        `proxy-a` by any method; a role with a colon needs its method, or `*`, before it (`*:system:proxy`)
+        `proxy-a` by any method; a role with a colon needs its method, or `*`, before it (`*:system:proxy`). One by
+        tokens counts only for the issuer that `oidc.allowed_roles` names it for
     token: the provider for method `token`
     tls: the provider for method `tls`
     basic: the provider for method `basic`

@@ -66,12 +66,17 @@ class Metrics(Strict, frozen=True):
     count_messages: whether `pulsar_proxy_principal_messages` is counted; for this the beginning of every relayed
         message is inspected. Towards brokers a batch counts as the number of messages that its producer declares;
         towards clients as one, since brokers deliver whole batches without the number of their messages
-    principals_max: number of principals whose use each forwarder counts by name, in the order in which they come; all
-        others are counted together as `other`
+    principals_max: number of principals whose use each forwarder counts by name; as many again, up to 1000 in all, from
+        addresses or proxies that have less than a share. Where all places are taken, a new principal gets that of one
+        that is idle, else it is counted in `other`
+    principal_idle_ms: time without a relay, all of it after a scrape of its last use, from which on a principal is
+        idle. Longer than the interval of any scrape, so that nothing is lost: its counters end, they are not added to
+        `other`
     """
 
     count_messages: bool = False
     principals_max: Annotated[int, Meta(ge=0, le=1000)] = 100
+    principal_idle_ms: Annotated[int, Meta(ge=1000, le=2**31 - 1)] = 600_000
 
 
 class Log(Strict, frozen=True):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import trio
 
+from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
@@ -45,7 +46,8 @@ class RelayEngine:
 
     ``run`` is the one task that moves bytes; all else may be called from any task of its Trio loop. ``on_end`` is
     called with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` returns True if no
-    other task of this process is in a hurry (proxy.runtime.loop.epoll_loop).
+    other task of this process is in a hurry (proxy.runtime.loop.epoll_loop). ``owner_of`` names the owner that a
+    relay's pipes count for.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class RelayEngine:
         pool: PipePool,
         on_end: Callable[[Relay], None],
         may_linger: Callable[[], bool],
+        owner_of: Callable[[StoredRelay], str],
     ) -> None:
         self._table = table
+        self._owner_of = owner_of
         self._pool = pool
         self._on_end = on_end
         run_queue: deque[Direction] = deque()
@@ -73,7 +77,9 @@ class RelayEngine:
     def reserve_pipe(self, direction: Direction) -> int:
         """Bind a pipe to a direction that has not started; return how many bytes it holds. Raises OSError."""
         if direction.pipe is None:
-            direction.pipe = self._pool.acquire_pipe()
+            self._set_share(direction.relay)
+            direction.pipe = self._pool.acquire_pipe(direction.share.lane.size_bytes_max)
+            self._pool.lend_pipe(direction.pipe, direction.share)
             self._table.bind_pipe(direction.row, direction.pipe.id)
         return direction.pipe.size_bytes
 
@@ -82,8 +88,13 @@ class RelayEngine:
         assert direction.pipe is not None  # it was reserved
         direction.in_pipe = os.write(direction.pipe.write_end, first)
 
+    def _set_share(self, relay: Relay) -> None:
+        share = self._pool.share_of(self._owner_of(relay.record))
+        relay.to_broker.share = relay.to_client.share = share
+
     def start_relay(self, relay: Relay) -> None:
         """Start to relay between two connected, non-blocking sockets. Raises OSError; it has not started then."""
+        self._set_share(relay)
         try:
             for direction in (relay.to_broker, relay.to_client):
                 if not isinstance(relay, FramedRelay):
@@ -102,6 +113,7 @@ class RelayEngine:
         OSError; the relay has not started then.
         """
         missing = False
+        self._set_share(relay)
         for direction in (relay.to_broker, relay.to_client):
             pipe_id = self._table.bound_pipe(direction.row)
             pipe = pipes.pop(pipe_id, None)
@@ -109,6 +121,7 @@ class RelayEngine:
                 missing |= pipe_id != 0  # the table goes on saying so until the sockets are shut down
             elif (queued := pipe.queued_bytes()) and not framed_pump.journal.undo_injection(direction, pipe, queued):
                 direction.pipe, direction.in_pipe = pipe, queued
+                self._pool.lend_pipe(pipe, direction.share)
             else:
                 self._table.unbind_pipe(direction.row)
                 self._pool.release_pipe(pipe)
@@ -126,7 +139,7 @@ class RelayEngine:
         for direction in self._by_source.values():
             if direction.pipe is not None:
                 direction.pipe.close()
-        self.pump.close_free_pipes()
+        self._pool.close_free_pipes()
 
     def abandon_relay(self, relay: Relay) -> None:
         """Release the pipes of a relay that has not started."""
@@ -223,7 +236,7 @@ class RelayEngine:
     def _enqueue_those_without_pipe(self) -> None:
         """Enqueue directions that wait for a pipe, as far as pipes are free again: no edge will come for them."""
         waiting = self._waiting_for_pipe
-        while waiting and self.pump.has_free_pipe:
+        while waiting and self._pool.has_free_pipe:
             direction = waiting.popleft()
             direction.queued = False
             self.pump.enqueue(direction)
@@ -265,6 +278,7 @@ class RelayEngine:
             if self.frozen:
                 return
             self._end_idle_half_closed(trio.current_time())
+            self._pool.rebalance()
             self._recheck_directions()
 
     def _end_idle_half_closed(self, now: float) -> None:

@@ -10,6 +10,7 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.usage import PrincipalUsage
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
 
@@ -22,7 +23,11 @@ class RelayLedger:
     """
 
     def __init__(
-        self, table: RelayTable, fd_store: FdStoreClient, on_end: Callable[[StoredRelay], None], principals_max: int
+        self,
+        table: RelayTable,
+        fd_store: FdStoreClient,
+        on_end: Callable[[StoredRelay], None],
+        principals: PrincipalUsage,
     ) -> None:
         self.table = table
         self.in_flight = InFlightCounter()
@@ -30,7 +35,7 @@ class RelayLedger:
         self.close_reasons: dict[int, CloseReason] = {}
         self._fd_store = fd_store
         self._on_end = on_end
-        self._principals = PrincipalUsage(table, principals_max)
+        self._principals = principals
         self._stay_behind: frozenset[int] | None = None
 
     # ---- relays in
@@ -41,11 +46,12 @@ class RelayLedger:
 
     def record_principal(self, record: StoredRelay) -> None:
         """Record in a relay's rows which principal it is counted for."""
-        self.table.record_principal(record.id, self._principals.row_number_of(record.principal))
+        owner = f"proxy {record.proxy}" if record.proxy else owner_of("", record.client_address)
+        self.table.record_principal(record.id, self._principals.row_number_of(record.principal, owner))
 
     def count_start(self, record: StoredRelay) -> None:
-        """Count a relay that starts for its principal."""
-        self._principals.add_session(record.principal)
+        """Count a relay that starts for its principal, in the row that its bytes are counted in."""
+        self.table.add_session(self.table.principal_of(record.id))
 
     # ---- relays out
 

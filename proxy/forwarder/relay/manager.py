@@ -39,6 +39,7 @@ from proxy.forwarder.relay.session_factory import SessionFactory
 from proxy.forwarder.relay.sockets import ip_of, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.spliced_start import REPLACED, SplicedRelayStarter, close_descriptors_of
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -63,14 +64,15 @@ class RelayManager(Collector):
         self._callbacks = callbacks
         self._splices = splice_works()
         table = RelayTable(handover.table)
-        self._ledger = RelayLedger(table, fd_store, callbacks.on_end, options.principals_max)
+        principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
+        self._ledger = RelayLedger(table, fd_store, callbacks.on_end, principals)
         self.in_flight = self._ledger.in_flight
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
-        self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger)
+        self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
         self._user_space = UserSpaceRelays(nursery, self._ledger, self.reauthentication)
         self._closer = RelayCloser(nursery, self._engine, self._user_space, self._ledger)

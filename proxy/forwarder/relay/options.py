@@ -9,6 +9,7 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthe
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import ReauthenticatorFactory, reauthentication_unavailable
+from proxy.runtime.fairness.owners import owner_of
 
 
 def _ignore(_value: object) -> None:
@@ -51,12 +52,15 @@ class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
     ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
-    process is in a hurry. ``principals_max``: how many are counted by name. ``now``: seconds of a clock that only goes
-    forward and is the same in a successor.
+    process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
+    principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
+    ``now``: seconds of a clock that only goes forward and is the same in a successor.
     """
 
     forwarders: int = 1
     may_linger: Callable[[], bool] = lambda: True
+    owner_of: Callable[[StoredRelay], str] = lambda record: owner_of(record.principal, record.client_address)
     principals_max: int = 100
+    principal_idle_s: float = 600.0
     now: Callable[[], float] = time.monotonic
     sessions: SessionOptions = field(default_factory=SessionOptions)

@@ -6,7 +6,7 @@ from typing import Any
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.pipes import Pipe, PipeShare
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
 
@@ -15,7 +15,8 @@ class Direction:
 
     ``pipe`` is bound only while bytes are left in it, ``in_pipe`` is how many. ``eof_seen``: the kernel has announced
     the source's end, which may be queued behind bytes; ``done``: it was reached, and passed on to the sink. ``queued``:
-    it is in the run queue, or waits for a pipe. ``row``: where its cells begin in the relay table.
+    it is in the run queue, or waits for a pipe. ``row``: where its cells begin in the relay table. ``share``: its
+    owner's share of the pipes, set before it gets the first.
     """
 
     __slots__ = (
@@ -28,12 +29,14 @@ class Direction:
         "queued",
         "relay",
         "row",
+        "share",
         "sink",
         "source",
     )
 
     opposite: "Direction"
     relay: "Relay"
+    share: PipeShare
     pump: Callable[[Any], None]
     """Moves a portion of the direction that it is called with: this one. Set before the relay starts. (Any, since each
     kind of direction is only ever given a pump of its own kind.)

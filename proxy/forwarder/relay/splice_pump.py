@@ -68,8 +68,6 @@ class SplicePump:
         self._run_queue = run_queue
         self._finish = finish
         self._wake_loop = wake_loop
-        self._ready: Pipe | None = None
-        """The empty pipe for the next portion: it saves the pool's two calls for each."""
         self.waiting_for_pipe: deque[Direction] = deque()
         self.to_recheck: set[Direction] = set()
         self.half_closed: dict[Relay, tuple[int, float]] = {}
@@ -100,7 +98,7 @@ class SplicePump:
         try:
             if direction.in_pipe and not self.drain_pipe(direction):
                 return
-            pipe = self._ready or self._acquire_pipe(direction)
+            pipe = direction.share.lane.ready or self._acquire_pipe(direction)
             if pipe is None:
                 return
             cells, row = self._cells, direction.row
@@ -195,48 +193,56 @@ class SplicePump:
         """End the relay of a direction whose pumping raised an unexpected error."""
         direction.relay.broken = True
         self._finish(direction.relay)
-        if self._ready is not None:  # what it may hold must reach no other relay
-            self._pool.discard_pipe(self._ready)
-            self._ready = None
+        for lane in self._pool.lanes:
+            if lane.ready is not None:  # what it may hold must reach no other relay
+                self._pool.discard_pipe(lane.ready)
+                lane.ready = None
         get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     # ---- pipes
 
     def _acquire_pipe(self, direction: Direction) -> Pipe | None:
         """Make an empty pipe the ready one and return it; None where none is free: the direction waits for one then."""
+        lane = direction.share.lane
         try:
-            self._ready = self._pool.acquire_pipe()
+            lane.ready = self._pool.acquire_pipe(lane.size_bytes_max)
         except OSError as error:
             if error.errno not in _NO_PIPE_NOW:
                 raise
-            direction.queued = True
-            self.waiting_for_pipe.append(direction)
-        return self._ready
+            other = next((other for other in self._pool.lanes if other.ready is not None), None)
+            if other is not None:  # of another size: better than none
+                lane.ready, other.ready = other.ready, None
+            else:
+                direction.queued = True
+                self.waiting_for_pipe.append(direction)
+        return lane.ready
 
     def get_empty_pipe(self, direction: Direction) -> Pipe | None:
         """Return an empty pipe; None where none is free: the direction waits for one then."""
-        return self._ready or self._acquire_pipe(direction)
+        return direction.share.lane.ready or self._acquire_pipe(direction)
 
     def get_pipe_for(self, direction: Direction, size_bytes: int) -> Pipe | None:
         """Return an empty pipe that holds ``size_bytes``; None where none is free: the direction is pumped again within
         a second then.
         """
-        if self._ready is not None and self._ready.size_bytes < size_bytes:
-            self._pool.release_pipe(self._ready)
-            self._ready = None
-        if self._ready is None:
+        lane = direction.share.lane
+        if lane.ready is not None and lane.ready.size_bytes < size_bytes:
+            self._pool.release_pipe(lane.ready)
+            lane.ready = None
+        if lane.ready is None:
             try:
-                self._ready = self._pool.acquire_pipe_for(size_bytes)
+                lane.ready = self._pool.acquire_pipe_for(size_bytes)
             except OSError as error:
                 if error.errno not in _NO_PIPE_NOW:
                     raise
                 self.to_recheck.add(direction)
-        return self._ready
+        return lane.ready
 
     def lend_pipe(self, direction: Direction, pipe: Pipe) -> None:
         """Leave the pipe to a direction of which bytes are in it; the next portion goes through another."""
         direction.pipe = pipe
-        self._ready = None
+        direction.share.lane.ready = None
+        self._pool.lend_pipe(pipe, direction.share)
 
     def drain_pipe(self, direction: Direction) -> bool:
         """Splice from a direction's pipe into the sink; return False if bytes are left, since it is full or broken."""
@@ -258,23 +264,12 @@ class SplicePump:
         self._pool.release_pipe(pipe)
         return True
 
-    @property
-    def has_free_pipe(self) -> bool:
-        """Whether a direction that waits for a pipe would get one without one being created."""
-        return self._ready is not None or self._pool.has_free_pipe
-
     def discard_in_flight(self, direction: Direction) -> None:
         """Drop what is on its way to a direction's sink."""
         if direction.pipe is not None:
             self._table.unbind_pipe(direction.row)
             self._pool.discard_pipe(direction.pipe)
             direction.pipe, direction.in_pipe = None, 0
-
-    def close_free_pipes(self) -> None:
-        """Close this process's ends of the pipes that are bound to no direction."""
-        if self._ready is not None:
-            self._ready.close()
-        self._pool.close_free_pipes()
 
     def bytes_moved(self, direction: Direction) -> int:
         """Return how many bytes have ever gone to a direction's sink."""

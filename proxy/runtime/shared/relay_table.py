@@ -14,7 +14,7 @@ Four parts, one after the other, all of cells of eight bytes:
 * One row for each direction of a framed relay, written and read by proxy.forwarder.relay.expiring.journal; the first
   two sum up again.
 * One row for each principal of which the use is counted by name (proxy.forwarder.relay.usage): sums of relays that have
-  ended.
+  ended. Relays refer to it by its number, so it gets another name only while no relay does.
 * The journal of a sum: see ``RelayTable.release_relay_id``.
 
 **No cell is trusted.** A forwarder that was taken over may have written anything, so a number is only used within its
@@ -26,6 +26,7 @@ The memory is sparse: rows that were never used cost nothing, so the second part
 import mmap
 import sys
 import time
+from collections.abc import Iterable
 
 RELAYS_MAX = (1 << 17) - 1
 """Relays of one forwarder."""
@@ -98,7 +99,12 @@ _PRINCIPAL_MESSAGES = 2
 PRINCIPAL_SESSIONS = 4
 _PRINCIPAL_SINCE = 5
 """When its first session began, in ms since 1970; 0: it had none."""
+_OWNER = 6
+"""A number for the owner of the row: the address or proxy of the client that it was named for; 0: unknown."""
 _NAME_BYTES = 7
+"""0: the row never had a name."""
+_NO_NAME = -1
+"""In _NAME_BYTES while a row gets another name."""
 _NAME = 8
 NAME_BYTES_MAX = (_CELLS_PER_PRINCIPAL - _NAME) * 8
 
@@ -217,7 +223,7 @@ class RelayTable:
     def _ids_used(self) -> int:
         return _within(self.cells[IDS_USED], RELAYS_MAX)
 
-    def _principal_of(self, relay_id: int) -> int:
+    def principal_of(self, relay_id: int) -> int:
         """Return the number of a relay's principal; 0, which all others share, where the row has none."""
         number = self.cells[row(relay_id, TO_BROKER) + _PRINCIPAL]
         return number if 0 <= number < PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN else 0
@@ -244,7 +250,7 @@ class RelayTable:
         cells = self.cells
         for position, sum_ in enumerate(self._new_sums(relay_id)):
             cells[_JOURNAL_AT + 1 + position] = sum_
-        cells[_JOURNAL_AT + _SUMMED] = relay_id + _IDS * self._principal_of(relay_id)
+        cells[_JOURNAL_AT + _SUMMED] = relay_id + _IDS * self.principal_of(relay_id)
         self._sum_up()
         self._framed.discard(relay_id)
         self._free.append(relay_id)
@@ -287,7 +293,7 @@ class RelayTable:
         moved = [cells[row(relay_id, way) + cell] for way in WAYS for cell in (BYTES, OPERATIONS)]
         messages = self.messages_of(relay_id)
         more = [*moved, moved[0], moved[2], *messages, *messages]
-        at = _sums_at(self._principal_of(relay_id))
+        at = _sums_at(self.principal_of(relay_id))
         return [_within(cells[total] + _within(one, _ROW_MAX), _SUM_MAX) for total, one in zip(at, more, strict=True)]
 
     def adopt_rows(self, taken: set[int]) -> None:
@@ -344,15 +350,36 @@ class RelayTable:
 
     # ---- principals
 
+    def principal_names(self) -> dict[int, str]:
+        """Return the name in each row that ever had one, by number; empty where a predecessor was killed while it wrote
+        another one.
+        """
+        names: dict[int, str] = {}
+        for number in range(_PRINCIPALS_OF_OUR_OWN, PRINCIPALS_MAX + _PRINCIPALS_OF_OUR_OWN):
+            if not self.cells[principal_row(number) + _NAME_BYTES]:
+                break  # rows are first named in order; those that never were take no memory unless they are read
+            names[number] = self.principal_name(number)
+        return names
+
     def principal_name(self, number: int) -> str:
         """Return the name in a principal's row; empty if the row is free."""
         at = principal_row(number)
         size = _within(self.cells[at + _NAME_BYTES], NAME_BYTES_MAX)
         return self.cells[at + _NAME : at + _CELLS_PER_PRINCIPAL].tobytes()[:size].decode(errors="replace")
 
-    def name_principal(self, number: int, name: str) -> None:
-        """Write a name of at most NAME_BYTES_MAX bytes to a free principal's row."""
+    def owner_of_principal(self, number: int) -> int:
+        """Return the number of the owner of a principal's row; 0 if it is unknown."""
+        return self.cells[principal_row(number) + _OWNER]
+
+    def name_principal(self, number: int, name: str, owner: int = 0) -> None:
+        """Write a name of at most NAME_BYTES_MAX bytes, and the number of its owner, to a row that no relay refers to;
+        its sums begin at zero.
+        """
         at, data = principal_row(number), name.encode()
+        self.cells[at + _NAME_BYTES] = _NO_NAME  # first: the sums of a name are never told in part
+        for cell in range(at, at + _NAME_BYTES):
+            self.cells[cell] = 0
+        self.cells[at + _OWNER] = owner
         for cell, part in enumerate(range(0, len(data), 8)):
             self.cells[at + _NAME + cell] = as_cell(data[part : part + 8])
         self.cells[at + _NAME_BYTES] = len(data)  # last: a name that is half written does not count
@@ -371,7 +398,12 @@ class RelayTable:
         """
         return self.cells[principal_row(number) + _PRINCIPAL_SINCE] / 1000 or None
 
-    def principal_sums(self, numbers: range) -> dict[int, list[int]]:
+    def principals_with_relays(self) -> set[int]:
+        """Return the numbers of the rows that relays refer to, those left behind in predecessors included."""
+        first, end = row(1, TO_BROKER) + _PRINCIPAL, row(self._ids_used() + 1, TO_BROKER)
+        return set(self.cells[first : end : 2 * _CELLS_PER_ROW])
+
+    def principal_sums(self, numbers: Iterable[int]) -> dict[int, list[int]]:
         """Return five sums for each of these principals, over all its relays: bytes to the broker, bytes to the client,
         messages to the broker, messages to the client, sessions.
         """

@@ -25,6 +25,7 @@ from tokens import by_hand, ec_key, ed25519_key, rsa_key, segment, token
 
 from auth.jwt_rules import NEVER_S, TOKEN_BYTES_MAX
 from auth.providers.oidc import KEYS_MAX, OidcProvider
+from auth.providers.token import TokenProvider
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.common.errors import ConfigError
@@ -520,6 +521,38 @@ async def test_keys_that_are_nowhere(issuer: FakeIssuer, provider: OidcProvider,
     issuer.metadata = {"jwks_uri": url}
     assert await denial(provider, issued()) == "issuer_unavailable"
     assert "/keys" not in issuer.asked
+
+
+# ---- roles of issuers
+
+
+@pytest.mark.parametrize("claimed", ["alice", "app-7", ["alice"], ["app-7", "alice"]])
+async def test_a_role_of_the_issuers_list_is_accepted(make: Make, claimed: Any) -> None:
+    provider = make(allowed_roles={URL: ("alice", "app-*"), OTHER: ("admin",)})
+    assert await role(provider, issued(sub=claimed)) == (claimed if isinstance(claimed, str) else claimed[0])
+
+
+@pytest.mark.parametrize(
+    "claimed", ["admin", "Alice", "alice ", " alice", "app", "\x1bapp-7", "a" * 5000, ["alice", "admin"], ["alice", 5]]
+)
+async def test_a_role_outside_of_the_issuers_list_is_denied(make: Make, claimed: Any) -> None:
+    """Of a list, all count: a broker that takes several roles reads them from the same token."""
+    provider = make(allowed_roles={URL: ("alice", "app-*"), OTHER: ("admin",)})
+    assert await denial(provider, issued(sub=claimed)) == "role_not_allowed"
+
+
+async def test_a_role_is_compared_once_the_token_is_verified(make: Make) -> None:
+    provider = make(allowed_roles={URL: ("alice",)})
+    assert await denial(provider, issued(rsa_key(1), sub="admin")) == "bad_signature"
+    assert await denial(provider, issued(sub=...)) == "no_role"
+
+
+async def test_a_role_outside_of_the_list_is_the_reason_beside_keys_of_our_own(make: Make, secret_file: str) -> None:
+    own = TokenProvider(TokenAuthentication(secret_key=secret_file))
+    registry = ProviderRegistry(Authentication(), lambda _: [own, make(allowed_roles={URL: ("alice",)})])
+    with pytest.raises(AuthenticationDenied) as caught:
+        await registry.new_auth_state("token", CLIENT).authenticate(issued(sub="admin"))
+    assert caught.value.reason == "role_not_allowed"
 
 
 # ---- when the issuer is asked

@@ -71,7 +71,7 @@ def to_toml(tables: Tables) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{key} = {_value(item)}" for key, item in value.items())
+        inside = ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items())
         return f"{{ {inside} }}"
     return json.dumps(value)  # TOML writes strings, numbers, booleans and arrays of them as JSON does
 

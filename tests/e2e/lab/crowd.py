@@ -62,18 +62,19 @@ class Crowd:
         self.close_all()
         self._listener.close()
 
-    def open(self, count: int, *, at_once: int = AT_ONCE) -> None:
-        """So many relays more; `at_once` of them are under way at a time."""
+    def open(self, count: int, *, at_once: int = AT_ONCE, client_host: str = HOST) -> None:
+        """So many relays more, of clients at this address; `at_once` of them are under way at a time."""
         while count > 0:
             batch = min(count, at_once)
-            self.relays += self._open(batch)
+            self.relays += self._open(batch, client_host)
             count -= batch
 
-    def _open(self, count: int) -> list[Ends]:
+    def _open(self, count: int, client_host: str) -> list[Ends]:
         with contextlib.ExitStack() as opened:  # a failure must leave none of them open: other tests follow
             clients = []
             for _ in range(count):
-                client = opened.enter_context(socket.create_connection((HOST, self._proxy_port), timeout=TIMEOUT_S))
+                connection = socket.create_connection((HOST, self._proxy_port), TIMEOUT_S, (client_host, 0))
+                client = opened.enter_context(connection)
                 client.sendall(self._hello)
                 clients.append(client)
             brokers = []

@@ -137,6 +137,19 @@ def test_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [dict(merged.add_process({"worker": str(n)}, GOOD)) for n in range(3)] == [{}, {}, {"too_large": 1}]
 
 
+def test_use_by_principal_that_does_not_fit_is_left_out_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: an issuer of many names must not blind operators."""
+    used = "# TYPE pulsar_proxy_principal_bytes counter\n" + 'pulsar_proxy_principal_bytes_total{l="v"} 1.0\n' * 100
+    monkeypatch.setattr(admin_exposition, "BYTES_MAX", len(used) + 3 * len(GOOD))
+    merged = Exposition()
+    texts = [used + GOOD, used + GOOD, GOOD, GOOD]
+    dropped = [dict(merged.add_process({"worker": str(n)}, text)) for n, text in enumerate(texts)]
+    assert dropped == [{}, {"principals": 101}, {}, {"too_large": 1}]
+    lines = merged.text().decode().splitlines()
+    assert [line for line in lines if line.startswith("g{")] == [f'g{{worker="{n}",l="v"}} 1.0' for n in range(3)]
+    assert sum(line.startswith("pulsar_proxy_principal_bytes_total{") for line in lines) == 100
+
+
 def test_series_are_bounded() -> None:
     """Security: Prometheus keeps each for hours."""
     merged = Exposition()

@@ -7,6 +7,9 @@
 {{- range $table, $days := $rollup.retention.days -}}
 {{- $options = concat $options (list "--keep" (printf "%s=%d" $table (int $days))) -}}
 {{- end -}}
+{{- range $rollup.jobs -}}
+{{- $options = concat $options (list "--job" .) -}}
+{{- end -}}
 {{- $options | toJson -}}
 {{- end -}}
 

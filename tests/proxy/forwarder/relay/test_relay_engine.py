@@ -31,15 +31,24 @@ class Engine:
     def __init__(self) -> None:
         self.table = RelayTable()
         self.pool = PipePool(lambda _made: None, lambda _closed: None, forwarders=1)
-        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True)
+        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True, lambda record: record.principal)
         self._ends: dict[int, trio.Event] = {}
 
     def _over(self, relay: Relay) -> None:
         self._ends[relay.record.id].set()
 
-    def open(self, lane: Lane, *, to_broker: bytes = b"", to_client: bytes = b"", half_close_s: float = 60) -> Relay:
+    def open(
+        self,
+        lane: Lane,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        half_close_s: float = 60,
+        principal: str = "alice",
+    ) -> Relay:
         sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-        relay = Relay(about_relay(id=self.table.allocate_relay_id()), *sockets, half_close_s)
+        record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
+        relay = Relay(record, *sockets, half_close_s)
         self._ends[relay.record.id] = trio.Event()
         for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
             if first:
@@ -362,6 +371,36 @@ async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
     assert all(bound)
 
 
+@pytest.mark.usefixtures("quick_look")
+async def test_the_pipe_of_a_receiver_that_does_not_read_shrinks_and_keeps_its_bytes(engine: Engine) -> None:
+    async with open_lane(buffer_bytes=4096) as stuck:
+        relay = engine.open(stuck)
+        sent = await fill(stuck.client)
+        pipe = relay.to_broker.pipe
+        assert pipe is not None
+        await until(lambda: pipe.size_bytes < pipes.HUGE_PIPE_BYTES)
+        assert relay.to_broker.pipe is pipe
+        assert engine.cells(relay, PIPE)[TO_BROKER] == pipe.id
+        assert await read(stuck.broker, sent) == bytes(sent)
+        await until(lambda: relay.to_broker.pipe is None)
+        await stuck.client.send_all(b"more")
+        assert await read(stuck.broker, 4) == b"more"
+
+
+async def test_a_relay_of_an_owner_above_its_share_uses_small_pipes_and_another_ones_huge_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = engine.pool.share_of("alice")
+    monkeypatch.setattr(PipePool, "_may_hold", lambda _pool, share, _size_bytes: share is not limited)
+    async with open_lane(buffer_bytes=4096) as one, open_lane(buffer_bytes=4096) as other:
+        relays = engine.open(one), engine.open(other, principal="bob")
+        limited.lane = engine.pool.lanes[-1]
+        for lane in (one, other):
+            await fill(lane.client)
+        held = [relay.to_broker.pipe for relay in relays]
+        assert [pipe and pipe.wanted_bytes for pipe in held] == [pipes.SMALL_PIPE_BYTES, pipes.HUGE_PIPE_BYTES]
+
+
 # ---- what goes wrong
 
 
@@ -373,7 +412,7 @@ async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
     monkeypatch.setattr(splice_pump, "SPLICE_BYTES_MAX", 1000)  # many turns
     engine.open(lane)
 
-    def none_left(_pool: PipePool) -> Pipe:
+    def none_left(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(errno.EMFILE, "Too many open files")
 
     said = os.urandom(40_000)
@@ -394,7 +433,7 @@ async def test_without_a_pipe_a_relay_waits_for_one(
     """Its edge has passed: it must be called again by itself, and lose nothing."""
     relay = engine.open(lane)
 
-    def none_left(_pool: PipePool) -> Pipe:
+    def none_left(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
@@ -414,10 +453,10 @@ async def test_relays_that_wait_for_a_pipe_get_the_one_that_comes_back(
     monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
     take, scarce = PipePool.acquire_pipe, False
 
-    def free_ones_only(pool: PipePool) -> Pipe:
+    def free_ones_only(pool: PipePool, size_bytes_max: int) -> Pipe:
         if scarce and not pool.has_free_pipe:
             raise OSError(errno.EMFILE, "Too many open files")
-        return take(pool)
+        return take(pool, size_bytes_max)
 
     monkeypatch.setattr(PipePool, "acquire_pipe", free_ones_only)
     async with open_lane(buffer_bytes=4096) as stuck, open_lane() as one, open_lane() as other:
@@ -459,7 +498,7 @@ async def test_an_unexpected_error_where_a_pipe_is_taken(
 ) -> None:
     relay = engine.open(lane)
 
-    def broken(_pool: PipePool) -> Pipe:
+    def broken(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(errno.EINVAL, "Invalid argument")
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:

@@ -206,7 +206,7 @@ def no_room_in_the_epoll(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
 
 
 def no_pipe(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
-    def take(_pool: PipePool) -> Pipe:
+    def take(_pool: PipePool, _size_bytes_max: int) -> Pipe:
         raise OSError(errno.EMFILE, "Too many open files")
 
     patch.setattr(PipePool, "acquire_pipe", take)

@@ -303,7 +303,8 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     pool = forwarder.relays._engine._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
     pump = forwarder.relays._engine.pump
-    monkeypatch.setattr(pump, "_ready", None)
+    pipe_lane = pool.lanes[0]
+    monkeypatch.setattr(pipe_lane, "ready", None)
     for free in pool._free.values():
         free.clear()
     pool.release_pipe(small := pool._create(SMALL_PIPE_BYTES))
@@ -313,7 +314,7 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     for number in range(3):
         await lane.client.send_all(send_frame(b"%d" % number))
         await expect(lane.broker, send_frame(b"%d" % number))
-    in_hand = [] if pump._ready is None else [pump._ready]
+    in_hand = [] if pipe_lane.ready is None else [pipe_lane.ready]
     assert [*in_hand, *(pipe for free in pool._free.values() for pipe in free)] == [small]
     for pipe in large:
         pool.release_pipe(pipe)

@@ -909,7 +909,7 @@ async def test_messages_that_waited_for_a_pipe_are_counted_once(
     assert cursor is not None
     attempts: list[PipePool] = []
 
-    def none_left(pool: PipePool) -> Pipe:
+    def none_left(pool: PipePool, _size_bytes_max: int) -> Pipe:
         attempts.append(pool)
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -920,10 +920,11 @@ async def test_messages_that_waited_for_a_pipe_are_counted_once(
         with monkeypatch.context() as patch:
             patch.setattr(PipePool, "acquire_pipe", none_left)
             patch.setattr(PipePool, "has_free_pipe", property(lambda _pool: False))
-            pump = forwarder.relays._engine.pump
-            if (ready := pump._ready) is not None:
-                pump._pool.release_pipe(ready)
-                pump._ready = None
+            pool = forwarder.relays._engine._pool
+            for pipe_lane in pool.lanes:
+                if pipe_lane.ready is not None:
+                    pool.release_pipe(pipe_lane.ready)
+                    pipe_lane.ready = None
             attempts.clear()
             await lane.client.send_all(frame[cut:])
             await until(lambda: len(attempts) >= 3)
