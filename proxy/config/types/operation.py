@@ -54,10 +54,14 @@ class Admin(Strict, frozen=True):
     bind: `address:port`; keep it away from clients
     token_file: a file with the token that `/metrics` and `/status` require (`Authorization: Bearer …`); read again when
         it changes. Empty: they require none. `/healthz`, `/readyz` and `/status.html` never do
+    allowed_hosts: patterns (`*`, `?`) of host names by which the port may be asked, beside IP addresses, `localhost`
+        and the host of `bind`. Requests with another `Host` get 421: a page in an operator's browser could otherwise
+        give its own name the port's address, and read the port (DNS rebinding). `*`: any name
     """
 
     bind: NonEmpty = "127.0.0.1:8080"
     token_file: str = ""
+    allowed_hosts: tuple[NonEmpty, ...] = ()
 
 
 class Metrics(Strict, frozen=True):
