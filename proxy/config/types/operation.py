@@ -11,7 +11,9 @@ class Cluster(Strict, frozen=True):
     """The cluster of processes as a whole.
 
     name: value of the label `cluster` of every metric, for example Pulsar's own name for the cluster behind the proxy
-    runtime_dir: folder of the Unix sockets, made with mode 0700; at most 80 bytes long, and used by this cluster alone
+    runtime_dir: folder of the Unix sockets, made with mode 0700; at most 80 bytes long, and used by this cluster alone.
+        Refused where it is a link or another user's, where others can write in it, and where every user can write in
+        its parent (without the sticky bit, and unless the parent is the root of a volume)
     forwarders: number of forwarders; 0: one for each CPU that this process may use and that the CPU quota of its
         container (cgroup) allows, rounded up, and no more than fit into half of the container's memory
     lookup_workers: number of lookup workers
