@@ -197,6 +197,14 @@ def test_a_mistake_in_the_configuration_names_its_key(what: str, command: str) -
     assert not cluster.runtime_dir.exists()
 
 
+PREPARED = {
+    "lock": "supervisor.lock: is a link",
+    "folder": "can be written by other users (mode 0777)",
+    "link": "is not a folder",
+    "parent": "could be replaced by any user",
+}
+
+
 @pytest.mark.parametrize(
     ("trap", "command"),
     [("lock", "serve"), *((trap, command) for trap in ("folder", "link", "parent") for command in ("check", "serve"))],
@@ -216,7 +224,9 @@ def test_a_runtime_dir_that_others_could_prepare_is_refused_and_changes_nothing(
         shared.chmod(0o777)
     answer = cluster.command(command)
     assert answer.returncode != 0
-    assert "cluster.runtime_dir: " in answer.stderr.strip().splitlines()[-1]
+    reason = answer.stderr.strip().splitlines()[-1]
+    assert "cluster.runtime_dir: " in reason
+    assert PREPARED[trap] in reason
     assert "Traceback" not in answer.stderr
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in cluster.directory.iterdir()) == ["config.toml", "run", "supervisor.lock"]
