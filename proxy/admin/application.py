@@ -21,6 +21,11 @@ JSON = "application/json"
 TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
 """The other paths reveal only yes or no, and Kubernetes' probes have no token."""
 
+HOST_BYTES_SHOWN = 255
+NOT_OUR_HOST = b"""\
+this port does not answer for the name in the request's Host header: set admin.allowed_hosts, or ask for an IP address
+"""
+
 
 class ClusterView(Protocol):
     """The cluster's state as the admin port serves it. Methods that call the supervisor raise RpcError."""
@@ -43,14 +48,18 @@ class ClusterView(Protocol):
 
 
 IsAllowed = Callable[[list[bytes]], Awaitable[bool]]
+IsOwnHost = Callable[[bytes], bool]
 
 
 class AdminApplication:
-    """Handler of requests. ``is_allowed`` checks their ``Authorization``."""
+    """Handler of requests. ``is_allowed`` checks their ``Authorization``, ``is_own_host`` their ``Host``."""
 
-    def __init__(self, view: ClusterView, is_allowed: IsAllowed, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, view: ClusterView, is_allowed: IsAllowed, is_own_host: IsOwnHost, registry: CollectorRegistry
+    ) -> None:
         self._view = view
         self._is_allowed = is_allowed
+        self._is_own_host = is_own_host
         self._paths: dict[str, Callable[[], Awaitable[HttpResponse]]] = {
             "/metrics": self._metrics,
             "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
@@ -75,6 +84,14 @@ class AdminApplication:
         return response
 
     async def _route_request(self, request: HttpRequest) -> HttpResponse:
+        if not self._is_own_host(request.host):
+            get_logger().warning(
+                "refused at the admin port",
+                client=request.client,
+                path=request.path,
+                reason=f"Host is {request.host[:HOST_BYTES_SHOWN]!r}, which is not in admin.allowed_hosts",
+            )
+            return HttpResponse(421, NOT_OUR_HOST)
         handler = self._paths.get(f"{request.path}?{request.query}", self._paths.get(request.path))
         if handler is None:
             return HttpResponse(404, f"there is no such path; try {', '.join(self._paths)}\n".encode())

@@ -29,13 +29,14 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request's head; `path` without the `query`."""
+    """A request's head; `path` without the `query`; `host`: the header `Host`, empty where there is none."""
 
     method: str
     path: str
     authorization: list[bytes]
     client: str
     query: str = ""
+    host: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ async def _read_head(http: h11.Connection, connection: _Connection) -> HttpReque
         return None
     path, _, query = event.target.decode("latin-1").partition("?")
     authorization = [value for name, value in event.headers if name == b"authorization"]
-    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address, query)
+    host = next((value for name, value in event.headers if name == b"host"), b"")  # h11 takes no second one
+    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address, query, host)
 
 
 async def _send(http: h11.Connection, stream: trio.abc.SendStream, response: HttpResponse, *, with_body: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import trio
 
 from proxy.admin.application import AdminApplication
+from proxy.admin.host_check import HostCheck
 from proxy.admin.http import HttpServer
 from proxy.admin.kept import CoalescingCache
 from proxy.admin.scrape import MetricsScrape
@@ -51,14 +52,19 @@ class AdminService:
     def __init__(self, context: WorkerContext) -> None:
         self._nursery = context.nursery
         self._token_check = TokenCheck(context.config.admin)
+        self._host_check = HostCheck(context.config.admin)
         self._supervisor = SupervisorClient(context.descriptors.questions)
         scrape = MetricsScrape(context.config.cluster.name, self._supervisor, context.registry)
         view = CachedClusterView(self._supervisor, scrape, context.nursery)
-        self._server = HttpServer(AdminApplication(view, self._is_allowed, context.registry).handle_request)
+        application = AdminApplication(view, self._is_allowed, self._is_own_host, context.registry)
+        self._server = HttpServer(application.handle_request)
         self._ended = trio.Event()
 
     async def _is_allowed(self, authorization: list[bytes]) -> bool:
         return await self._token_check.is_allowed(authorization)
+
+    def _is_own_host(self, host: bytes) -> bool:
+        return self._host_check.is_own_host(host)
 
     def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
         """Return none: only the supervisor calls this worker."""
@@ -84,9 +90,10 @@ class AdminService:
         self._ended.set()
 
     async def configure(self, config: Config) -> None:
-        """Take over another token file. Raises ConfigError."""
+        """Take over another token file and other allowed hosts. Raises ConfigError."""
         await trio.lowlevel.checkpoint()
         self._token_check = TokenCheck(config.admin)
+        self._host_check = HostCheck(config.admin)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002 -- nothing can be handed over
         """Leave new requests to a successor; wait for those under way, for at most DRAIN_S_MAX."""

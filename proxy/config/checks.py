@@ -16,7 +16,7 @@ from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
 from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
-from proxy.config.targets import check_targets
+from proxy.config.targets import check_targets, is_publicly_registrable
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,
@@ -30,6 +30,8 @@ from proxy.config.types import (
 
 RUNTIME_DIR_BYTES_MAX = 80
 """The path of a Unix socket holds about 107 bytes."""
+
+_HOST_PATTERN = re.compile(r"[A-Za-z0-9_.*?-]+\Z")
 
 LIFETIME_MS_MIN = 1_000
 """See proto.session_clock.REAUTHENTICATION_INTERVAL_S_MIN."""
@@ -46,6 +48,7 @@ def validate_config(config: Config) -> Config:
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
     _check_admin_token(config.admin.token_file)
+    _check_admin_hosts(config.admin.allowed_hosts)
     _check("brokers.service_url", parse_broker_url, config.brokers.service_url)
     for network in config.brokers.allowed_addresses:
         if network != "*":
@@ -69,6 +72,21 @@ def _check_admin_token(file: str) -> None:
             read_admin_token(file)
     except OSError as error:  # gone since it was opened just now
         raise ConfigError(f"admin.token_file: {file} cannot be read: {error.strerror}") from None
+
+
+def _check_admin_hosts(patterns: tuple[str, ...]) -> None:
+    """Refuse what no host name matches, and what matches names of strangers. Raises ConfigError."""
+    for pattern in patterns:
+        if not _HOST_PATTERN.match(pattern):
+            raise ConfigError(
+                f"admin.allowed_hosts: {pattern!r} is no host name or pattern of such, without a port (IP addresses "
+                "need no entry)"
+            )
+        if pattern != "*" and is_publicly_registrable(pattern):
+            raise ConfigError(
+                f'admin.allowed_hosts: strangers can register names that match "{pattern}"; name your own, as in '
+                '"*.example.com", or "*" for no check at all'
+            )
 
 
 def _check_port_pairs(brokers: Brokers) -> None:

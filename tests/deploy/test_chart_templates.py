@@ -308,6 +308,20 @@ def test_an_ingress_needs_a_token_and_shows_only_what_is_asked_for() -> None:
     assert path["backend"]["service"] == {"name": f"{NAME}-admin", "port": {"name": "admin"}}
 
 
+@pytest.mark.parametrize(
+    ("ingress", "further"),
+    [({}, []), ({"hostname": "proxy.example.org"}, ["proxy.example.org"]), ({"hostname": ""}, ["*"])],
+)
+def test_the_admin_port_answers_for_its_service_and_the_ingress(ingress: dict[str, str], further: list[str]) -> None:
+    values: dict[str, Any] = {"clusterDomain": "k8s.example", "adminToken": {"secret": "admin"}}
+    if ingress:
+        values["ingress"] = {"enabled": True, "paths": ["/status"], **ingress}
+    service = render(**values).get("Service", f"{NAME}-admin")["metadata"]
+    name, qualified = service["name"], f"{service['name']}.{service['namespace']}"
+    own = [name, qualified, f"{qualified}.svc", f"{qualified}.svc.k8s.example"]
+    assert render(**values).configuration["admin"]["allowed_hosts"] == own + further
+
+
 # ---- secrets
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import os
@@ -69,6 +70,46 @@ def test_what_asks_for_the_token(cluster: ProxyCluster, path: str, method: str) 
         cluster.wait_for_log("refused at the admin port", path)
     for word in ("first-token", "wrong-token"):
         assert word not in cluster.log_text()
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/status?leaving=ready", "/metrics?x", "/status/", "//status", "/%73tatus", "/STATUS", f"http://{HOST}/status"],
+)
+def test_no_spelling_of_a_path_goes_past_the_token(cluster: ProxyCluster, target: str) -> None:
+    """Security."""
+    connection = http.client.HTTPConnection(HOST, cluster.admin_port, timeout=BUSY_S)
+    try:
+        connection.request("GET", target)
+        assert connection.getresponse().status in {401, 404}
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/status.html"])
+def test_a_page_of_a_strangers_name_reads_nothing(cluster: ProxyCluster, path: str) -> None:
+    """Security: DNS rebinding. A browser sends the name of the page, whatever address that name has by now."""
+    for host in ("attacker.example", f"attacker.example:{cluster.admin_port}", "127.0.0.1.attacker.example"):
+        answer = cluster.get(path, headers={"Host": host, **bearer("first-token")})
+        assert answer.status == 421
+        assert "admin.allowed_hosts" in answer.text
+        assert len(answer.text.splitlines()) == 1
+    cluster.wait_for_log("refused at the admin port", "attacker.example")
+    for host in (f"localhost:{cluster.admin_port}", "10.1.2.3", "[::1]:80"):
+        assert cluster.get(path, headers={"Host": host, **bearer("first-token")}).status != 421
+
+
+def test_a_reload_allows_a_host(cluster: ProxyCluster) -> None:
+    asked = {"Host": "Proxy-1.example.com:8080"}
+    assert cluster.get("/healthz", headers=asked).status == 421
+    cluster.write_config(merged(cluster.tables, {"admin": {"allowed_hosts": ["*.example.com"]}}))
+    try:
+        assert cluster.command("reload").returncode == 0
+        eventually(lambda: cluster.get("/healthz", headers=asked).status == 200, what="the name is allowed")
+        assert cluster.get("/healthz", headers={"Host": "attacker.example"}).status == 421
+    finally:
+        cluster.write_config(cluster.tables)
+        assert cluster.command("reload").returncode == 0
 
 
 def test_the_token_may_change(cluster: ProxyCluster, token_file: Path) -> None:

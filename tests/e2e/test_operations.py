@@ -197,6 +197,41 @@ def test_a_mistake_in_the_configuration_names_its_key(what: str, command: str) -
     assert not cluster.runtime_dir.exists()
 
 
+PREPARED = {
+    "lock": "supervisor.lock: is a link",
+    "folder": "can be written by other users (mode 0777)",
+    "link": "is not a folder",
+    "parent": "could be replaced by any user",
+}
+
+
+@pytest.mark.parametrize(
+    ("trap", "command"),
+    [("lock", "serve"), *((trap, command) for trap in ("folder", "link", "parent") for command in ("check", "serve"))],
+)
+def test_a_runtime_dir_that_others_could_prepare_is_refused_and_changes_nothing(trap: str, command: str) -> None:
+    """Security: a file that only this user may write is the target of a link that another user has put there."""
+    cluster = ProxyCluster({})
+    folder, victim = cluster.runtime_dir, cluster.directory / "supervisor.lock"
+    victim.write_text("precious")
+    if trap == "link":
+        folder.symlink_to(cluster.directory)
+    else:
+        folder.mkdir(mode=0o700)
+        (folder / "supervisor.lock").symlink_to(victim)
+    shared = {"folder": folder, "parent": cluster.directory}.get(trap)
+    if shared is not None:
+        shared.chmod(0o777)
+    answer = cluster.command(command)
+    assert answer.returncode != 0
+    reason = answer.stderr.strip().splitlines()[-1]
+    assert "cluster.runtime_dir: " in reason
+    assert PREPARED[trap] in reason
+    assert "Traceback" not in answer.stderr
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in cluster.directory.iterdir()) == ["config.toml", "run", "supervisor.lock"]
+
+
 def test_check_accepts_what_serve_would(broker: Standalone) -> None:
     answer = ProxyCluster({"brokers": before(broker)}).command("check")
     assert answer.returncode == 0, answer.stderr

@@ -11,7 +11,9 @@ class Cluster(Strict, frozen=True):
     """The cluster of processes as a whole.
 
     name: value of the label `cluster` of every metric, for example Pulsar's own name for the cluster behind the proxy
-    runtime_dir: folder of the Unix sockets, made with mode 0700; at most 80 bytes long, and used by this cluster alone
+    runtime_dir: folder of the Unix sockets, made with mode 0700; at most 80 bytes long, and used by this cluster alone.
+        Refused where it is a link or another user's, where others can write in it, and where every user can write in
+        its parent (without the sticky bit, and unless the parent is the root of a volume)
     forwarders: number of forwarders; 0: one for each CPU that this process may use and that the CPU quota of its
         container (cgroup) allows, rounded up, and no more than fit into half of the container's memory
     lookup_workers: number of lookup workers
@@ -54,10 +56,14 @@ class Admin(Strict, frozen=True):
     bind: `address:port`; keep it away from clients
     token_file: a file with the token that `/metrics` and `/status` require (`Authorization: Bearer …`); read again when
         it changes. Empty: they require none. `/healthz`, `/readyz` and `/status.html` never do
+    allowed_hosts: patterns (`*`, `?`) of host names by which the port may be asked, beside IP addresses, `localhost`
+        and the host of `bind`. Requests with another `Host` get 421: a page in an operator's browser could otherwise
+        give its own name the port's address, and read the port (DNS rebinding). `*`: any name
     """
 
     bind: NonEmpty = "127.0.0.1:8080"
     token_file: str = ""
+    allowed_hosts: tuple[NonEmpty, ...] = ()
 
 
 class Metrics(Strict, frozen=True):

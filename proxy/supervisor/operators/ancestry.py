@@ -24,7 +24,7 @@ from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import Connect
 from proxy.runtime.rpc.peers import Caller, bound_path, peer_credentials
 from proxy.supervisor.processes.children import children_of
-from proxy.supervisor.startup.sockets import CONTROL_SOCKET
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET, open_folder, writable_by_others
 
 _SO_PEERPIDFD = 77  # since Linux 6.5
 _PARENT_FIELD, _START_FIELD = 1, 19  # of /proc/<pid>/stat (proc_pid_stat(5)), counted after the command's name
@@ -141,7 +141,11 @@ def supervisor_connector(path: str) -> Connect:
     """Return a function that connects to control.sock. It raises NotSupervisor before anything is sent."""
 
     async def connect() -> trio.abc.HalfCloseableStream:
-        stream = await trio.open_unix_socket(path)
+        folder = _open_private_folder(Path(path).parent)
+        try:
+            stream = await trio.open_unix_socket(f"/proc/self/fd/{folder}/{Path(path).name}")
+        finally:
+            os.close(folder)
         try:
             await require_supervisor(stream.socket)
         except BaseException:
@@ -152,9 +156,22 @@ def supervisor_connector(path: str) -> Connect:
     return connect
 
 
+def _open_private_folder(path: Path) -> int:
+    """Open the folder of control.sock, where no user but its owner can have put another socket. Raises OSError."""
+    try:
+        folder = open_folder(path)
+    except NotADirectoryError:
+        raise NotSupervisor(errno.ENOTDIR, "the folder is a link, or no folder") from None
+    if shared := writable_by_others(os.fstat(folder)):
+        os.close(folder)
+        raise NotSupervisor(errno.EPERM, f"the folder {shared}")
+    return folder
+
+
 async def require_supervisor(sock: trio.socket.SocketType) -> None:
     """Raise NotSupervisor unless a supervisor listens at the other end of a connection to control.sock.
 
+    * It has to be this user's, unless root asks.
     * The name at which the socket was bound has to be control.sock's. A rename does not change it: auth and lookup
       workers have sockets on which the supervisor has called listen(2), and could move one here.
     * The process that called listen(2) has to be alive, and not confined as a worker is: with a filter of system calls,
@@ -163,7 +180,9 @@ async def require_supervisor(sock: trio.socket.SocketType) -> None:
 
     Where the kernel refuses workers their filter, nothing tells them from a supervisor.
     """
-    pid, _uid = peer_credentials(sock)  # the folder's mode admits only its owner and root
+    pid, uid = peer_credentials(sock)
+    if os.geteuid() not in {0, uid}:  # the folder may be another user's
+        raise NotSupervisor(errno.EPERM, f"user {uid} listens there, not this user; ask as that user, or as root")
     if (name := bound_path(sock).name) != CONTROL_SOCKET:
         raise NotSupervisor(errno.EPERM, f"the socket of another name was put there: {name!r}")
     if pid == 0:

@@ -32,10 +32,11 @@ class Setup:
         self.notes: list[str] = []
         self.shared: Reasons | None = None
         self.allowed = True
+        self.own_host = True
         self.error: RpcError | None = None
         self.authorizations: list[list[bytes]] = []
         self.registry: CollectorRegistry = new_registry()
-        self.application = AdminApplication(self, self._is_allowed, self.registry)
+        self.application = AdminApplication(self, self._is_allowed, lambda _host: self.own_host, self.registry)
 
     async def _is_allowed(self, authorization: list[bytes]) -> bool:
         await trio.lowlevel.checkpoint()
@@ -154,6 +155,17 @@ async def test_without_the_token(setup: Setup, path: str, status: int, method: s
         assert setup.authorizations == [[b"Bearer guess"]]
         assert (logs[0]["client"], logs[0]["path"]) == ("10.0.0.1", path)
     assert "guess" not in str(logs) + str(answer)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
+async def test_a_request_under_another_name_is_refused_before_anything_is_asked(setup: Setup, path: str) -> None:
+    """Security: DNS rebinding."""
+    setup.own_host = False
+    with structlog.testing.capture_logs() as logs:
+        answer = await setup.get(path, authorization=(b"Bearer token",))
+    assert (answer.status, setup.authorizations) == (421, [])
+    assert b"admin.allowed_hosts" in answer.body
+    assert (logs[0]["client"], logs[0]["path"]) == ("10.0.0.1", path)
 
 
 async def test_requests_are_counted_by_paths_of_ours_alone(setup: Setup) -> None:

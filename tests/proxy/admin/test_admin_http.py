@@ -73,8 +73,14 @@ async def test_a_request(setup: Setup) -> None:
     assert b"Content-Length: 3" in head
     assert b"Connection: close" in head
     assert body == b"ok\n"
-    assert setup.requests == [HttpRequest("GET", "/status", [b"Bearer t"], "10.0.0.1", "x=1")]
+    assert setup.requests == [HttpRequest("GET", "/status", [b"Bearer t"], "10.0.0.1", "x=1", b"x")]
     assert setup.server.connections == 0
+
+
+async def test_a_request_of_http_1_0_may_have_no_host_and_none_may_have_two(setup: Setup) -> None:
+    assert b"200 OK" in await setup.ask(b"GET /healthz HTTP/1.0\r\n\r\n")
+    assert setup.requests[0].host == b""
+    assert b" 400 " in await setup.ask(b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
 
 
 async def test_split_at_every_byte(setup: Setup) -> None:

@@ -66,6 +66,7 @@ TOKEN = {"secret_key": "FILE"}
 
 GOOD: dict[str, Tables] = {
     "nothing at all": {},
+    "names of the admin port": {"admin": {"allowed_hosts": ["proxy-1", "*.pulsar.svc.cluster.local", "*"]}},
     "tls for clients": listener(),
     "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
     "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
@@ -112,6 +113,10 @@ BAD: list[tuple[str, Tables]] = [
     ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
     ("admin.token_file", {"admin": {"token_file": "/nowhere"}}),
+    *(
+        ("admin.allowed_hosts", {"admin": {"allowed_hosts": ["proxy.example.com", name]}})
+        for name in ("proxy:8080", "http://proxy", "[::1]", "a b", "*.com", "proxy-*")
+    ),
     ("brokers.service_url", {"brokers": {"service_url": "http://b"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+ssl://"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+srv://b:6650"}}),

@@ -174,7 +174,7 @@ annotations:
   "listener" $listeners
   "brokers" (include "pulsar-trio-proxy.derivedBrokers" . | fromYaml)
   "authentication" dict
-  "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)))
+  "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)) "allowed_hosts" (include "pulsar-trio-proxy.adminHosts" . | fromJsonArray))
   "shutdown" (dict "delay_ms" (include "pulsar-trio-proxy.secondsToLeave" . | int | mul 1000))
 -}}
 {{- if .Values.adminToken.secret -}}
@@ -270,6 +270,18 @@ annotations:
 {{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
 {{- end -}}
 {{- $ports | toJson -}}
+{{- end -}}
+
+{{/* Names by which the admin port is asked (JSON list): its Service's, and the Ingress' host. An Ingress without one
+     takes all names, and needs adminToken. */}}
+{{- define "pulsar-trio-proxy.adminHosts" -}}
+{{- $name := printf "%s-admin" (include "pulsar-trio-proxy.fullname" .) -}}
+{{- $qualified := printf "%s.%s" $name .Release.Namespace -}}
+{{- $hosts := list $name $qualified (printf "%s.svc" $qualified) (printf "%s.svc.%s" $qualified .Values.clusterDomain) -}}
+{{- if .Values.ingress.enabled -}}
+{{- $hosts = append $hosts (.Values.ingress.hostname | default "*") -}}
+{{- end -}}
+{{- $hosts | toJson -}}
 {{- end -}}
 
 {{/* The number of the admin port. */}}

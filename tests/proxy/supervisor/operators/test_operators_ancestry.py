@@ -212,8 +212,12 @@ sock.bind(path)
 sock.listen()
 if "with a child" in ways and os.fork() == 0:
     time.sleep(60)
-if "gone" in ways and os.fork():
-    os._exit(0)
+listener = os.getpid()
+if "gone" in ways:
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == listener:
+        time.sleep(0.01)
 if "with a filter" in ways:
     harden_process()
     assert refuse_system_calls(Role.AUTH)
@@ -245,6 +249,35 @@ def listen(tmp_path: Path) -> Iterator[Callable[..., str]]:
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+async def test_no_command_connects_in_a_folder_that_others_can_write(listen: Callable[..., str]) -> None:
+    """Security: any user could have put the socket there."""
+    path = Path(listen())
+    assert await connected(str(path))
+    path.parent.chmod(0o777)
+    with pytest.raises(NotSupervisor, match=r"the folder can be written by other users \(mode 0777\)"):
+        await supervisor_connector(str(path))()
+
+
+async def test_no_command_follows_a_link_in_place_of_the_folder(listen: Callable[..., str], tmp_path: Path) -> None:
+    """Security."""
+    path = Path(listen())
+    (tmp_path / "link").symlink_to(path.parent)
+    with pytest.raises(NotSupervisor, match="the folder is a link"):
+        await supervisor_connector(str(tmp_path / "link" / path.name))()
+
+
+async def test_no_command_asks_another_users_process(
+    listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: but for root's."""
+    path, uid = listen(), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(NotSupervisor, match=f"user {uid} listens there"):
+        await supervisor_connector(path)()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert await connected(path)
 
 
 async def connected(path: str) -> bool:

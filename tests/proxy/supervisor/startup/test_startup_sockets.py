@@ -141,6 +141,93 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize("shared", [0o777, 0o1777, 0o770, 0o720, 0o702])
+def test_a_folder_that_others_can_write_is_refused_with_what_they_put_there(
+    tmp_path: Path, victim: Path, shared: int
+) -> None:
+    """Security: the link was put there by another user, the file is one that only we may write."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "supervisor.lock").symlink_to(victim)
+    folder.chmod(shared)
+    with pytest.raises(StartFailed, match=rf"run can be written by other users \(mode {shared:04o}\).*chmod go-w"):
+        RuntimeDirectory(str(folder))
+    assert (victim.read_text(), mode(folder)) == ("precious", shared)
+
+
+def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path, victim: Path) -> None:
+    """Security: it may be there from a time when others could write in the folder."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / "supervisor.lock").symlink_to(victim)
+    with pytest.raises(StartFailed, match=r"supervisor\.lock: is a link; remove it"):
+        RuntimeDirectory(str(folder))
+    assert victim.read_text() == "precious"
+
+
+def test_what_is_in_the_lock_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.lock").write_text("notes")
+    RuntimeDirectory(str(tmp_path)).remove_sockets()
+    assert (tmp_path / "supervisor.lock").read_text() == "notes"
+
+
+def test_a_lock_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "supervisor.lock")
+    with pytest.raises(StartFailed, match=r"supervisor\.lock: is no file of this user's"):
+        RuntimeDirectory(str(tmp_path))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_that_any_user_could_replace_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    """Security: but for the root of a volume, as that of Kubernetes' emptyDir, which is the pod's alone."""
+    parent = tmp_path / "open"
+    parent.mkdir()
+    parent.chmod(0o777)
+    folder = parent / "run"
+    if exists:
+        folder.mkdir(mode=0o700)
+    with pytest.raises(StartFailed, match=r"run could be replaced by any user: .*open has mode 0777; .*chmod \+t"):
+        RuntimeDirectory(str(folder))
+    assert folder.exists() == exists
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda path: path == parent)
+        RuntimeDirectory(str(folder)).remove_sockets()
+    parent.chmod(0o1777)
+    RuntimeDirectory(str(folder)).remove_sockets()
+
+
+def test_a_folder_that_is_replaced_by_a_link_loses_nothing_elsewhere(tmp_path: Path) -> None:
+    """Security."""
+    directory = RuntimeDirectory(str(tmp_path / "run"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("auth-0.sock", "theirs.sock"):
+        (elsewhere / name).touch()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").symlink_to(elsewhere)
+    with pytest.raises(StartFailed):
+        directory.bind_socket("auth-0.sock")
+    directory.remove_sockets()
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["auth-0.sock", "theirs.sock"]
+
+
+def test_a_link_in_place_of_a_socket_is_replaced_and_not_followed(directory: RuntimeDirectory, victim: Path) -> None:
+    """Security."""
+    (directory.path / "auth-0.sock").symlink_to(victim)
+    with directory.bind_socket("auth-0.sock"):
+        assert (directory.path / "auth-0.sock").is_socket()
+    assert victim.read_text() == "precious"
+
+
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "supervisor.lock").mkdir()
     with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*supervisor\.lock: "):
@@ -156,7 +243,7 @@ def test_a_socket_that_cannot_be_bound(directory: RuntimeDirectory) -> None:
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*run: "):
+    with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*run is not a folder"):
         RuntimeDirectory(str(tmp_path / "run"))
 
 
