@@ -88,7 +88,9 @@ class BasicProvider(AuthenticationProvider):
         users = await self._users.current_value()
         proved_user = user if self._checks.matches_recent_proof(user, password) else ""
         check = partial(self._check, users, user, password)
-        return await self._checks.run_check(client, check, proved_user=proved_user)
+        identity = await self._checks.run_check(client, check, proved_user=proved_user)
+        self._checks.remember_login(client)
+        return identity
 
     async def _check(self, users: _Users, user: str, password: bytes) -> Identity:
         entry = users.entries.get(user)
