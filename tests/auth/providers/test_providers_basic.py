@@ -394,6 +394,15 @@ async def test_a_user_that_was_accepted_goes_before_strangers_at_its_own_address
     assert [password for *_, password in gate.asked] == [b"w0", PASSWORD.encode(), b"w1", b"w2"]
 
 
+async def test_only_the_right_password_is_remembered_as_a_login_at_its_address(make: Make) -> None:
+    provider = make()
+    await denial(provider, login("alice", "wrong"))
+    await denial(provider, login("nobody"))
+    assert len(provider._checks._logins) == 0
+    assert await provider.identify(login("alice"), CLIENT)
+    assert provider._checks._logins.recent_value("10.0.0.1")
+
+
 async def test_a_password_that_was_right_once_is_denied(
     make: Make, autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
