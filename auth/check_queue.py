@@ -2,8 +2,11 @@
 
 Any unauthenticated client can cause a check, so the queue is served round robin by client address: many checks for one
 address do not delay the first one of another. An address at which a check has failed lately comes after those where
-none has. Both memories decide only the order of checks, never their outcome, and nothing is remembered by a user's name
-that a client has merely claimed: it could be used to keep that user out, or to find out whether there is one.
+none has, and one at which a user has logged in lately before them. Where several addresses of a network have failed,
+all others of it count as failed that have not seen a login: strangers would always have another one. When the queue is
+full, those that failed give way. All this decides only the order of checks, never their outcome, and nothing is
+remembered by a user's name that a client has merely claimed: it could be used to keep that user out, or to find out
+whether there is one.
 
 A client that brings the very credential with which its user logged in lately goes first, round robin by user: where all
 clients have one address (behind a load balancer), this keeps unauthenticated ones from delaying returning users.
@@ -21,7 +24,7 @@ from typing import Generic, NamedTuple, Never, TypeVar
 import trio
 
 from auth.state import AuthenticationDenied, ClientContext
-from proto.addresses import client_network
+from proto.addresses import client_network, wide_network
 from proto.connect_rules import OVERLOADED, is_client_fault
 from proxy.runtime.fairness.fair_queue import FairQueue
 
@@ -30,6 +33,10 @@ CHECKS_PER_SLOT_MAX = 128
 
 FAILED_ADDRESSES_MAX = 1024
 FAILED_FOR_S = 60.0
+FAILED_IN_NETWORK_MIN = 4
+"""Addresses of a network that have to fail before the others of it count as failed."""
+
+LOGIN_ADDRESSES_MAX = 4096
 PROVED_USERS_MAX = 4096
 PROVED_FOR_S = 600.0
 
@@ -70,18 +77,20 @@ class ExpiringMap(Generic[KeyT, ValueT]):
 
 
 class _Priority(IntEnum):
-    """Priority of an owner; lower values go first."""
+    """Priority of an owner; lower values go first, and have more places."""
 
-    PROVED_USER = 0
+    PROVED = 0
+    """A user whose credential was proved lately, or an address at which one has logged in and no check has failed."""
     ADDRESS = 1
     ADDRESS_THAT_FAILED = 2
 
 
 class _Owner(NamedTuple):
-    """Owner of a share: a user whose credential was proved lately, or else an address."""
+    """Owner of a share: a user whose credential was proved lately, or else an address, in its wide network."""
 
     is_user: bool
     name: str
+    wide_network: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +109,16 @@ class CheckQueue:
     def __init__(self, *, slots: int, key: str) -> None:
         self._key = key
         self._queue: FairQueue[_Owner, _WaitingCheck] = FairQueue(
-            slots=slots, waiting_max=slots * (CHECKS_PER_SLOT_MAX - 1), rank=self._priority_of
+            slots=slots,
+            waiting_max=slots * (CHECKS_PER_SLOT_MAX - 1),
+            rank=self._priority_of,
+            rank_max=max(_Priority),
         )
         self._failed: ExpiringMap[str, bool] = ExpiringMap(entries_max=FAILED_ADDRESSES_MAX, lifetime_s=FAILED_FOR_S)
+        self._failed_in_network: ExpiringMap[str, frozenset[str]] = ExpiringMap(
+            entries_max=FAILED_ADDRESSES_MAX, lifetime_s=FAILED_FOR_S
+        )
+        self._logins: ExpiringMap[str, bool] = ExpiringMap(entries_max=LOGIN_ADDRESSES_MAX, lifetime_s=PROVED_FOR_S)
         self._proved: ExpiringMap[str, bytes] = ExpiringMap(entries_max=PROVED_USERS_MAX, lifetime_s=PROVED_FOR_S)
         self._tag_key = token_bytes(32)
 
@@ -119,7 +135,7 @@ class CheckQueue:
         ``proved_user``: the user of a credential that ``matches_recent_proof``. Raises AuthenticationDenied where too
         many checks wait, or as the check does, which is remembered of the address.
         """
-        owner = _Owner(True, proved_user) if proved_user else _Owner(False, client_network(client.address))
+        owner = _Owner(True, proved_user) if proved_user else _address_owner(client)
         turn = _WaitingCheck()
         dropped = self._queue.enqueue(owner, turn)
         if dropped is not None:
@@ -130,7 +146,7 @@ class CheckQueue:
             return await (check() if turn.started else self._refuse_check(owner))
         except AuthenticationDenied as denied:
             if is_client_fault(denied.reason):  # before the slot is given back: it decides who is next
-                self._failed.remember_value(client_network(client.address), True)
+                self._remember_failure(_address_owner(client))
             raise
         finally:
             if turn.started:
@@ -147,8 +163,13 @@ class CheckQueue:
 
     def _priority_of(self, owner: _Owner) -> _Priority:
         if owner.is_user:
-            return _Priority.PROVED_USER
-        return _Priority.ADDRESS if self._failed.recent_value(owner.name) is None else _Priority.ADDRESS_THAT_FAILED
+            return _Priority.PROVED
+        if self._failed.recent_value(owner.name):
+            return _Priority.ADDRESS_THAT_FAILED
+        if self._logins.recent_value(owner.name):
+            return _Priority.PROVED
+        failed = self._failed_in_network.recent_value(owner.wide_network) or ()
+        return _Priority.ADDRESS if len(failed) < FAILED_IN_NETWORK_MIN else _Priority.ADDRESS_THAT_FAILED
 
     async def _refuse_check(self, owner: _Owner) -> Never:
         whose = "for this user" if owner.is_user else f"from {owner.name}"
@@ -159,6 +180,17 @@ class CheckQueue:
         raise AuthenticationDenied(OVERLOADED, text)
 
     # ---- what is remembered
+
+    def _remember_failure(self, address: _Owner) -> None:
+        self._failed.remember_value(address.name, True)
+        failed = self._failed_in_network.recent_value(address.wide_network) or frozenset()
+        if len(failed) < FAILED_IN_NETWORK_MIN:
+            failed |= {address.name}
+        self._failed_in_network.remember_value(address.wide_network, failed)
+
+    def remember_login(self, client: ClientContext) -> None:
+        """Remember that a user has logged in at the client's address."""
+        self._logins.remember_value(client_network(client.address), True)
 
     def remember_proof(self, user: str, secret: bytes) -> None:
         """Remember that this is the user's credential."""
@@ -176,3 +208,8 @@ class CheckQueue:
 
     def _tag(self, user: str, secret: bytes) -> bytes:
         return hashlib.blake2b(user.encode() + b"\0" + secret, key=self._tag_key, digest_size=TAG_BYTES).digest()
+
+
+def _address_owner(client: ClientContext) -> _Owner:
+    network = client_network(client.address)
+    return _Owner(False, network, wide_network(network))

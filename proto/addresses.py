@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _PORT_MAX = 65535
 _CLIENT_PREFIX_BITS = 64
+_WIDE_PREFIX_BITS = {4: 24, 6: 48}
 _HOST_MAX = 253  # DNS: RFC 1035, section 2.3.4
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z")
@@ -137,6 +138,18 @@ def client_network(client_address: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((address, _CLIENT_PREFIX_BITS), strict=False))
+
+
+def wide_network(client_network: str) -> str:
+    """Return the network of one site that a client's network is part of: an IPv4 /24, an IPv6 /48 (RFC 6177).
+
+    A text that is no network is its own.
+    """
+    try:
+        network = ipaddress.ip_network(client_network)
+    except ValueError:
+        return client_network
+    return str(network.supernet(new_prefix=_WIDE_PREFIX_BITS[network.version]))
 
 
 def _shown(text: str) -> str:

@@ -1,10 +1,11 @@
 """Method ``basic``: user and password against a file of htpasswd's, as Pulsar's AuthenticationProviderBasic takes them.
 
-What a client can see, time included, does not tell whether a user exists: an unknown user's password is checked, too.
+What a client can see, time included, does not tell whether a user exists: an unknown user's password is checked, too,
+against the hash of a user of the file (auth.stand_ins). So unknown names cost as much as the file's users do, each its
+own cost at all times. One cost for all would be the largest, and strangers could have it computed by any name.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
 )
 
 from auth.check_queue import CheckQueue
+from auth.stand_ins import StandIns
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
@@ -62,12 +64,10 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """Users of the file. ``stand_in``: the hash against which an unknown user's password is checked, to take the same
-    time.
-    """
+    """Users of the file. ``stand_ins``: those against whose hashes unknown users' passwords are checked."""
 
     entries: Mapping[str, _Entry]
-    stand_in: _Entry
+    stand_ins: StandIns[_Entry]
 
 
 class BasicProvider(AuthenticationProvider):
@@ -88,11 +88,14 @@ class BasicProvider(AuthenticationProvider):
         users = await self._users.current_value()
         proved_user = user if self._checks.matches_recent_proof(user, password) else ""
         check = partial(self._check, users, user, password)
-        return await self._checks.run_check(client, check, proved_user=proved_user)
+        identity = await self._checks.run_check(client, check, proved_user=proved_user)
+        self._checks.remember_login(client)
+        return identity
 
     async def _check(self, users: _Users, user: str, password: bytes) -> Identity:
         entry = users.entries.get(user)
-        checked = entry or users.stand_in
+        stand_in = users.stand_ins.choose(user).entry  # for users who exist, too: the same steps
+        checked = entry or stand_in
         matches = await trio.to_thread.run_sync(checked.matches, password, limiter=self._threads)
         if entry is not None and matches:
             self._checks.remember_proof(user, password)
@@ -132,8 +135,9 @@ def _read(file: str) -> _Users:
             raise ConfigError(f"{KEY}: {file}, line {number}: {error}") from None
     if not entries:
         raise ConfigError(f"{KEY}: {file} names no user")
-    most_frequent, _ = Counter(_cost(entry) for entry in entries.values()).most_common(1)[0]
-    return _Users(entries, next(entry for entry in entries.values() if _cost(entry) == most_frequent))
+    # Two users may have one hash, so a user's secret has the name.
+    secrets = ((entry, _cost(entry), f"{user}:{entry.hash}".encode()) for user, entry in entries.items())
+    return _Users(entries, StandIns(secrets))
 
 
 def _cost(entry: _Entry) -> tuple[str, int]:

@@ -89,6 +89,7 @@ class _SaslAuthState(Identified):
             raise AuthenticationDenied("timeout", f"not judged within {ROUND_TIMEOUT_S:g} s") from None
         if challenge is None:
             self._identity = acceptor.identity
+            self._checks.remember_login(self._client)
         else:
             self._acceptor = acceptor
         return challenge

@@ -1,9 +1,9 @@
 """Methods ``SCRAM-SHA-256`` and ``SCRAM-SHA-512`` (RFC 5802, RFC 7677), on the library ``scramp``.
 
 A client proves in two rounds that it knows its password, and the server that it knows the user; the server's proof goes
-out with the round that completes. The exchange does not tell whether a user exists: an unknown user has a salt, too,
-the same at every time and in every worker, and is denied where a wrong password is. Channel binding is not supported,
-and no client acts for another user (an ``authzid`` is denied).
+out with the round that completes. The exchange does not tell whether a user exists: an unknown user has the iterations
+of a user of the file (auth.stand_ins) and a salt, the same in every worker and replica, and is denied where a wrong
+password is. Channel binding is not supported, and no client acts for another user (an ``authzid`` is denied).
 """
 
 import base64
@@ -11,7 +11,6 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from secrets import token_bytes
@@ -19,6 +18,7 @@ from secrets import token_bytes
 from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
 from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
+from auth.stand_ins import StandIns
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
@@ -70,18 +70,24 @@ class Credential:
 class Users:
     """Users of one mechanism, and the stand-ins for unknown ones."""
 
-    def __init__(self, mechanism: str, credentials: Mapping[str, Credential], first: Credential) -> None:
-        """``first``: the file's first credential, of whatever mechanism; it keys the salts of unknown users."""
-        self._credentials = credentials
-        self._mock_key = hmac.digest(first.server_key, f"salts of unknown users, {mechanism}".encode(), "sha512")
-        shapes = Counter(credential.shape for credential in credentials.values() or (first,))
-        (self._iterations, self._salt_bytes), _ = shapes.most_common(1)[0]
+    def __init__(self, mechanism: str, found: "_Found") -> None:
+        """``found``: all credentials of the file. Unknown users follow those of the mechanism, or of all if it has
+        none.
+        """
+        self._mechanism = mechanism
+        self._credentials = {user: one for (kind, user), one in found.items() if kind == mechanism}
+        secrets: dict[str, bytes] = {}
+        for (_, user), one in found.items():  # of both mechanisms: a name follows the same user with either
+            secrets[user] = secrets.get(user, user.encode()) + one.server_key  # two lines may have the same keys
+        followed = [(user, one) for (kind, user), one in found.items() if kind == mechanism or not self._credentials]
+        self._stand_ins = StandIns((one, one.shape, secrets[user]) for user, one in followed)
         self._stand_in_key = token_bytes(DIGEST_BYTES[mechanism])
 
     def find(self, user: str) -> tuple[Credential, bool]:
         """Return a user's credential, and True if there is such a user. Takes the same steps for unknown users."""
-        salt = hmac.digest(self._mock_key, user.encode(), "sha512")[: self._salt_bytes]
-        mock = Credential(self._iterations, salt, self._stand_in_key, self._stand_in_key)
+        followed, key = self._stand_ins.choose(user)
+        salt = hmac.digest(key, f"{self._mechanism}, salt of {user}".encode(), "sha512")[: len(followed.salt)]
+        mock = Credential(followed.iterations, salt, self._stand_in_key, self._stand_in_key)
         return self._credentials.get(user, mock), user in self._credentials
 
 
@@ -199,11 +205,7 @@ def _read(file: str) -> Mapping[str, Users]:
             raise ConfigError(f"{KEY}: {file}, line {number}: {error}") from None
     if not found:
         raise ConfigError(f"{KEY}: {file} names no user")
-    first = next(iter(found.values()))
-    return {
-        mechanism: Users(mechanism, {user: one for (kind, user), one in found.items() if kind == mechanism}, first)
-        for mechanism in DIGEST_BYTES
-    }
+    return {mechanism: Users(mechanism, found) for mechanism in DIGEST_BYTES}
 
 
 def _add(found: _Found, line: bytes) -> None:

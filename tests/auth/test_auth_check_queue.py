@@ -13,6 +13,8 @@ from auth.check_queue import (
     CHECKS_PER_SLOT_MAX,
     FAILED_ADDRESSES_MAX,
     FAILED_FOR_S,
+    FAILED_IN_NETWORK_MIN,
+    LOGIN_ADDRESSES_MAX,
     PROVED_FOR_S,
     PROVED_USERS_MAX,
     TAG_BYTES,
@@ -218,6 +220,99 @@ async def test_a_check_that_breaks_gives_its_slot_back() -> None:
             await made.run_check(at("10.0.0.1"), broken)
 
 
+# ---- strangers at many addresses keep the queue full
+
+
+async def fill(line: Line, addresses: list[str]) -> None:
+    """Let strangers take all places, each address one."""
+    for number, address in enumerate(addresses):
+        await line.add(f"stranger{number}", address)
+    assert line.checks.waiting_count == len(addresses)
+    assert not line.denied
+
+
+def placed(places: int, monkeypatch: pytest.MonkeyPatch) -> CheckQueue:
+    """A queue in which so many checks may wait."""
+    monkeypatch.setattr(checks, "CHECKS_PER_SLOT_MAX", places + 1)
+    return CheckQueue(slots=1, key="some.key")
+
+
+async def test_addresses_that_failed_give_way_to_several_logins_of_one_that_did_not(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: strangers who have a place for each of many addresses do not hold the queue."""
+    made, strangers = placed(20, monkeypatch), [f"10.{number}.0.1" for number in range(20)]
+    for address in strangers:
+        await fail(made, address)
+    line = Line(nursery, made)
+    await fill(line, strangers)
+    for number in range(4):
+        await line.add(f"good{number}", "192.0.2.1")
+    await line.add("stranger-again", strangers[0])
+    assert [name for name in line.denied if name.startswith("good")] == []
+    assert line.denied["stranger-again"].startswith("overloaded")
+    order = await line.go()
+    assert max(order.index(f"good{number}") for number in range(4)) <= 4
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [[f"127.0.0.{number + 30}" for number in range(20)], [f"2001:db8:0:{number:x}::1" for number in range(20)]],
+    ids=["IPv4", "IPv6"],
+)
+async def test_addresses_of_a_network_where_several_failed_give_way(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, addresses: list[str]
+) -> None:
+    """Security: or strangers would always have another address that has not failed yet."""
+    made = placed(20 - FAILED_IN_NETWORK_MIN, monkeypatch)
+    for address in addresses[:FAILED_IN_NETWORK_MIN]:
+        await fail(made, address)
+    line = Line(nursery, made)
+    await fill(line, addresses[FAILED_IN_NETWORK_MIN:])
+    for number in range(4):
+        await line.add(f"good{number}", "192.0.2.1")
+    assert [name for name in line.denied if name.startswith("good")] == []
+    order = await line.go()
+    assert max(order.index(f"good{number}") for number in range(4)) <= 4
+
+
+async def test_a_network_where_few_addresses_failed_keeps_its_place(nursery: trio.Nursery) -> None:
+    made = CheckQueue(slots=1, key="some.key")
+    for _ in range(3):
+        for number in range(FAILED_IN_NETWORK_MIN - 1):
+            await fail(made, f"10.0.0.{number}")
+    line = Line(nursery, made)
+    for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.99"), ("c", "10.0.9.1")):
+        await line.add(name, address)
+    assert await line.go() == ["b", "c", "a"]
+
+
+async def test_an_address_where_a_login_succeeded_goes_before_those_that_never_came(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: strangers with a new address in another network each time delay no client that returns."""
+    made = placed(20, monkeypatch)
+    made.remember_login(at("192.0.2.1"))
+    line = Line(nursery, made)
+    await fill(line, [f"10.{number}.0.1" for number in range(20)])
+    for number in range(4):
+        await line.add(f"good{number}", "192.0.2.1")
+    assert [name for name in line.denied if name.startswith("good")] == []
+    order = await line.go()
+    assert max(order.index(f"good{number}") for number in range(4)) <= 5
+
+
+async def test_a_success_does_not_outweigh_a_failure_at_the_same_address(nursery: trio.Nursery) -> None:
+    """Security: or strangers with one account would have others' passwords checked first."""
+    made = CheckQueue(slots=1, key="some.key")
+    await fail(made, "10.0.0.1")
+    made.remember_login(at("10.0.0.1"))
+    line = Line(nursery, made)
+    for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
+        await line.add(name, address)
+    assert await line.go() == ["b", "a"]
+
+
 # ---- what is remembered
 
 
@@ -238,7 +333,9 @@ async def test_memories_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_cl
         await fail(made, f"10.{number >> 8}.{number & 255}.1")
     for number in range(PROVED_USERS_MAX + 5):
         made.remember_proof(f"user {number}", b"x")
+        made.remember_login(at(f"10.{number >> 8}.{number & 255}.1"))
     assert (len(made._failed), len(made._proved)) == (FAILED_ADDRESSES_MAX, PROVED_USERS_MAX)
+    assert (len(made._failed_in_network), len(made._logins)) == (FAILED_ADDRESSES_MAX, LOGIN_ADDRESSES_MAX)
 
 
 async def test_a_proof_is_kept_as_a_short_keyed_tag_until_it_expires(autojump_clock: trio.testing.MockClock) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from passlib.hash import bcrypt
 
+from auth.check_queue import FAILED_IN_NETWORK_MIN
 from proto.pulsar_pb2 import BaseCommand
 
 from .conftest import running
@@ -23,7 +25,7 @@ STRANGERS = 400
 """Three times as many as may wait."""
 LOGINS = 6
 FAILURES = "pulsar_authentication_failures_total"
-USERS = ("alice", "bob", "carol")
+USERS = ("alice", "bob", "carol", "dave", "erin")
 """One for each test, so that none has come in before."""
 
 
@@ -52,15 +54,21 @@ def is_let_in(proxy: ProxyCluster, user: str, source: str) -> bool:
         return bool(client.receive(within_s=70).type == BaseCommand.CONNECTED)
 
 
+def refused_checks(proxy: ProxyCluster) -> float:
+    """How many passwords were checked and refused."""
+    return sum(proxy.metrics().total(FAILURES, reason=reason) for reason in ("bad_password", "unknown_user"))
+
+
+def wait_until_no_room_is_left(proxy: ProxyCluster) -> None:
+    """Wait until a stranger is refused from now on, because too many wait."""
+    overloads = proxy.metrics().total(FAILURES, reason="overloaded")
+    eventually(lambda: proxy.metrics().total(FAILURES, reason="overloaded") > overloads, what="strangers find no room")
+
+
 def assert_is_let_in_among(strangers: list[str], proxy: ProxyCluster, user: str, source: str) -> None:
     """One login after the other, while there is no room for more strangers."""
-    overloads = proxy.metrics().total(FAILURES, reason="overloaded")
-
-    def no_room_is_left() -> bool:
-        return proxy.metrics().total(FAILURES, reason="overloaded") > overloads
-
     with PasswordFlood(proxy.port, strangers, number=STRANGERS, user=user) as flood:
-        eventually(no_room_is_left, what="strangers find no room")
+        wait_until_no_room_is_left(proxy)
         outcomes = [is_let_in(proxy, user, source) for _ in range(LOGINS)]
         before = flood.turned_away
         eventually(lambda: flood.turned_away > before, what="the flood goes on")
@@ -76,3 +84,26 @@ def test_strangers_at_other_addresses_keep_no_user_out(proxy: ProxyCluster, numb
 def test_strangers_at_the_same_address_keep_no_user_out_who_came_in_before(proxy: ProxyCluster) -> None:
     assert is_let_in(proxy, "carol", "127.0.0.3")
     assert_is_let_in_among(["127.0.0.3"], proxy, "carol", "127.0.0.3")
+
+
+def test_strangers_with_a_check_at_each_of_many_addresses_do_not_hold_the_queue(proxy: ProxyCluster) -> None:
+    """As many addresses as may wait, all of which have failed or are in a network where others have: they give way to
+    several logins at a time.
+    """
+    addresses = [f"127.0.4.{1 + index}" for index in range(200)]
+    failures = refused_checks(proxy)
+    with PasswordFlood(proxy.port, addresses, number=STRANGERS, user="dave"), ExitStack() as stack:
+        eventually(lambda: refused_checks(proxy) >= failures + FAILED_IN_NETWORK_MIN, what="strangers are denied")
+        wait_until_no_room_is_left(proxy)
+        clients = [stack.enter_context(WireClient(proxy.port, source="127.0.5.1")) for _ in range(4)]
+        for client in clients:
+            client.send_connect(auth_method_name="basic", auth_data=f"dave:{PASSWORD}".encode())
+        outcomes = [client.receive(within_s=70).type for client in clients]
+    assert outcomes == [BaseCommand.CONNECTED] * len(clients)
+
+
+def test_strangers_leave_a_client_its_turn_that_logged_in_before(proxy: ProxyCluster) -> None:
+    """At an address from which a user has come in, another one is new."""
+    assert is_let_in(proxy, "dave", "127.0.6.1")
+    addresses = [f"127.{number}.0.1" for number in range(20, 220)]
+    assert_is_let_in_among(addresses, proxy, "erin", "127.0.6.1")

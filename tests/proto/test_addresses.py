@@ -16,6 +16,7 @@ from proto.addresses import (
     parse_host_port,
     parse_service_url,
     speaks_tls,
+    wide_network,
 )
 
 
@@ -329,3 +330,17 @@ def test_a_service_url_is_parsed_or_invalid_and_nothing_else(url: str) -> None:
 )
 def test_a_client_counts_by_its_ipv4_address_or_its_64_bit_ipv6_network(client_address: str, network: str) -> None:
     assert client_network(client_address) == network
+
+
+@pytest.mark.parametrize(
+    ("network", "wide"),
+    [
+        ("10.0.0.1", "10.0.0.0/24"),
+        ("2001:db8:0:1::/64", "2001:db8::/48"),
+        ("::/64", "::/48"),
+        ("carol", "carol"),
+        ("", ""),
+    ],
+)
+def test_a_wide_network_is_a_sites(network: str, wide: str) -> None:
+    assert wide_network(network) == wide

@@ -5,7 +5,8 @@ An *owner* has a share of its own: a principal, a client's address. The queue is
 
 * Owners of a lower rank go first; those of a higher rank are passed over PASSED_OVER_MAX times at most.
 * When the queue is full, the newest item of the owner with the most items is dropped. So an owner with few items gets
-  in however many another has, and a queued item stays unless its owner has the most.
+  in however many another has, and a queued item stays unless its owner has the most. There, an item counts 4 times as
+  much as one of the rank below: many owners of a high rank do not keep out several items of one of a low rank.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -15,6 +16,9 @@ from typing import Generic, TypeVar
 PASSED_OVER_MAX = 3
 """How often in a row owners of a higher rank are passed over."""
 
+RANK_BITS = 2
+"""Logarithm of how much more an item of the next higher rank counts in a full queue."""
+
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
@@ -23,7 +27,7 @@ class FairQueue(Generic[OwnerT, ItemT]):
     """A fair queue of items for ``slots`` slots: ``waiting_max`` may wait, ``waiting_per_owner_max`` of one owner.
 
     ``may_hold(owner, held, free)``: returns True if an owner that holds ``held`` slots may get one more of ``free``.
-    ``rank(owner)``: the owner's present rank; the lowest goes first.
+    ``rank(owner)``: the owner's present rank, from 0 to ``rank_max``; the lowest goes first.
     """
 
     def __init__(
@@ -34,12 +38,14 @@ class FairQueue(Generic[OwnerT, ItemT]):
         waiting_per_owner_max: int | None = None,
         may_hold: Callable[[OwnerT, int, int], bool] = lambda _owner, _held, _free: True,
         rank: Callable[[OwnerT], int] = lambda _owner: 0,
+        rank_max: int = 0,
     ) -> None:
         self._free = slots
         self._waiting_max = waiting_max
         self._waiting_per_owner_max = waiting_per_owner_max or waiting_max
         self._may_hold = may_hold
         self._rank = rank
+        self._rank_max = rank_max
         self._held: Counter[OwnerT] = Counter()
         self._waiting: OrderedDict[OwnerT, deque[ItemT]] = OrderedDict()
         self._passed_over: dict[int, int] = {}
@@ -70,14 +76,20 @@ class FairQueue(Generic[OwnerT, ItemT]):
         return dropped
 
     def _owner_with_most_waiting(self, newcomer: OwnerT) -> OwnerT:
-        """Return the owner with the most items, the new one counted; the newcomer where several are equal."""
-        most, most_items = newcomer, self.count_waiting(newcomer) + 1
-        if most_items > max(self._owners_by_size, default=0):
+        """Return the owner with the most items, weighted by rank, the new one counted; the newcomer where several have
+        as many.
+        """
+        rank = self._rank(newcomer)
+        weight = (self.count_waiting(newcomer) + 1) << RANK_BITS * rank
+        if weight > max(self._owners_by_size, default=0) << RANK_BITS * self._rank_max:
             return newcomer
-        most_key = most_items, self._rank(newcomer)
+        most, most_key = newcomer, (weight, rank)
         for owner, items in self._waiting.items():
             # Skip the rank of most owners: there may be many, and in a flood this runs at each arrival.
-            if owner != newcomer and len(items) >= most_key[0] and (key := (len(items), self._rank(owner))) > most_key:
+            if owner == newcomer or len(items) << RANK_BITS * self._rank_max < most_key[0]:
+                continue
+            rank = self._rank(owner)
+            if (key := (len(items) << RANK_BITS * rank, rank)) > most_key:
                 most, most_key = owner, key
         return most
 

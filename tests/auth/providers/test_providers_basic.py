@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,31 +216,57 @@ async def test_72_bytes_may_end_within_a_character(make: Make) -> None:
 # ---- replies do not reveal which users exist
 
 
+COSTLY = {"admin": bcrypt.using(rounds=6).hash("x"), "old": HASHES["MD5"], "sha": HASHES["SHA-256"]}
+UNKNOWN = [f"nobody-{number}" for number in range(300)]
+
+
+def mixed_costs(**changed: str) -> str:
+    """A file of five users with bcrypt's cost 4, and one of each other cost."""
+    hashes = {**{f"user{number}": FAST.hash(str(number)) for number in range(5)}, **COSTLY, **changed}
+    return "".join(f"{user}:{hashed}\n" for user, hashed in hashes.items())
+
+
+async def costs_of(provider: BasicProvider, checks: Checks, names: list[str]) -> dict[str, tuple[str, int]]:
+    """Scheme and rounds of what a wrong password of each name is checked against."""
+    checks.asked.clear()
+    for name in names:
+        with pytest.raises(AuthenticationDenied):
+            await provider.identify(login(name, "wrong"), CLIENT)
+    return {name: (scheme, rounds) for name, (scheme, rounds, _) in zip(names, checks.asked, strict=True)}
+
+
 @pytest.mark.conforms("pip-30.57")
 async def test_an_unknown_user_costs_what_a_wrong_password_costs(make: Make, checks: Checks) -> None:
-    """The scheme and the cost that most users have; the file's order does not count."""
-    provider = make(
-        f"odd:{HASHES['MD5']}\nsix:{bcrypt.using(rounds=6).hash('x')}\n"
-        f"one:{FAST.hash('x')}\ntwo:{FAST.hash('y')}\nother:{HASHES['SHA-512']}\n"
+    """Each unknown name costs what some user costs, in the file's proportions: five, one, one and one of eight."""
+    provider = make(mixed_costs())
+    known = await costs_of(provider, checks, [f"user{number}" for number in range(5)] + list(COSTLY))
+    unknown = Counter((await costs_of(provider, checks, UNKNOWN)).values())
+    assert (
+        set(unknown) == set(known.values()) == {("bcrypt", 4), ("bcrypt", 6), ("md5_crypt", 0), ("sha256_crypt", 1000)}
     )
-    assert (await denial(provider, login("one", "wrong"))).reason == "bad_password"
-    assert (await denial(provider, login("nobody", "wrong"))).reason == "unknown_user"
-    assert checks.asked == [("bcrypt", 4, b"wrong"), ("bcrypt", 4, b"wrong")]
+    for cost, number in Counter(known.values()).items():
+        assert abs(unknown[cost] / len(UNKNOWN) - number / len(known)) < 0.12
 
 
-async def test_the_rounds_of_sha_are_part_of_the_cost(make: Make, checks: Checks) -> None:
-    provider = make(
-        f"one:{HASHES['SHA-256']}\ntwo:{HASHES['SHA-256, 5000 rounds unsaid']}\n"
-        f"three:{HASHES['SHA-256, 5000 rounds unsaid']}\n"
-    )
-    await denial(provider, login("nobody", "wrong"))
-    assert checks.asked == [("sha256_crypt", 5000, b"wrong")]
+async def test_an_unknown_name_costs_the_same_in_all_workers_and_after_reloads(
+    make: Make, checks: Checks, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    content = mixed_costs()
+    provider = make(content)
+    costs = await costs_of(provider, checks, UNKNOWN)
+    assert await costs_of(make(content), checks, UNKNOWN) == costs
+    (tmp_path / "users").write_text(f"# a comment\n{content}")
+    await trio.sleep(CHECK_INTERVAL_S)
+    assert await costs_of(provider, checks, UNKNOWN) == costs
 
 
-async def test_the_scheme_is_part_of_the_cost(make: Make, checks: Checks) -> None:
-    provider = make(f"one:{HASHES['MD5']}\ntwo:{HASHES['DES']}\nthree:{HASHES['DES']}\n")
-    await denial(provider, login("nobody", "wrong"))
-    assert checks.asked == [("des_crypt", 0, b"wrong")]
+async def test_the_costs_of_unknown_names_cannot_be_told_without_the_file(make: Make, checks: Checks) -> None:
+    """Files of the same users and costs, but other hashes, give them to other names."""
+    files = (mixed_costs(), mixed_costs(admin=bcrypt.using(rounds=6).hash("y")))
+    one, two = [await costs_of(make(content), checks, UNKNOWN) for content in files]
+    admins = [{name for name, cost in costs.items() if cost == ("bcrypt", 6)} for costs in (one, two)]
+    assert all(admins)
+    assert len(admins[0] & admins[1]) < min(len(names) for names in admins) / 2
 
 
 async def test_a_password_of_another_user_lets_no_unknown_user_in(make: Make) -> None:
@@ -365,6 +392,15 @@ async def test_a_user_that_was_accepted_goes_before_strangers_at_its_own_address
         await line.wait(login("alice"), CLIENT.address)
         gate.go.set()
     assert [password for *_, password in gate.asked] == [b"w0", PASSWORD.encode(), b"w1", b"w2"]
+
+
+async def test_only_the_right_password_is_remembered_as_a_login_at_its_address(make: Make) -> None:
+    provider = make()
+    await denial(provider, login("alice", "wrong"))
+    await denial(provider, login("nobody"))
+    assert len(provider._checks._logins) == 0
+    assert await provider.identify(login("alice"), CLIENT)
+    assert provider._checks._logins.recent_value("10.0.0.1")
 
 
 async def test_a_password_that_was_right_once_is_denied(

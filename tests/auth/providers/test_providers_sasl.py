@@ -345,6 +345,18 @@ async def test_exchanges_have_their_turns_by_address(kerberos: FakeKerberos, con
             nursery.cancel_scope.cancel()
 
 
+async def test_a_login_is_remembered_of_its_address_once_the_last_round_is_done(
+    kerberos: FakeKerberos,
+    config: SaslAuthentication,
+) -> None:
+    made = provider(config)
+    state = made.new_auth_state(ClientContext("10.0.0.1:1"))
+    await state.authenticate(TICKET)
+    assert not made._checks._logins.recent_value("10.0.0.1")
+    await state.authenticate(CHOICE)
+    assert made._checks._logins.recent_value("10.0.0.1")
+
+
 async def test_no_certificate_is_kept_between_rounds(kerberos: FakeKerberos, config: SaslAuthentication) -> None:
     """Security: a captured forwarder can claim one of megabytes for each of 20,000 exchanges."""
     state = provider(config).new_auth_state(ClientContext("10.0.0.1:1", certificate=b"DER"))

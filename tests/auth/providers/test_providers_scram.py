@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -424,10 +425,63 @@ async def test_an_unknown_users_salt_stays_the_same(make: Make) -> None:
     assert len(salts) == 1
     assert (await shape(make(), "no\u00adbody"))[0] in salts
     assert (await shape(make(), "nobody2"))[0] not in salts
-    more = make(ALICE, ALICE_512, credential_line("bob", PASSWORD, SHA_256, 4096))
-    assert (await shape(more, "nobody"))[0] in salts
     other_file = make(credential_line("alice", PASSWORD, SHA_256, 4096))
     assert (await shape(other_file, "nobody"))[0] not in salts
+
+
+UNKNOWN = [f"nobody-{number}" for number in range(400)]
+
+
+def line_of(user: str, iterations: int = 4096, *, mechanism: str = SHA_256, password: str = "p") -> str:
+    """A line that costs no hashing; its keys are none of a password."""
+    salt, *keys = (
+        base64.b64encode(hashlib.new(mechanism[6:].replace("-", ""), f"{user} {password} {what}".encode()).digest())
+        for what in ("salt", "stored", "server")
+    )
+    return f"{user}:{mechanism}${iterations}:{salt.decode()}${keys[0].decode()}:{keys[1].decode()}"
+
+
+def told(provider: ScramProvider, mechanism: str = SHA_256) -> dict[str, tuple[int, bytes]]:
+    """Iterations and salt that a client is told for unknown names."""
+    users = provider._users.value[mechanism]
+    return {name: (found.iterations, found.salt) for name in UNKNOWN for found in (users.find(name)[0],)}
+
+
+async def test_a_changed_password_changes_the_salts_of_the_unknown_about_as_often_as_of_users(make: Make) -> None:
+    """Security: a salt that stays when the first line's password changes, or one that changes, tells nothing."""
+    lines = [line_of(f"user{number}") for number in range(8)]
+    before = told(make(*lines))
+    for position in (0, 5):
+        lines_after = [*lines]
+        lines_after[position] = line_of(f"user{position}", password="new")
+        after = told(make(*lines_after))
+        assert 1 / 16 < sum(before[name] != after[name] for name in UNKNOWN) / len(UNKNOWN) < 3 / 8
+
+
+async def test_an_added_user_changes_the_salts_of_few_unknown_names(make: Make) -> None:
+    lines = [line_of(f"user{number}") for number in range(8)]
+    before, after = told(make(*lines)), told(make(*lines, line_of("new")))
+    assert 1 / 18 < sum(before[name] != after[name] for name in UNKNOWN) / len(UNKNOWN) < 1 / 5
+
+
+async def test_unknown_users_have_the_iterations_of_users_in_the_files_proportions(make: Make) -> None:
+    """Security: or an admin, whose iterations nothing else has, would be recognized."""
+    ordinary = [line_of(f"user{number}") for number in range(3)]
+    seen = Counter(iterations for iterations, _ in told(make(*ordinary, line_of("admin", 15_000))).values())
+    assert set(seen) == {4096, 15_000}
+    assert 0.15 < seen[15_000] / len(UNKNOWN) < 0.35
+
+
+async def test_an_unknown_user_follows_the_same_user_with_both_mechanisms(make: Make) -> None:
+    """Users mostly have the same iterations in both."""
+    lines = [
+        line_of(user, iterations, mechanism=mechanism)
+        for user, iterations in (("alice", 5000), ("bob", 6000), ("carol", 7000))
+        for mechanism in MECHANISMS
+    ]
+    one, two = (told(make(*lines, mechanism=mechanism), mechanism) for mechanism in MECHANISMS)
+    assert [iterations for iterations, _ in one.values()] == [iterations for iterations, _ in two.values()]
+    assert not {salt for _, salt in one.values()} & {salt for _, salt in two.values()}
 
 
 async def test_salts_of_the_two_mechanisms_have_nothing_in_common(make: Make) -> None:
@@ -443,14 +497,14 @@ async def test_an_unknown_users_salt_tells_no_key(make: Make) -> None:
         assert hmac.digest(server_key, b"nobody", digest)[: len(salt)] != salt
 
 
-async def test_an_unknown_user_looks_like_most(make: Make) -> None:
+async def test_an_unknown_users_salt_has_the_length_of_a_users(make: Make) -> None:
     def line(user: str, iterations: int, salt_bytes: int) -> str:
         salt = base64.b64encode(b"x" * salt_bytes).decode()
         return re.sub(r"\$\d+:[^$]+", f"${iterations}:{salt}", ALICE.replace("alice", user))
 
-    provider = make(line("a", 9000, 32), line("b", 5000, 16), line("c", 5000, 16), line("d", 9000, 20))
-    salt, iterations = await shape(provider, "nobody")
-    assert (len(salt), iterations) == (16, 5000)
+    shapes = {(9000, 32), (5000, 16), (9000, 20)}
+    lines = [line(f"user{number}", *shape) for number, shape in enumerate(shapes)]
+    assert {(iterations, len(salt)) for iterations, salt in told(make(*lines)).values()} == shapes
     for length in (12, SALT_BYTES_MAX):
         assert len((await shape(make(line("a", 4096, length)), "nobody"))[0]) == length
 

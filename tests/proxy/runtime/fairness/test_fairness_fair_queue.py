@@ -91,9 +91,17 @@ def test_a_queued_item_is_not_dropped_for_an_equal() -> None:
 
 
 def test_among_equals_the_one_of_higher_rank_is_dropped() -> None:
-    queue = filled(FairQueue(slots=1, waiting_max=3, rank=lambda owner: owner.isupper()), "aBc")
+    queue = filled(FairQueue(slots=1, waiting_max=3, rank=str.isupper, rank_max=1), "aBc")
     assert queue.enqueue("d", 9) == ("B", 1)
     assert queue.enqueue("E", 10) == ("E", 10)
+
+
+def test_an_item_of_a_higher_rank_counts_as_four() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=8, rank=str.isupper, rank_max=1), "ABCDEFGH")
+    assert [queue.enqueue("a", number) for number in range(4)] == [("A", 0), ("B", 1), ("C", 2), ("D", 3)]
+    assert queue.enqueue("a", 4) == ("a", 4)
+    assert queue.enqueue("E", 9) == ("E", 9)
+    assert queue.enqueue("b", 10) == ("E", 4)
 
 
 def test_the_limit_per_owner_rejects_that_owner_only() -> None:
@@ -150,7 +158,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue: Queue = FairQueue(
-            slots=SLOTS, waiting_max=WAITING_MAX, may_hold=self._may_hold, rank=lambda owner: owner.isupper()
+            slots=SLOTS, waiting_max=WAITING_MAX, may_hold=self._may_hold, rank=str.isupper, rank_max=1
         )
         self.waiting: dict[str, list[int]] = {owner: [] for owner in "abcD"}
         self.held: Counter[str] = Counter()
@@ -164,17 +172,16 @@ class Model(RuleBasedStateMachine):
     @rule(owner=OWNERS)
     def put(self, owner: str) -> None:
         self.number += 1
-        mine = len(self.waiting[owner])
-        most = max(len(items) for items in self.waiting.values())
+        weights = {one: len(items) * (4 if one == "D" else 1) for one, items in self.waiting.items()}
+        weights[owner] += 4 if owner == "D" else 1
         dropped = self.queue.enqueue(owner, self.number)
         self.waiting[owner].append(self.number)
         if dropped is not None:
             assert sum(map(len, self.waiting.values())) == WAITING_MAX + 1
             loser, item = dropped
             assert self.waiting[loser].pop() == item, "the newest of its owner"
-            assert len(self.waiting[loser]) + 1 >= most, "of the owner with most"
-            assert loser != owner or mine + 1 >= most, "no owner with few is refused"
-            assert loser == owner or len(self.waiting[loser]) > mine or (len(self.waiting[loser]), loser) == (mine, "D")
+            assert weights[loser] == max(weights.values()), "of the owner with most, by weight"
+            assert loser == owner or weights[loser] > weights[owner] or loser == "D", "not for an equal"
 
     @rule()
     def take(self) -> None:
