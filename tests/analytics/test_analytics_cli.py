@@ -108,7 +108,7 @@ def test_of_sparks_words_those_that_name_the_cause() -> None:
     assert spark_reason("") == "Spark said nothing"
 
 
-def test_what_is_not_known_is_not_swallowed() -> None:
+def test_an_unknown_error_is_not_swallowed() -> None:
     with pytest.raises(Py4JError), errors_as_messages():
         raise Py4JError("a bug")
     with pytest.raises(ZeroDivisionError), errors_as_messages():

@@ -325,7 +325,7 @@ def test_count_and_sum_are_complete_when_bounds_change() -> None:
     assert sum(hour["increase"]["positive_counts"]) == 280
 
 
-def test_one_replica_is_chosen_for_each_minute() -> None:
+def test_a_replica_is_chosen_for_each_minute() -> None:
     low, high = (
         [_Sample(HistogramSample(MINUTE_MS * minute + part * 10_000, custom(1.0)), replica) for minute, part in at]
         for replica, at in (

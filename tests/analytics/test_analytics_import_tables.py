@@ -116,7 +116,7 @@ def test_a_killed_import_goes_on_where_it_was(
     assert content(Tables.open(spark, str(tmp_path / "there"))) == made.rows
 
 
-def test_what_cannot_be_imported_is_refused_and_left_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_imported_are_refused_and_left_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     old, there = tmp_path / "old", tmp_path / "there"
     with pytest.raises(TablesError, match="there are no tables at"):
         import_tables.run(spark, str(old), str(there))

@@ -55,7 +55,7 @@ def steps_told(text: str) -> list[str]:
     return re.findall(r"^step \d+ of \d+, (\w+):$", text, re.MULTILINE)
 
 
-def test_one_run_makes_a_bill_a_page_and_the_upkeep(
+def test_a_run_makes_a_bill_a_page_and_the_upkeep(
     spark: SparkSession, made: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.run(made, None)
@@ -159,7 +159,7 @@ def test_bad_options_are_told_before_spark_starts(tmp_path: Path, options: list[
     assert said in done.output
 
 
-def test_what_is_waited_for_is_said_at_once() -> None:
+def test_a_wait_is_said_at_once() -> None:
     lines, terminal = io.StringIO(), Terminal()
     with starting("Spark starts", Console(lines)):
         assert lines.getvalue() == "Spark starts\n"

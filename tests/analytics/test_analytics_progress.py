@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_what_is_left_and_about_how_long_it_takes(clock: list[float]) -> None:
+def test_the_rest_and_its_time_are_shown(clock: list[float]) -> None:
     stream = io.StringIO()
     told = Progress(Console(stream))
     clock[0] += 30
@@ -185,7 +185,7 @@ def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
 # ---- Spark's own noise
 
 
-def test_what_the_jvm_says_goes_on_but_for_noise() -> None:
+def test_lines_of_the_jvm_go_on_but_for_noise() -> None:
     target = io.StringIO()
     noise = "WARNING: Using incubator modules: jdk.incubator.vector\n"
     quiet.copy_without_noise(io.StringIO(f"{noise}seg-1: bytes 5 to 9: damaged\n{noise}last, without an end"), target)

@@ -72,7 +72,7 @@ def test_a_mistake(tmp_path: Path, content: bytes, says: str) -> None:
         OPEN + b"insecure = true\n",
     ],
 )
-def test_what_is_no_mistake(tmp_path: Path, content: bytes) -> None:
+def test_configurations_without_a_mistake_are_taken(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "receiver.toml"
     file.write_bytes(content)
     assert load_config(file).log.level == "info"

@@ -129,7 +129,7 @@ async def test_the_queue_is_bounded_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(("error", "reason"), [(SpoolFullError("full"), "full"), (SpoolError("broken"), "failed")])
-async def test_what_failed_is_told_to_all_of_the_group_and_the_next_one_is_tried(
+async def test_a_failed_commit_is_told_to_all_of_the_group_and_the_next_one_is_tried(
     error: SpoolError, reason: str
 ) -> None:
     writer = FakeWriter()

@@ -87,7 +87,7 @@ def post(body: bytes, *headers: bytes) -> bytes:
     return POST + b"".join(one + b"\r\n" for one in headers) + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-async def test_one_request_after_another(autojump_clock: object) -> None:
+async def test_requests_of_a_connection_are_answered_one_after_another(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo())
         for text in (b"one", b"", b"three"):
@@ -132,7 +132,9 @@ async def test_a_senders_wish_to_close_is_followed(autojump_clock: object) -> No
         (POST + b"Content-Length: 10\r\n\r\nhalf", 2.0, 503),  # half a body: it shall be sent again
     ],
 )
-async def test_what_comes_too_slowly(sent: bytes, after_s: float, status: int | None, autojump_clock: object) -> None:
+async def test_requests_that_come_too_slowly_are_ended(
+    sent: bytes, after_s: float, status: int | None, autojump_clock: object
+) -> None:
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo())
         began_at = trio.current_time()
@@ -161,7 +163,7 @@ async def test_an_idle_connection_is_closed(autojump_clock: object) -> None:
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", POST + b"X: " + b"y" * 40_000 + b"\r\n\r\n"]
 )
-async def test_what_is_no_http(sent: bytes, autojump_clock: object) -> None:
+async def test_bytes_that_are_no_http_are_refused(sent: bytes, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo())
         nursery.start_soon(talk.stream.send_all, sent)

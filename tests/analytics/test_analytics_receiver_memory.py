@@ -30,7 +30,7 @@ print(faults() - before)
 
 
 @pytest.mark.parametrize(("keep", "least", "most"), [(True, 0, PAGES), (False, ROUNDS * PAGES // 4, 10**9)])
-def test_what_one_request_needed_serves_the_next(keep: bool, least: int, most: int) -> None:
+def test_memory_of_a_request_serves_the_next(keep: bool, least: int, most: int) -> None:
     program = PROGRAM.replace("KEEP", "memory.retain_freed_memory()" if keep else "")
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert least <= int(found.stdout) <= most

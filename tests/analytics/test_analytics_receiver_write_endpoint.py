@@ -157,7 +157,7 @@ async def test_metadata_alone_is_committed_too() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("reason", "retry_after"), [("slow", "5"), ("full", "30"), ("failed", "30")])
-async def test_what_is_not_on_the_disk_is_never_answered_with_success(
+async def test_a_write_that_is_not_on_the_disk_is_never_answered_with_success(
     version: int, reason: str, retry_after: str
 ) -> None:
     case = Case()
@@ -209,7 +209,7 @@ async def test_without_a_limit_no_request_waits() -> None:
         (head(content_length="100"), None),
     ],
 )
-async def test_what_is_refused_before_the_body(asked: RequestHead, status: int | None) -> None:
+async def test_requests_that_are_refused_before_their_body(asked: RequestHead, status: int | None) -> None:
     case = Case(max_compressed_bytes=100)
     response = await case.endpoint.check_head(asked)
     assert (response and response.status) == status
@@ -257,7 +257,7 @@ async def test_every_2_0_answer_has_the_numbers_and_refusals_are_counted() -> No
     assert case.metric("requests_total", version="unknown", code="400") == 1
 
 
-async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_labels_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_parser, "CACHE_ENTRIES_MAX", 50)
     case = Case()
     for version in VERSIONS:
@@ -270,7 +270,7 @@ async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatc
 
 
 @pytest.mark.parametrize("large", [False, True])
-async def test_what_is_remembered_of_labels_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+async def test_the_memory_of_labels_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     """Few series, each with long labels: here, and in the thread for large requests."""
     monkeypatch.setattr(request_parser, "CACHE_BYTES_MAX", 100_000)
     if large:

@@ -103,7 +103,7 @@ def _signed(payload: bytes) -> int:
         (b"\xff\xff\xff\xff\xff\x00\x01", "number|wire type"),
     ],
 )
-def test_what_is_no_message(copies: int, data: bytes, why: str) -> None:
+def test_bytes_that_are_no_message_are_refused(copies: int, data: bytes, why: str) -> None:
     good = encoded([(1, 2, b"good")])
     with pytest.raises(DecodeError, match=why):
         parse([good + data] * copies)

@@ -44,7 +44,7 @@ def test_a_body_cut_or_flipped_anywhere_raises_decode_error_or_has_its_length() 
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80", b"\xff\xff\xff\xff\xff\xff", b"\x05hello there"])
-def test_what_is_no_snappy(body: bytes) -> None:
+def test_bytes_that_are_no_snappy_are_refused(body: bytes) -> None:
     with pytest.raises(DecodeError):
         decompress(body, 10_000)
 
@@ -59,7 +59,7 @@ def test_what_is_no_snappy(body: bytes) -> None:
         ("", "", 1),
     ],
 )
-def test_what_is_spoken(content_type: str, encoding: str, version: int) -> None:
+def test_versions_of_remote_write_that_are_spoken(content_type: str, encoding: str, version: int) -> None:
     assert protocol_version(content_type, encoding) == version
 
 
@@ -76,6 +76,6 @@ def test_what_is_spoken(content_type: str, encoding: str, version: int) -> None:
         ("application/x-protobuf;proto=" + "x" * 300, "snappy"),
     ],
 )
-def test_what_is_not(content_type: str, encoding: str) -> None:
+def test_versions_of_remote_write_that_are_not_spoken(content_type: str, encoding: str) -> None:
     with pytest.raises(UnsupportedError):
         protocol_version(content_type, encoding)

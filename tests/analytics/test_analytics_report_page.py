@@ -107,7 +107,7 @@ def test_the_page_asks_the_network_for_nothing_and_runs_nothing(page: str) -> No
     assert "script" not in policy
 
 
-def test_what_happened_comes_first_then_what_is_missing_then_the_bill(page: str) -> None:
+def test_events_come_first_then_gaps_then_the_bill(page: str) -> None:
     text = Parsed(page).text
     order = ["as they were at 2026-11-20 00:00:00", "In 3 hours: ", "To look at: ", "What is missing", "Cluster east"]
     assert "counts from the first scrape of each counter on, the bill from the first byte on" in text
@@ -167,7 +167,7 @@ def test_nothing_is_not_zero_but_for_a_label_whose_siblings_exist() -> None:
     assert (found["Time of a request, 50 % within"], found["Brokers up, share of the time"]) == ("625 ms", "90 %")
 
 
-def test_what_is_missing_is_said() -> None:
+def test_gaps_are_said() -> None:
     told = missing(busy(), span(3))
     starts = (
         "1 of 3 hours have no sample",

@@ -221,7 +221,7 @@ def copied(spark: SparkSession, root: Path, to: Path) -> Tables:
 
 
 @pytest.mark.parametrize("late_hour", [1, 23])
-def test_what_is_gone_is_not_recomputed(
+def test_hours_of_which_samples_are_gone_are_not_recomputed(
     spark: SparkSession, expired: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], late_hour: int
 ) -> None:
     """Late samples of another series, and of one of them, for an hour whose samples have expired: ten series stay."""

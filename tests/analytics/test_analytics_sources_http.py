@@ -115,7 +115,7 @@ def test_a_redirect_is_not_followed(prometheus: FakePrometheus, tmp_path: Path) 
     assert len(prometheus.requests) == 1
 
 
-def test_what_may_pass_is_tried_again_with_pauses(prometheus: FakePrometheus) -> None:
+def test_errors_that_may_pass_are_tried_again_with_pauses(prometheus: FakePrometheus) -> None:
     prometheus.answers = [(503, b"busy", {}), (429, b"slow down", {})]
     pauses: list[float] = []
     [series] = query_samples(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
@@ -141,7 +141,7 @@ def test_what_may_pass_is_tried_again_with_pauses(prometheus: FakePrometheus) ->
         ((200, b" " * 2000, {}), "more than 1000 bytes: use a smaller stepSeconds"),
     ],
 )
-def test_what_the_server_will_never_give_is_told_at_once(
+def test_errors_that_will_not_pass_are_told_at_once(
     prometheus: FakePrometheus, answer: tuple[int, bytes, dict[str, str]], said: str
 ) -> None:
     prometheus.answers = [answer]

@@ -85,7 +85,7 @@ def test_splits_are_read_apart_and_hold_everything_once(spark: SparkSession, spo
     assert sorted(row.value for row in rows.collect()) == [float(number) for number in range(40)]
 
 
-def test_what_an_older_receiver_took_beyond_the_bounds_is_left_out_and_the_rest_is_read(
+def test_records_of_an_older_receiver_beyond_the_bounds_are_left_out_and_the_rest_is_read(
     spool: SpoolFiles, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A histogram of a million buckets beside good series, and a request of too many histograms."""

@@ -32,7 +32,7 @@ def packed(bodies: list[bytes]) -> bytes:
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 - 1), st.binary(max_size=200))))
-def test_what_is_packed_is_read(made: list[tuple[int, int, bytes]]) -> None:
+def test_packed_records_are_read(made: list[tuple[int, int, bytes]]) -> None:
     data = b"".join(pack_record(*one) for one in made)
     found = everything(data)
     assert [(one.version, one.received_at_unix_ms, one.body) for one in found if isinstance(one, Record)] == made

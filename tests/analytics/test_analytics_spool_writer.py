@@ -68,7 +68,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "a" / "spool"
 
 
-def test_what_was_appended_is_read_in_order_over_segments(directory: Path) -> None:
+def test_appended_records_are_read_in_order_over_segments(directory: Path) -> None:
     writer = SpoolWriter(directory, LIMITS)
     assert texts(directory) == []
     for group in range(10):
@@ -376,7 +376,7 @@ def test_the_total_holds_over_a_restart(directory: Path) -> None:
 # ---- consumption
 
 
-def test_what_was_consumed_is_removed_by_segments(directory: Path) -> None:
+def test_consumed_records_are_removed_by_segments(directory: Path) -> None:
     writer = SpoolWriter(directory, SpoolLimits(100, 10**6, 0))
     for number in range(6):
         writer.append_records([rec(f"{number:03}")])

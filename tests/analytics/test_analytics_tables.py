@@ -343,7 +343,7 @@ def fake_spark(**settings: str) -> Any:
     return SimpleNamespace(_jsc=SimpleNamespace(hadoopConfiguration=lambda: configuration))
 
 
-def test_one_root_for_spark_and_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_and_delta_name_the_same_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spark = fake_spark(
         fs_s3a_endpoint="127.0.0.1:9000",

@@ -178,7 +178,7 @@ def created(series: int, hours: list[int], *moments_ms: int) -> Raw:
     return [(series, Sample(row.ts, ms / 1000)) for (_, row), ms in zip(rows, [*moments_ms, *later], strict=True)]
 
 
-def test_what_was_used_before_the_first_scrape_is_billed_where_a_series_tells_since_when(
+def test_use_before_the_first_scrape_is_billed_where_a_series_tells_since_when(
     spark: SparkSession, tmp_path: Path, tables: Tables
 ) -> None:
     """Remote write 1.0 has no start timestamps, but `…_created` is a series like any other."""

@@ -313,7 +313,7 @@ async def test_a_success_does_not_outweigh_a_failure_at_the_same_address(nursery
     assert await line.go() == ["b", "a"]
 
 
-# ---- what is remembered
+# ---- memory of proofs, logins and failures
 
 
 async def test_memories_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:

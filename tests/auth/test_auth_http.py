@@ -251,7 +251,7 @@ async def test_no_credentials_from_the_environment(wire: Wire, monkeypatch: pyte
     assert "authorization" not in wire.headers[0]
 
 
-# ---- what is no answer
+# ---- broken answers
 
 
 @pytest.mark.parametrize("status", [201, 204, 400, 401, 403, 404, 429, 500, 503])

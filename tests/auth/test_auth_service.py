@@ -244,7 +244,7 @@ def logs() -> Iterator[list[Any]]:
     assert "not-to-be-seen" not in str(entries)
 
 
-# ---- one round
+# ---- authentication in a single round
 
 
 @pytest.mark.conforms("pip-1.9", "pip-30.11")
@@ -639,7 +639,7 @@ async def test_a_credential_that_ends_before_the_last_word_is_answered(
     assert await many_rounds.denial("rounds", b"", first=False) == "expired"
 
 
-# ---- what a client may bring
+# ---- bounds of a client's data
 
 
 @pytest.mark.conforms("pip-30.17")

@@ -420,7 +420,7 @@ def test_the_defaults_in_the_chart_are_those_of_the_values() -> None:
     assert json.loads((CHART / "files/values.json").read_text()) == VALUES, "run `make generate`"
 
 
-# ---- what the program itself says
+# ---- messages of the program itself
 
 
 @pytest.mark.parametrize(

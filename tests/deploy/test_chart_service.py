@@ -190,7 +190,7 @@ def test_a_node_sends_clients_to_its_last_pod_while_that_leaves(values: dict[str
     assert render(service=values).container["readinessProbe"]["httpGet"]["path"] == path
 
 
-# ---- what is refused
+# ---- refused values
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_the_selector_stays_when_versions_and_labels_change() -> None:
             render(podLabels={own: "x"})
 
 
-# ---- what pods may do
+# ---- permissions of pods
 
 
 def test_every_pod_passes_the_restricted_standard() -> None:
@@ -190,7 +190,7 @@ def test_the_service_account_has_no_token() -> None:
     assert own.pod["spec"]["serviceAccountName"] == "mine"
 
 
-# ---- who reaches them
+# ---- network policies
 
 
 def admin_rules(manifests: Any, name: str = NAME, port: int = 8080) -> list[Any]:

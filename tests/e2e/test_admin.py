@@ -57,7 +57,7 @@ def bearer(token: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", PATHS)
-def test_what_asks_for_the_token(cluster: ProxyCluster, path: str, method: str) -> None:
+def test_paths_that_ask_for_the_token(cluster: ProxyCluster, path: str, method: str) -> None:
     """Security: names of principals and brokers' addresses are not public; Kubernetes' probes have no token."""
     closed = path in {"/metrics", "/status"}
     for headers in ({}, bearer("wrong-token"), {"Authorization": "Basic first-token"}):

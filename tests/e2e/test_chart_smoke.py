@@ -32,7 +32,7 @@ def smoke(url: str, *, topic: str = "public/default/helm-test", **variables: str
     )
 
 
-def test_one_message_goes_through(proxy: ProxyCluster) -> None:
+def test_the_charts_test_sends_a_message_through(proxy: ProxyCluster) -> None:
     done = smoke(proxy.service_url)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("produced and consumed one message")

@@ -54,7 +54,7 @@ def write_token(broker: Standalone, file: Path, role: str, lifetime_s: float | N
     return token
 
 
-def test_one_of_two_brokers_is_enough_where_any_is_asked_for(secured_broker: Standalone, file: Path) -> None:
+def test_a_good_broker_of_two_is_enough_where_any_is_asked_for(secured_broker: Standalone, file: Path) -> None:
     write_token(secured_broker, file, "proxy", 3600)
     url = f"pulsar://127.0.0.1:1,127.0.0.1:{secured_broker.broker_port}"
     tables = with_token(secured_broker, file, service_url=url)
@@ -284,7 +284,7 @@ def with_methods(broker: Standalone, directory: Path, *methods: str, forwards: b
     [(True, "their own credentials, too", True), (False, SHOULD, False)],
     ids=["forwarded", "not forwarded"],
 )
-def test_what_clients_of_each_method_would_meet(
+def test_findings_for_clients_of_each_method(
     checking_broker: Standalone, tmp_path: Path, forwards: bool, token: str, warns: bool
 ) -> None:
     tables = with_methods(checking_broker, tmp_path, "token", "tls", forwards=forwards)

@@ -152,7 +152,7 @@ def who_it_is(client: WireClient) -> int:
     return eventually(partitions, what="the broker says who it is")
 
 
-# ---- one exchange
+# ---- a single exchange
 
 
 @pytest.mark.conforms("pip-30.52")

@@ -44,7 +44,7 @@ def fork_server(cluster: ProxyCluster) -> int:
     return eventually(lambda: children(cluster.pid, "fork server"), what="a fork server runs")[0]
 
 
-def test_it_has_one_thread_and_the_supervisors_socket_and_no_secret(cluster: ProxyCluster) -> None:
+def test_the_fork_server_has_one_thread_the_supervisors_socket_and_no_secret(cluster: ProxyCluster) -> None:
     """Security: what it held, each later worker would hold. Only the auth worker has the key of tokens."""
     pid = fork_server(cluster)
     assert len(list((PROC / f"{pid}/task").iterdir())) == 1
@@ -86,7 +86,7 @@ def test_a_worker_and_the_fork_server_that_end_together_have_successors(cluster:
     assert cluster.worker_pids().keys() == workers.keys()
 
 
-def test_it_ends_with_a_supervisor_that_is_killed(cluster: ProxyCluster) -> None:
+def test_the_fork_server_ends_with_a_supervisor_that_is_killed(cluster: ProxyCluster) -> None:
     """So do its workers."""
     pids = children(cluster.pid)
     assert len(pids) == 5

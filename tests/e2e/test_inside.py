@@ -65,7 +65,7 @@ def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[Proxy
     assert cluster.command("status").returncode == 0, "an operator goes on to be heard"
 
 
-def test_what_a_captured_worker_writes_does_not_blind_prometheus(
+def test_metrics_of_a_captured_worker_do_not_blind_prometheus(
     captured: tuple[ProxyCluster, Captured],
 ) -> None:
     """Security: of the lines that no Prometheus would read, none is served; all others are."""

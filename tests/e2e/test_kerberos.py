@@ -150,7 +150,7 @@ def test_authorization_is_by_the_clients_principal(realm: Realm, client: WireCli
     assert not client.partitions(TOPIC).partition_metadata_response.HasField("error")
 
 
-# ---- who is refused
+# ---- refused clients
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_another_method_in_the_response(realm: Realm, kerberos_proxy: ProxyClust
     refused(kerberos_proxy, client, "method_changed")
 
 
-# ---- who does not keep to the rounds
+# ---- clients that break the order of rounds
 
 
 def test_an_answer_after_completion(realm: Realm, client: WireClient) -> None:

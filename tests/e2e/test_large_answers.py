@@ -138,7 +138,7 @@ def test_with_a_real_brokers_schema_too(broker: Standalone) -> None:
         attack(cluster, topic, 1, get_schema)
 
 
-def test_who_reads_nothing_keeps_no_room_from_others(bounded: Bounded) -> None:
+def test_clients_that_read_nothing_keep_no_room_from_others(bounded: Bounded) -> None:
     """Strangers from three addresses take all the room; once another wants some, they lose their connections."""
     cluster = bounded.cluster
     with contextlib.ExitStack() as stack:

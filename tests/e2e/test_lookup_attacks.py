@@ -238,7 +238,7 @@ def test_a_request_that_only_the_broker_knows_to_be_fatal_hurts_its_sender_only(
             assert scrape.total(EJECTIONS, reason="lost") == 0
 
 
-# ---- one client without credentials
+# ---- clients without credentials
 
 
 def test_anonymous_clients_share_by_address(tmp_path: Path) -> None:

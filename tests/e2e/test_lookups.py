@@ -251,7 +251,7 @@ def wait_for_lookups_under_way(cluster: ProxyCluster, count: int) -> None:
     eventually(lambda: lookup_status(cluster)[0]["lookups_under_way"] == count, what=f"{count} lookups under way")
 
 
-def test_what_many_ask_at_the_same_time_is_asked_once(counting: tuple[ProxyCluster, CountingBroker]) -> None:
+def test_equal_lookups_at_the_same_time_ask_the_broker_once(counting: tuple[ProxyCluster, CountingBroker]) -> None:
     """50 clients, four times each, while the broker is busy; and once more by the next who comes after the answer."""
     cluster, counts = counting
     topic = "persistent://public/default/asked-by-many"

@@ -67,7 +67,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     found.process.stop(60)
 
 
-def test_what_make_run_prints_leads_to_a_bill_of_two_principals(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_lines_of_make_run_lead_to_a_bill_of_two_principals(make_run: MakeRun, tmp_path: Path) -> None:
     (example,) = make_run.lines_of(1)
     done = subprocess.run(["sh", "-c", example], check=False, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("b'through the proxy'") == len(PRINCIPALS), done.stderr

@@ -60,7 +60,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, what: str) -> None:
+def test_bytes_that_are_no_frame_end_the_connection_at_once(edge_proxy: ProxyCluster, what: str) -> None:
     data, cause = GARBAGE[what]
     with others_unharmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.send_bytes(data)
@@ -166,7 +166,7 @@ def test_a_client_must_not_claim_to_be_a_proxy(edge_proxy: ProxyCluster) -> None
         witness.counted(ENDED, cause="not_allowed")
 
 
-def test_what_the_broker_is_told_is_the_clients_less_its_claims(edge_proxy: ProxyCluster, fake_port: int) -> None:
+def test_the_brokers_connect_is_the_clients_without_its_claims(edge_proxy: ProxyCluster, fake_port: int) -> None:
     """Version and feature flags pass; credentials, target and original principal do not."""
     recorder = Recorder()
     flags = {"supports_auth_refresh": True, "supports_partial_producer": True, "newer_than_the_proxy": True}
@@ -199,7 +199,7 @@ def test_half_close_still_delivers_what_the_broker_says(edge_proxy: ProxyCluster
         assert client.read_to_end() == (1000).to_bytes(8, "big") + FAREWELL
 
 
-def test_what_is_in_flight_arrives_after_the_client_has_gone(edge_proxy: ProxyCluster, fake_port: int) -> None:
+def test_bytes_in_flight_arrive_after_the_client_has_gone(edge_proxy: ProxyCluster, fake_port: int) -> None:
     """The client sends 1 MiB and closes for good; the broker gets all of it, then the end."""
     recorder = Recorder()
     with FakeBroker(recorder, fake_port):

@@ -43,7 +43,7 @@ _WITHOUT_FILTER = "import platform; platform.machine = lambda: 'an unknown archi
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)], ids=["drain", "at once"])
-def test_what_a_captured_worker_has_left_ends_with_the_cluster(
+def test_processes_of_a_captured_worker_end_with_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
 ) -> None:
     """Security."""

@@ -42,7 +42,7 @@ def test_the_cluster_plans_with_the_limit(observations: list[dict[str, Any]]) ->
     assert f"memory_limit_mib={oom_guest.MEMORY_MIB} " in observations[0]["plan"]
 
 
-def test_one_worker_ends_where_the_kubelet_allows_it(observations: list[dict[str, Any]]) -> None:
+def test_a_worker_alone_ends_where_the_kubelet_allows_it(observations: list[dict[str, Any]]) -> None:
     seen = observations[0]
     assert (seen["oom_kill"], seen["oom_group_kill"]) == (1, 0)
     assert seen["workers_replaced"] == 1

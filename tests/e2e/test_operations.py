@@ -371,7 +371,7 @@ def test_a_second_sigterm_ends_at_once(own_proxy: ProxyCluster, broker: Standalo
     assert_all_gone(pids)
 
 
-def test_it_starts_again_at_once_on_the_same_ports(own_proxy: ProxyCluster, broker: Standalone) -> None:
+def test_a_cluster_starts_again_at_once_on_the_same_ports(own_proxy: ProxyCluster, broker: Standalone) -> None:
     """Connections in TIME_WAIT and old sockets are no obstacle, nor is what a killed cluster left behind."""
     with relay_client(own_proxy, broker):
         own_proxy.signal(signal.SIGKILL)

@@ -162,7 +162,7 @@ def test_the_log_says_whose_connection_it_is(secured_broker: Standalone, b: Prox
         assert "carol-behind-a" in b.wait_for_log(proxy.address, "carol-behind-a")
 
 
-# ---- who may not
+# ---- clients that may not be proxies
 
 
 def denied(port: int, **fields: Any) -> tuple[int, str]:
@@ -328,7 +328,7 @@ def test_check_says_what_the_broker_wants(
     assert forwarding.get("/readyz").text == "ok\n"
 
 
-def test_what_a_proxy_forwards_goes_on(strict_broker: Standalone, forwarding: ProxyCluster) -> None:
+def test_credentials_that_a_proxy_forwards_go_on(strict_broker: Standalone, forwarding: ProxyCluster) -> None:
     """Never the proxy's own credentials in their place."""
     alice = {"original_auth_method": "token", "original_auth_data": strict_broker.token("alice")}
     bad = {"original_auth_method": "token", "original_auth_data": make_token(OTHER_KEY, "alice")}

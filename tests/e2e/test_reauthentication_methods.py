@@ -277,7 +277,7 @@ def ends_by(client: ScramSession, wrong: Callable[[ScramSession], None], reason:
     client.cluster.wait_for_log("failed to authenticate itself again", client.address, f"reason={reason}")
 
 
-def test_who_stops_between_two_rounds_ends_when_used_past_the_end(house: House) -> None:
+def test_a_client_that_stops_between_two_rounds_ends_when_used_past_the_end(house: House) -> None:
     """A proof that is owed is none."""
     with ExitStack() as stack, counting(house.cluster, killed=2):
         clients = [

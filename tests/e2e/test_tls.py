@@ -67,7 +67,7 @@ class TlsClient(WireClient):
         return self._socket.getpeercert(binary_form=True) or b""
 
 
-# ---- who is who
+# ---- identities by certificate
 
 
 @pytest.fixture(scope="module")

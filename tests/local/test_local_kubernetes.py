@@ -62,7 +62,7 @@ def test_options_and_steps_are_told_apart() -> None:
     assert (options.keep_images, options.keep_node, options.steps) == (True, False, ["rollout", "oom"])
 
 
-# ---- what `down` ends
+# ---- processes that `down` ends
 
 
 def shell(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -374,7 +374,7 @@ def test_a_command_without_a_type_is_not_served() -> None:
     assert event_of(BaseCommand()) is Event.OTHER_COMMAND
 
 
-# ---- what is known without parsing
+# ---- commands that are known without parsing
 
 TOPIC_OR_NAMESPACE = pulsar_bytes.fields((1, "t"), (2, 7))
 

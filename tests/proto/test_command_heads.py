@@ -229,7 +229,7 @@ def hostile_frame(chance: random.Random) -> bytes:
     return (4 + len(command) + len(payload)).to_bytes(4, "big") + size.to_bytes(4, "big") + bytes(command) + payload
 
 
-# ---- what was met
+# ---- commands that brokers read in another way
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
     assert check_connect(message, proxies_allowed=True) is None, "then the auth worker decides"
 
 
-# ---- what a client is told of a denial
+# ---- the client's error for a denial
 
 
 @pytest.mark.conforms("pip-30.44")

@@ -49,7 +49,7 @@ def nothing_known() -> None:
         trailers.clear()
 
 
-# ---- what is refused
+# ---- refused requests
 
 
 def bad_requests() -> dict[str, tuple[bytes, str]]:
@@ -132,7 +132,7 @@ def test_a_request_without_a_request_id_is_corrupt(kind: int) -> None:
             parse_request(data)
 
 
-# ---- what passes
+# ---- requests that pass
 
 
 GOOD = {

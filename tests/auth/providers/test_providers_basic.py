@@ -93,7 +93,7 @@ def login(user: str, password: str = PASSWORD) -> bytes:
     return f"{user}:{password}".encode()
 
 
-# ---- who is taken in
+# ---- users that are accepted
 
 
 @pytest.mark.parametrize("form", HASHES)
@@ -142,7 +142,7 @@ async def test_comments_empty_lines_and_carriage_returns(make: Make) -> None:
         assert await provider.identify(login(user), CLIENT) == Identity(user)
 
 
-# ---- who is not
+# ---- users that are denied
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ async def denial(provider: OidcProvider, data: bytes) -> str:
     return caught.value.reason
 
 
-# ---- what is believed
+# ---- verification
 
 
 async def test_a_token_of_the_issuer(provider: OidcProvider, issuer: FakeIssuer) -> None:

@@ -98,7 +98,7 @@ async def denial_at_the_end(provider: ScramProvider, client: Any) -> Authenticat
     return await denial(state, client.get_client_final())
 
 
-# ---- who is taken in
+# ---- users that are accepted
 
 
 @pytest.mark.conforms("pip-30.1")

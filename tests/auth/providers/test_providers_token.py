@@ -80,7 +80,7 @@ async def denial(provider: TokenProvider, data: bytes) -> str:
     return caught.value.reason
 
 
-# ---- what is believed
+# ---- verification
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])

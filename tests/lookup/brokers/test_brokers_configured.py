@@ -308,7 +308,7 @@ async def test_hosts_of_srv_records_are_whole_names(make: Make, names: Names) ->
     assert await worker.target("b0.:6650") == "b0.:6650 at 10.0.0.4"
 
 
-# ---- what is known goes on
+# ---- knowledge that a reload keeps
 
 
 async def test_while_dns_fails_what_was_found_last_counts(
@@ -392,7 +392,7 @@ async def test_a_name_that_leads_elsewhere_at_the_second_look(
     assert (await worker.denied("evil.example:6650")).reason == "host"
 
 
-# ---- what the operator adds
+# ---- the operator's rules
 
 
 async def test_further_hosts_and_addresses(make: Make, names: Names) -> None:
@@ -431,7 +431,7 @@ async def test_patterns_are_held_against_whole_names_too(make: Make, names: Name
         assert await worker.target(f"{spelling}:6650") == f"{spelling}:6650 at 10.1.0.1"
 
 
-# ---- what the log tells the operator to set
+# ---- advice in the log
 
 
 @pytest.mark.parametrize(

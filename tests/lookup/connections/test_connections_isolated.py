@@ -367,7 +367,7 @@ async def test_a_failure_to_connect_is_raised_to_all_waiting_requests(
     assert len(suspects) == 0
 
 
-# ---- who is to blame
+# ---- the request that is to blame
 
 
 @given(count=st.integers(1, 300), fatal=st.sets(st.integers(0, 299), max_size=5))

@@ -350,7 +350,7 @@ async def test_an_error_instead_of_an_answer_at_a_redirect(make: Make) -> None:
     assert (answer.type, answer.error.request_id, answer.error.error) == (BaseCommand.ERROR, 7, 4)
 
 
-# ---- what brokers say
+# ---- brokers' answers
 
 
 @pytest.mark.conforms("kip-590.19")

@@ -80,7 +80,7 @@ def test_label_values_and_numbers_survive(value: str, number: float) -> None:
     assert samples == {("g", (("l", value), ("worker", "0"))): number}
 
 
-# ---- what a process writes that was taken over
+# ---- metrics of a captured process
 
 HEAD = "# HELP g G.\n# TYPE g gauge\n"
 GOOD = HEAD + 'g{l="v"} 1.0\n'

@@ -127,7 +127,7 @@ def test_an_unwatched_file_is_never_due() -> None:
     assert [detector.is_due(NOT_WATCHED, 0.0) for _ in range(3)] == [False] * 3
 
 
-# ---- what
+# ---- changes of content
 
 
 def test_content_counts_and_nothing_else(tmp_path: Path) -> None:

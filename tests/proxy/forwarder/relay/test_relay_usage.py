@@ -280,9 +280,7 @@ def test_a_role_that_is_idle_has_its_row_again_when_it_returns(clock: Clock) -> 
     assert found(principals, "sessions") == {"alice": (2,)}, "a row that no other principal needs stays"
 
 
-def test_one_address_does_not_take_all_rows_though_each_of_its_principals_has_a_relay(
-    memory: int, clock: Clock
-) -> None:
+def test_an_address_does_not_take_all_rows_though_each_of_its_principals_has_a_relay(memory: int, clock: Clock) -> None:
     """Security: an issuer's roles, all with relays, and none of them idle."""
     table = RelayTable(memory)
     principals = PrincipalUsage(table, 10, IDLE_S, clock)

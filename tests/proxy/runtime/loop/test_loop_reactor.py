@@ -99,7 +99,7 @@ async def settle() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-# ---- one connection
+# ---- a single connection
 
 
 async def test_received_data_is_passed_to_on_data(reactor: Reactor, sockets: Sockets) -> None:

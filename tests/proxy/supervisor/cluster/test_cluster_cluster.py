@@ -430,7 +430,7 @@ async def test_a_worker_that_hangs_during_a_reload_is_ended(setup: Setup, nurser
     nursery.cancel_scope.cancel()
 
 
-# ---- what forwarders leave to each other
+# ---- relays of forwarders
 
 
 def relay(worker: FakeWorker, *ids: int) -> None:

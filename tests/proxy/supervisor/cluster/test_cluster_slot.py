@@ -534,7 +534,7 @@ async def test_a_worker_that_dies_while_it_starts_is_replaced(
     nursery.cancel_scope.cancel()
 
 
-# ---- one worker after another
+# ---- successors
 
 
 async def started(place: Place, nursery: trio.Nursery) -> FakeWorker:
@@ -870,7 +870,7 @@ async def test_fill_no_more(place: Place, autojump_clock: trio.testing.MockClock
     assert place.ended == []
 
 
-# ---- one forwarder after another, with what it had
+# ---- successors of forwarders, with their relays
 
 
 async def test_a_successor_gets_what_a_dead_forwarder_had(

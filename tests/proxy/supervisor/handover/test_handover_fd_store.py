@@ -125,7 +125,7 @@ def relay_ids(got: list[tuple[StoreMessage, list[int]]]) -> list[int]:
     return [relay.id for message, _descriptors in got for relay in message.relays]
 
 
-# ---- what a forwarder says
+# ---- a forwarder's messages
 
 
 async def test_stored_relays_and_pipes_are_kept_with_their_descriptors(store: Store) -> None:
@@ -319,7 +319,7 @@ async def test_replaced_and_dropped_entries_free_descriptors_for_others(store: S
     assert len(logs) == 2, "once for each forwarder"
 
 
-# ---- what its successor gets
+# ---- the successor's share
 
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:

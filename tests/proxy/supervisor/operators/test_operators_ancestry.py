@@ -198,7 +198,7 @@ def test_the_parent_and_the_start_time_of_a_process_are_read_from_proc(tmp_path:
         descent._look(2**30)
 
 
-# ---- who listens at control.sock
+# ---- the listener at control.sock
 
 
 _LISTEN = """

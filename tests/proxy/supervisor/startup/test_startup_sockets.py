@@ -172,7 +172,7 @@ def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path, victim: Path) ->
     assert victim.read_text() == "precious"
 
 
-def test_what_is_in_the_lock_file_stays(tmp_path: Path) -> None:
+def test_the_lock_files_content_stays(tmp_path: Path) -> None:
     (tmp_path / "supervisor.lock").write_text("notes")
     RuntimeDirectory(str(tmp_path)).remove_sockets()
     assert (tmp_path / "supervisor.lock").read_text() == "notes"

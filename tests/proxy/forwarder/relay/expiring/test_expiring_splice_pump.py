@@ -770,7 +770,7 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"last"))
 
 
-# ---- who is asked
+# ---- clients that are challenged
 
 
 @pytest.mark.conforms("kip-368.13", "kip-368.31")
