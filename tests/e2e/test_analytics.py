@@ -29,7 +29,7 @@ from analytics.remote_write.snappy import compress
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster, merged
 from .lab.metrics import Scrape, per_principal
-from .lab.pipeline import TOKEN, Receiver, Tables, run_jobs, start_jobs, wait_for_write
+from .lab.pipeline import JOB_TIMEOUT_S, TOKEN, Receiver, Tables, run_jobs, start_jobs, wait_for_write
 from .lab.programs import CLIENTS, Program
 from .lab.prometheus import Prometheus, Samples
 from .lab.waiting import BUSY_S, eventually
@@ -246,7 +246,7 @@ def kill_in_a_batch(ingest: OwnedProcess, tables: Tables) -> None:
         assert ingest.exit_code() is None, ingest.log_tail()
         return re.search(r"^up to \d+:\d+: [\d,]+ samples", ingest.log.read_text(), re.MULTILINE) is not None
 
-    eventually(has_committed, what=f"ingest finished a batch\n{ingest.log_tail()}", within_s=180)
+    eventually(has_committed, what="ingest finished a batch", within_s=JOB_TIMEOUT_S)
     wait_for_write(tables.root, "samples", ingest)
     ingest.kill()
 

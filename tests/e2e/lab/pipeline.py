@@ -99,14 +99,14 @@ def as_argument(jobs: Sequence[Sequence[object]]) -> str:
     return json.dumps([[str(one) for one in job] for job in jobs])
 
 
-def wait_for_write(root: Path, table: str, process: OwnedProcess, within_s: float = 150.0) -> None:
+def wait_for_write(root: Path, table: str, process: OwnedProcess) -> None:
     """Wait until Spark writes files of a table, which no version names yet: the middle of a job."""
 
     def is_writing() -> bool:
         assert process.exit_code() is None, process.log_tail()
         return any(root.glob(f"{table}/*/*/_temporary"))
 
-    eventually(is_writing, what=f"{table} is being written\n{process.log_tail()}", within_s=within_s, every_s=0.002)
+    eventually(is_writing, what=f"{table} is being written", within_s=JOB_TIMEOUT_S, every_s=0.002)
 
 
 class Tables:
