@@ -24,11 +24,16 @@ SETTINGS = {
 }
 
 
+JVM_TIMEOUT_S = 900
+"""Of one test with Spark, where several JVMs share few CPUs: some take minutes then."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the session."""
+    """Mark what needs the session, and give it time."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.jvm)
+            item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
