@@ -213,13 +213,17 @@ def test_a_malicious_request_costs_little_and_stops_no_other(tmp_path: Path, att
     wait_until_acknowledged([good], 20)
     peak_before = peak_bytes(receiver.process.pid)
     connection = http.client.HTTPConnection(receiver.write, timeout=120)
-    for _ in range(3):
+    sent = meanwhile = 0
+    at_once = "buckets" in attack
+    while sent < 3 or (meanwhile < 2 and not at_once):
         before = len(good.acknowledged)
         connection.request("POST", "/api/v1/write", *bad)
         answer = connection.getresponse()
         assert (answer.status, key in answer.read().decode()) == (400, True)
-        # it does not wait behind the large one: that would be one answer at most
-        assert len(good.acknowledged) > before or "buckets" in attack
+        sent += 1
+        # Behind a large one there would be one answer at most; on a slow disk there may be none, so try again.
+        meanwhile = max(meanwhile, len(good.acknowledged) - before)
+        assert sent < 100, "others wait behind it"
         assert receiver.page("/healthz") == (200, "ok\n")
     connection.close()
     assert peak_bytes(receiver.process.pid) - peak_before < 400 * 1024 * 1024
@@ -227,7 +231,7 @@ def test_a_malicious_request_costs_little_and_stops_no_other(tmp_path: Path, att
     stop([good])
     _, text = receiver.page("/metrics")
     bound = key.removeprefix("limits.max_")
-    assert f'pulsar_proxy_analytics_receiver_beyond_bounds_total{{bound="{bound}"}} 3.0' in text
+    assert f'pulsar_proxy_analytics_receiver_beyond_bounds_total{{bound="{bound}"}} {sent}.0' in text
     assert receiver.stop() == 0
     check(numbers(tmp_path / "spool"), [good])
     told = [entry for entry in receiver.log if entry["event"] == "did not accept a write request"]
