@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from receiver_process import ReceiverProcess, Sender
+from receiver_process import ReceiverProcess, Sender, end_all
 from receiver_requests import CONTENT_TYPES, body, compressed, http_request, named
 
 from analytics.remote_write import remote_pb2 as pb
@@ -26,6 +26,12 @@ from analytics.spool import reader, retention
 from analytics.spool.writer import SpoolLimits, SpoolWriter
 
 TS = 1_760_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    end_all()
 
 
 def request(number: int, series: int = 20) -> tuple[bytes, dict[str, str]]:
