@@ -7,7 +7,7 @@ export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
 .PHONY: help run analytics test test-quick check coverage bench bench-analytics images e2e-kubernetes generate lock \
-	release publish clean
+	base release publish clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ generate: ## regenerate the protobuf modules, docs/configuration.md, docs/confor
 
 lock: ## write the hashes of constraints.txt, and deploy/requirements
 	@$(LOCAL).lock
+
+base: ## write the digest of the base image's tag into deploy/image/Dockerfile
+	@$(LOCAL).base_image
 
 release: ## wheel, sdist, images, chart, with sums, bills of materials, provenance, into dist/ (root; ARGS=--no-images)
 	@$(LOCAL).release $(ARGS)

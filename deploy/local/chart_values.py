@@ -262,6 +262,7 @@ class NetworkPolicy(Values, frozen=True):
     enabled: bool = True
     clients: list[Peer] = []
     admin: list[Peer] = []
+    egress_mode: Literal["configured", "open"] = "configured"
     egress: list[EgressRule] = []
 
 

@@ -27,13 +27,12 @@ from typing import Any
 
 from image import python_application
 
-from local import image_check, machine
+from local import base_image, image_check, machine, provenance
 from local.console import Progress, print_status
 from local.environment import ROOT
 from local.oci_archive import SUFFIX
 from local.process import run_reporting
 
-BASE = "docker.io/library/python:3.13-slim-trixie"
 STAND_IN = "lab.local/stand-in-base:trixie"
 _DEBIAN = "trixie"
 _PACKAGES = "python3,python3-venv,ca-certificates"
@@ -79,13 +78,14 @@ IMAGES = (PROXY, ANALYTICS)
 
 def ensure_base(progress: Progress = print_status) -> str:
     """Return the name of the base image to build on, after it was pulled or the stand-in was made."""
-    if image_id(BASE):
-        return BASE
+    base = base_image.without_tag(base_image.read())
+    if image_id(base):
+        return base
     if image_id(STAND_IN):
         return STAND_IN
-    if _pull(progress):
-        return BASE
-    progress(f"{BASE} cannot be pulled: making a stand-in from Debian's packages")
+    if _pull(base, progress):
+        return base
+    progress(f"{base} cannot be pulled: making a stand-in from Debian's packages")
     with tempfile.TemporaryDirectory(prefix="ptp-base-") as directory:
         root = Path(directory) / "root.tar"
         _run(
@@ -99,9 +99,21 @@ def ensure_base(progress: Progress = print_status) -> str:
     return STAND_IN
 
 
-def _pull(progress: Progress) -> bool:
-    command = ["timeout", "120", "buildah", "pull", "--quiet", "--retry=0", BASE]
-    return run_reporting(command, lambda s: f"Pulling {BASE}: {s:.0f} s", progress) is None
+def ensure_pinned_base(progress: Progress = print_status) -> None:
+    """Pull the base image that the Dockerfile names, so that builds take no other.
+
+    BaseError unless it has a digest; ImageError where it cannot be pulled.
+    """
+    reference = base_image.read()
+    base_image.require_pinned(reference, str(_DOCKERFILE))
+    base = base_image.without_tag(reference)
+    if not image_id(base) and not _pull(base, progress):
+        raise ImageError(f"{base} cannot be pulled; ARGS={base_image.ANY_BASE} makes a stand-in from Debian's packages")
+
+
+def _pull(base: str, progress: Progress) -> bool:
+    command = ["timeout", "120", "buildah", "pull", "--quiet", "--retry=0", base]
+    return run_reporting(command, lambda s: f"Pulling {base}: {s:.0f} s", progress) is None
 
 
 def build_command(image: Image, base: str, epoch_s: int, id_file: Path, architecture: str = NATIVE) -> list[str]:
@@ -219,10 +231,9 @@ def write_bill_of_materials(image: Image, directory: Path, architecture: str = N
 
 
 def base_material() -> dict[str, Any]:
-    """Return name and digest of the base image, as a material of a provenance."""
+    """Return the base image, with the digest of this machine's architecture, as a material of a provenance."""
     base = ensure_base()
-    digest = _inspect(base, "{{.FromImageDigest}}").removeprefix("sha256:")
-    return {"name": base, "digest": {"sha256": digest}}
+    return provenance.base_material(base, _inspect(base, "{{.FromImageDigest}}").removeprefix("sha256:"))
 
 
 def write_tar(source: Path, target: Path, epoch_s: int) -> Path:
@@ -286,7 +297,7 @@ def main() -> int:
                     print(path.relative_to(ROOT), flush=True)
             return 0
         equal = [build_and_compare(image, twice=options.twice) for image in chosen]
-    except (machine.MachineError, ImageError) as error:
+    except (machine.MachineError, base_image.BaseError, ImageError) as error:
         print(f"\nmake images: {error}", file=sys.stderr)
         return 1
     return 0 if all(equal) else 1

@@ -19,6 +19,8 @@ BUILD_TYPE = "urn:pulsar-trio-proxy:make-release:1"
 BUILDER = "urn:pulsar-trio-proxy:unattested-machine"
 """The builder where `BUILDER_ID` names none: a machine of which nothing is known."""
 
+_BASE = "base image"
+
 Json = dict[str, Any]
 
 
@@ -61,6 +63,17 @@ def statement(subjects: Mapping[str, str], number: str, commit: str, materials: 
             "runDetails": {"builder": {"id": os.environ.get("BUILDER_ID") or BUILDER}},
         },
     }
+
+
+def base_material(reference: str, sha256: str) -> Json:
+    """Return the base image of the build as a material."""
+    return {"name": _BASE, "uri": f"docker://{reference}", "digest": {"sha256": sha256}}
+
+
+def base_reference(made: Json) -> str:
+    """Return the reference to the base image of a statement; empty if it has none."""
+    dependencies = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return next((str(one["uri"]).removeprefix("docker://") for one in dependencies if one.get("name") == _BASE), "")
 
 
 def source_commit(made: Json) -> str:

@@ -5,7 +5,8 @@
 | an image, all architectures | host/path/NAME:VERSION |
 | the chart | host/path/charts/NAME:VERSION, a repository of its own, since an image has the chart's name |
 
-Pushed is what dist/ holds: the checksums must be those of SHA256SUMS, and the provenance's commit that of this tree.
+Pushed is what dist/ holds: the checksums must be those of SHA256SUMS, the provenance's commit that of this tree, and
+its base image one with a digest (unless `ARGS=--any-base`).
 A version in the registry is never overwritten: where it is what dist/ holds, only what is missing is added, so that an
 interrupted run can be repeated; else nothing is pushed. cosign signs with `COSIGN_KEY` (a file, or a key in a KMS) the
 indexes, their images and the chart, and attests the provenance and the bills of materials. Nothing of it is told to
@@ -27,10 +28,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from local import go_tools, release
+from local import base_image, go_tools, release
 from local.environment import clean_environment
 from local.oci_archive import SUFFIX, OciArchive, read_archive, sha256_digest
-from local.provenance import file_sha256, source_commit
+from local.provenance import base_reference, file_sha256, source_commit
 from local.release_chart import ReleaseError
 
 TOOLS = ("crane", "cosign", "helm")
@@ -47,8 +48,11 @@ class PublishError(Exception):
     """Something cannot be published; the text says what to do."""
 
 
-def check_dist(dist: Path, number: str, commit: str) -> None:
-    """Raise PublishError unless a folder holds the whole release of a version, made of a commit, unchanged."""
+def check_dist(dist: Path, number: str, commit: str, *, any_base: bool = False) -> None:
+    """Raise PublishError unless a folder holds the whole release of a version, made of a commit, unchanged.
+
+    BaseError where its images are made on a base without a digest, unless `any_base`.
+    """
     names = {release.provenance_name(number), release.chart_bill_name(number), chart_name(number)}
     if missing := sorted(name for name in (*names, release.SUMS) if not (dist / name).exists()):
         raise PublishError(f"dist/ has no {', '.join(missing)}; run `make release` (without --no-images)")
@@ -56,8 +60,11 @@ def check_dist(dist: Path, number: str, commit: str) -> None:
     found = {path.name: file_sha256(path) for path in sorted(dist.iterdir()) if path.name != release.SUMS}
     if changed := sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name)):
         raise PublishError(f"dist/{', '.join(changed)}: not as {release.SUMS} has it; run `make release`")
-    if (made_of := source_commit(json.loads((dist / release.provenance_name(number)).read_text()))) != commit:
+    statement = json.loads((dist / release.provenance_name(number)).read_text())
+    if (made_of := source_commit(statement)) != commit:
         raise PublishError(f"dist/ is of commit {made_of}, this tree is at {commit}; run `make release`")
+    if not any_base:
+        base_image.require_pinned(base_reference(statement), f"dist/{release.provenance_name(number)}")
 
 
 def chart_name(number: str) -> str:
@@ -212,13 +219,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make publish")
     parser.add_argument("registry", help="host and path, without oci://")
     parser.add_argument("--transparency-log", action="store_true", help="record signatures in Sigstore's public log")
+    parser.add_argument(base_image.ANY_BASE, action="store_true", help="publish images on a base without a digest")
     options = parser.parse_args()
     key = os.environ.get("COSIGN_KEY", "")
     number = release.version()
     try:
         check_destination(options.registry, key)
         release.check_release(number, release.CHANGELOG.read_text(), release.CHART.read_text())
-        check_dist(release.DIST, number, release.clean_commit())
+        check_dist(release.DIST, number, release.clean_commit(), any_base=options.any_base)
         go_tools.install_tools(TOOLS)
         for reference in Publisher(options.registry, key, options.transparency_log).publish(release.DIST, number):
             print(reference, flush=True)

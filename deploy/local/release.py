@@ -6,7 +6,8 @@ since the provenance names the commit.
 
 Equal source gives equal files: times are those of the commit (or `SOURCE_DATE_EPOCH`), and wheel and sdist are built
 twice, in two folders, and compared. The images are part of a release, so a machine that cannot build them (it takes
-root and Debian's buildah) ends with an error. `ARGS=--no-images` makes the Python packages alone: without the images'
+root and Debian's buildah) ends with an error, as does one that cannot pull the base image by its digest (`make base`),
+unless `ARGS=--any-base` takes any. `ARGS=--no-images` makes the Python packages alone: without the images'
 digests there is no chart of the release either.
 """
 
@@ -21,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local import go_tools, images, machine, provenance, release_chart
+from local import base_image, go_tools, images, machine, provenance, release_chart
 from local.environment import ROOT, Environment, SetupError, clean_environment
 from local.images import source_date_epoch_s
 from local.oci_archive import OciArchive, read_archive
@@ -162,11 +163,15 @@ def main() -> int:
     """Make the release's files; publishing them is a step of its own."""
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument("--no-images", action="store_true", help="wheel and sdist alone: neither images nor chart")
-    with_images = not parser.parse_args().no_images
+    parser.add_argument(base_image.ANY_BASE, action="store_true", help="take a base image without a digest")
+    options = parser.parse_args()
+    with_images = not options.no_images
     environment = Environment()
     try:
         if with_images:
             _ensure_images_can_be_built()
+            if not options.any_base:
+                images.ensure_pinned_base()
         environment.prepare("release")
         release(environment, with_images=with_images)
     except (SetupError, ReleaseError, images.ImageError, go_tools.ToolError, ValueError, OSError) as error:

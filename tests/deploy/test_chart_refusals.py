@@ -287,6 +287,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "networkPolicy.enabled is true",
     ),
     (
+        {"networkPolicy": {"egressMode": "open", "egress": [{"ports": [{"port": 443}]}]}},
+        "networkPolicy.egress",
+        "networkPolicy.egressMode is configured",
+    ),
+    (
         monitor("serviceMonitor", interval="9s"),
         "serviceMonitor.scrapeTimeout",
         "10s is more than serviceMonitor.interval",

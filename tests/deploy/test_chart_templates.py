@@ -230,14 +230,6 @@ def test_the_tests_pod_is_let_in_beside_the_clients() -> None:
     assert not labels.items() <= manifests.pod["metadata"]["labels"].items()
 
 
-def test_egress_is_restricted_only_by_rules() -> None:
-    assert render().get("NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
-    rules = [{"ports": [{"port": 6650}]}]
-    spec = render(networkPolicy={"egress": rules}).get("NetworkPolicy")["spec"]
-    assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert spec["egress"] == rules
-
-
 @pytest.mark.parametrize("kind", ["NodePort", "LoadBalancer"])
 def test_clients_addresses_are_kept_from_outside(kind: str) -> None:
     assert render(service={"type": kind}).get("Service")["spec"]["externalTrafficPolicy"] == "Local"

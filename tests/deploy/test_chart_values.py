@@ -109,6 +109,7 @@ CHANGED: dict[str, Any] = {
     "topologySpread.zones": "DoNotSchedule",
     "topologySpread.hosts": "DoNotSchedule",
     "dnsPolicy": "Default",
+    "networkPolicy.egressMode": "open",
     "ingress.paths": ["/metrics"],
     "serviceMonitor.interval": "1m",
     "serviceMonitor.scrapeTimeout": "1s",

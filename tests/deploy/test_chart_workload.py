@@ -151,6 +151,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "networkPolicy.egress: has no effect",
     ),
     (
+        daemon_set(hostNetwork=True) | TOKEN | {"networkPolicy": {"egressMode": "open"}},
+        "networkPolicy.egressMode: has no effect",
+    ),
+    (
         daemon_set(updateStrategy=_ROLLING | {"rollingUpdate": {"maxSurge": 1}}),
         "updateStrategy.rollingUpdate: Kubernetes takes either",
     ),

@@ -19,6 +19,7 @@ from local.process import OwnedProcess
 NUMBER = release.version()
 COMMIT = "c" * 40
 EPOCH_S = 1_700_000_000
+BASE = f"registry.example.org/base:1@sha256:{'b' * 64}"
 
 
 class Layout:
@@ -65,7 +66,9 @@ class Release:
     digests: dict[str, str]
 
 
-def write_release(directory: Path, content: bytes = b"layer", number: str = NUMBER, commit: str = COMMIT) -> Release:
+def write_release(
+    directory: Path, content: bytes = b"layer", number: str = NUMBER, commit: str = COMMIT, base: str = BASE
+) -> Release:
     dist, work = directory / "dist", directory / "work"
     dist.mkdir(parents=True)
     work.mkdir()
@@ -79,7 +82,7 @@ def write_release(directory: Path, content: bytes = b"layer", number: str = NUMB
             provenance.write_json(dist / f"{image.repository}.image-{architecture}.cdx.json", bill)
     if go_tools.available():
         release.write_chart(dist, number, digests)
-    release.write_provenance(dist, number, commit, digests, [])
+    release.write_provenance(dist, number, commit, digests, [provenance.base_material(base, "b" * 64)])
     return Release(dist, digests)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local import go_tools, publish, release
+from local import go_tools, images, publish, release
 from local.publish import Publisher, PublishError, check_destination, check_dist
 
 from tests.local.conftest import FakeCommand
@@ -177,6 +177,14 @@ def test_only_a_whole_release_is_published(made: Release, change: Callable[[Path
 def test_only_a_release_of_this_commit_is_published(made: Release) -> None:
     with pytest.raises(PublishError, match=f"dist/ is of commit {COMMIT}, this tree is at {'d' * 40}"):
         check_dist(made.dist, NUMBER, "d" * 40)
+
+
+@pytest.mark.parametrize("base", ["registry.example.org/base:1", images.STAND_IN])
+def test_images_on_a_base_without_a_digest_are_published_only_when_asked_for(tmp_path: Path, base: str) -> None:
+    made = write_release(tmp_path / "other", base=base)
+    with pytest.raises(ValueError, match=f"intoto.json: the base image {base} has no digest.* ARGS=--any-base"):
+        check_dist(made.dist, NUMBER, COMMIT)
+    check_dist(made.dist, NUMBER, COMMIT, any_base=True)
 
 
 def test_an_archive_whose_index_was_changed_is_refused(made: Release, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from local import release
+from local import base_image, go_tools, machine, release
 from local.release import CHANGELOG, CHART, ReleaseError, check_release, version
 
 from proxy import __version__
+from tests.local.conftest import FakeCommand
 
 CHART_TEXT = "name: x\nversion: 1.2.3\nappVersion: 1.2.3\nkind: y\n"
 
@@ -44,3 +45,37 @@ def test_without_root_the_way_to_the_python_packages_is_told(
     error = capsys.readouterr().err
     assert "Images are built by root." in error
     assert "Wheel and sdist alone, without images and chart: ARGS=--no-images" in error
+
+
+@pytest.mark.parametrize(
+    ("base", "complaint"),
+    [
+        ("registry.example.org/base:1", "Dockerfile: the base image registry.example.org/base:1 has no digest"),
+        (f"registry.example.org/base:1@sha256:{'b' * 64}", f"base@sha256:{'b' * 64} cannot be pulled"),
+    ],
+)
+def test_a_base_without_a_digest_or_out_of_reach_is_refused_unless_any_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fake_command: FakeCommand,
+    base: str,
+    complaint: str,
+) -> None:
+    fake_command("buildah", "exit 1")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(machine, "ensure", lambda what: None)
+    monkeypatch.setattr(go_tools, "available", lambda: True)
+    monkeypatch.setattr(go_tools, "install_tools", lambda names: None)
+    monkeypatch.setattr(base_image, "read", lambda: base)
+    prepared: list[str] = []
+    monkeypatch.setattr(release.Environment, "prepare", lambda self, what: prepared.append(what))
+    monkeypatch.setattr(release, "release", lambda environment, with_images: None)
+    monkeypatch.setattr("sys.argv", ["release"])
+    assert release.main() == 1
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert "ARGS=--any-base" in error
+    assert not prepared
+    monkeypatch.setattr("sys.argv", ["release", "--any-base"])
+    assert release.main() == 0
+    assert prepared == ["release"]

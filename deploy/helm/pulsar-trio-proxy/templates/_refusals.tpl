@@ -116,6 +116,9 @@
 {{- if get ($config.brokers.credentials | default dict) "token" -}}
 {{- fail "config.brokers.credentials.token: would be in a ConfigMap; put it into a Secret and name that (auth.proxyToken.secret), or mount it (extraVolumes) and name the file (config.brokers.credentials.file)" -}}
 {{- end -}}
+{{- range $plugin, $options := $config.authentication.plugins -}}
+{{- include "pulsar-trio-proxy.refuseSecretOptions" (dict "path" (printf "config.authentication.plugins.%s" $plugin) "options" $options) -}}
+{{- end -}}
 {{- include "pulsar-trio-proxy.refuseServiceUrl" $config.brokers.service_url -}}
 {{- $admin := $config.admin.bind -}}
 {{- if or (hasPrefix "127." $admin) (hasPrefix "localhost:" $admin) (hasPrefix "[::1]:" $admin) -}}
@@ -137,6 +140,34 @@
 {{- $needed := include "pulsar-trio-proxy.secondsToEnd" $root | int -}}
 {{- if lt (int $root.Values.terminationGracePeriodSeconds) $needed -}}
 {{- fail (printf "terminationGracePeriodSeconds: %d is too short; lifecycle.preStop.sleep, shutdown.delay_ms, limits.drain_timeout_ms and 15 s for the rest need %d" (int $root.Values.terminationGracePeriodSeconds) $needed) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An error for a plugin's option that looks like a secret by its name, in tables and lists, too. Names of files,
+     addresses, identifiers and limits are none (`token_file`), nor are public keys and switches. What is in a table
+     named in the plural (`keys`) is like it. Call: (dict "path" "config…" "options" map "secrets" false) */}}
+{{- define "pulsar-trio-proxy.refuseSecretOptions" -}}
+{{- range $name, $value := .options -}}
+{{- $path := printf "%s.%s" $.path $name -}}
+{{- $words := regexReplaceAll "[0-9]+" $name "" | snakecase -}}
+{{- $secret := or $.secrets (regexMatch "(^|_)(keys?|pass|pwd)(_|$)|passw|passphrase|secret|token|credential|(api|private|access|shared|signing)key" $words) -}}
+{{- if regexMatch "(^|_)public_|(^|_)(files?|paths?|dir|directory|urls?|uri|issuer|audience|claim|header|name|id|type|algorithms?|ms|seconds|bytes|max|min)$" $words -}}
+{{- $secret = false -}}
+{{- end -}}
+{{- if kindIs "map" $value -}}
+{{- include "pulsar-trio-proxy.refuseSecretOptions" (dict "path" $path "options" $value "secrets" (and $secret (hasSuffix "s" $words))) -}}
+{{- else -}}
+{{- if and $secret $value (not (kindIs "bool" $value)) -}}
+{{- fail (printf "%s: looks like a secret, but config is in a ConfigMap; put it into a Secret, and mount that (extraVolumes, extraVolumeMounts) and name the file, if the plugin reads one, or set PULSAR_TRIO_PROXY__AUTHENTICATION__PLUGINS from it, the whole table (extraEnv, extraEnvFrom)" $path) -}}
+{{- end -}}
+{{- if kindIs "slice" $value -}}
+{{- range $index, $entry := $value -}}
+{{- if kindIs "map" $entry -}}
+{{- include "pulsar-trio-proxy.refuseSecretOptions" (dict "path" (printf "%s[%d]" $path $index) "options" $entry) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

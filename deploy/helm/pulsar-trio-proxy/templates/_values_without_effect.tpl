@@ -79,6 +79,7 @@ topologySpreadConstraints: workload.kind is Deployment
 {{- if .workload.daemonSet.hostNetwork }}
 networkPolicy.clients: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 networkPolicy.egress: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
+networkPolicy.egressMode: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 {{- if not .analytics.receiver.enabled }}
 networkPolicy.admin: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 {{- end }}
@@ -135,6 +136,9 @@ test.caKey: test.caSecret is set
 analytics.image: analytics.receiver.enabled is true
 {{- else if .analytics.image.digest }}
 analytics.image.tag: analytics.image.digest is empty
+{{- end }}
+{{- if ne .networkPolicy.egressMode "configured" }}
+networkPolicy.egress: networkPolicy.egressMode is configured
 {{- end }}
 {{- if not .networkPolicy.enabled }}
 analytics.receiver.peers: networkPolicy.enabled is true
