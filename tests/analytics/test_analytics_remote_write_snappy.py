@@ -74,6 +74,7 @@ def test_what_is_spoken(content_type: str, encoding: str, version: int) -> None:
         (f"application/json;proto={V2}", "snappy"),
         (f"text/plain;proto={V2}", "snappy"),
         ("application/x-protobuf;proto=" + "x" * 300, "snappy"),
+        ("application/x-protobuf;proto*0=a;proto*=b", "snappy"),  # email.message raises TypeError
     ],
 )
 def test_what_is_not(content_type: str, encoding: str) -> None:
