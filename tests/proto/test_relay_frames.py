@@ -234,7 +234,7 @@ def test_split_at_every_byte(at: int) -> None:
 
 @pytest.mark.parametrize("at", range(1, len(FRAMES[0]) + 4))
 def test_a_frame_before_an_invalid_one_passes_whole_wherever_it_is_split(at: int) -> None:
-    stream = FRAMES[0] + (MAX + 1).to_bytes(4, "big")
+    stream = FRAMES[0] + (MAX + 1).to_bytes(4, "big") + bytes(HEADER_BYTES)
     cutter, passed = FrameCutter(walk()), b""
     cutter.receive_data(stream[:at])
     passed += cutter.take_passable()
