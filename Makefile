@@ -6,8 +6,8 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run analytics test test-quick check coverage bench bench-analytics images e2e-kubernetes generate lock \
-	base release publish clean
+.PHONY: help run analytics test test-quick check coverage fuzz bench bench-analytics images e2e-kubernetes generate \
+	lock base release publish clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ check: ## what CI runs: format, lint, types, import contract, generated files, w
 
 coverage: ## make check, with the coverage that a release must have: twice the time
 	@$(LOCAL).check --coverage $(ARGS)
+
+fuzz: ## feed parsers with hostile bytes (Atheris); ARGS="--seconds 60 --parser frames"
+	@$(LOCAL).fuzz $(ARGS)
 
 bench: ## measure
 	@$(LOCAL).bench $(ARGS)

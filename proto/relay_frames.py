@@ -303,7 +303,12 @@ class FrameCutter:
         data, left, self.stopped_at = self._bytes, self._bytes_to_boundary, NO_STOP
         if left < len(data) and not (one_frame and left):
             rest = data[left:] if left else data
-            more, self.stopped_at = self._scanner.scan_frames(rest, len(rest))
+            try:
+                more, self.stopped_at = self._scanner.scan_frames(rest, len(rest))
+            except FrameInvalid:
+                if not left:
+                    raise
+                more = 0  # the end of the frame before it passes first, as where both arrive in one piece
             left += more
         passed = data[:left]
         self._bytes = data[left:]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.remote_write.bounds import CEILING, Bounds, Budget
-from analytics.remote_write.errors import BoundError, BoundFault
+from analytics.remote_write.errors import BoundError, BoundFault, DecodeError
 from analytics.remote_write.histograms import NO_BUCKETS, Histogram, HistogramError, decode_histogram
 from analytics.remote_write.protobuf_fields import (
     FIXED64,
@@ -277,7 +277,10 @@ class _RequestReader:
         if self.version == 1 or not table.stores_series:
             return
         parts = self._submessages(_METADATA)
-        types = read_fields(self.data, parts.begin, parts.end, self.budget).select(_TYPE, VARINT)
+        try:
+            types = read_fields(self.data, parts.begin, parts.end, self.budget).select(_TYPE, VARINT)
+        except DecodeError:  # the receiver has accepted the samples, and reads no metadata
+            return
         owner = parts.owner[types.owner]
         chosen = np.flatnonzero(good[owner] & (types.value > 0) & (types.value < len(KINDS)))
         table.set_kinds(self.numbers[owner[chosen]].tolist(), types.value[chosen].tolist())

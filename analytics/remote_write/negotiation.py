@@ -24,6 +24,8 @@ def protocol_version(content_type: str, content_encoding: str) -> int:
         return 1
     if len(content_type) > _HEADER_CHARACTERS_MAX:
         raise UnsupportedError("the Content-Type is too long")
+    if "*" in content_type:  # of mail (RFC 2231), and Python's parser raises whatever it likes on one in bad parts
+        raise UnsupportedError("the Content-Type has an extended parameter")
     message = Message()
     message["Content-Type"] = content_type
     name = message.get_param("proto", "prometheus.WriteRequest")

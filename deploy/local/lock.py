@@ -39,6 +39,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "test-kerberos": ("test", "analytics", "kerberos"),
     "bench": ("bench",),
     "bench-analytics": ("analytics", "bench-analytics"),
+    "fuzz": ("fuzz",),
     "run": ("run",),
     "release": ("release",),
 }

@@ -204,6 +204,7 @@ async def test_without_a_limit_no_request_waits() -> None:
         (head(method="GET"), 405),
         (head(content_type="application/json"), 415),
         (head(content_encoding="gzip"), 415),
+        (head(content_type="application/x-protobuf;proto*0=a;proto*=b"), 415),
         (head(content_length="101"), 413),
         (head(content_length="9" * 30), 413),
         (head(content_length="100"), None),

@@ -7,6 +7,7 @@ import math
 import struct
 
 import numpy as np
+import pulsar_bytes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +97,18 @@ def test_both_versions_share_numbers() -> None:
     for version in VERSIONS:
         decoder.add_body(body(version, [named("a", x="1")]), version)
     assert decoder.take_columns().sample_series.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("metadata", [b"\x08", b"\x0b", b"\x08\x01" * 200_001], ids=["cut off", "a group", "too long"])
+def test_metadata_that_cannot_be_read_loses_no_samples_that_the_receiver_accepts(metadata: bytes) -> None:
+    message = message_v2([named("a", x="1")])
+    one = message.timeseries.pop().SerializeToString() + pulsar_bytes.field(5, metadata)
+    data = message.SerializeToString() + pulsar_bytes.field(5, one)
+    assert decode_request(data, 2, SeriesValidator()).counts.samples == 1
+    decoder = Decoder()
+    assert decoder.add_body(compressed(data), 2).samples == 1
+    columns = decoder.take_columns()
+    assert (columns.sample_value.tolist(), [one.kind for one in columns.series]) == ([1.0], [None])
 
 
 def test_kinds_come_from_2_0_metadata_and_the_last_word_counts() -> None:

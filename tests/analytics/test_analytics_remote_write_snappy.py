@@ -74,6 +74,7 @@ def test_versions_of_remote_write_that_are_spoken(content_type: str, encoding: s
         (f"application/json;proto={V2}", "snappy"),
         (f"text/plain;proto={V2}", "snappy"),
         ("application/x-protobuf;proto=" + "x" * 300, "snappy"),
+        ("application/x-protobuf;proto*0=a;proto*=b", "snappy"),  # email.message raises TypeError
     ],
 )
 def test_versions_of_remote_write_that_are_not_spoken(content_type: str, encoding: str) -> None:

@@ -117,6 +117,11 @@ def test_the_measurements_of_the_analytics_have_a_set_of_their_own(tree: Environ
     assert not tree.is_ready("run")
 
 
+def test_fuzzing_has_a_set_of_its_own(tree: Environment) -> None:
+    assert _prepare(tree, "fuzz")[-1] == "deploy/requirements/fuzz.txt"
+    assert not tree.is_ready("test")
+
+
 def test_changed_lists_forget_what_else_was_installed(tree: Environment) -> None:
     _prepare(tree, "test")
     (tree.root / "deploy/requirements/test.txt").write_text("changed")

@@ -232,6 +232,20 @@ def test_split_at_every_byte(at: int) -> None:
     assert taken == [FRAMES[1]]
 
 
+@pytest.mark.parametrize("at", range(1, len(FRAMES[0]) + 4))
+def test_a_frame_before_an_invalid_one_passes_whole_wherever_it_is_split(at: int) -> None:
+    stream = FRAMES[0] + (MAX + 1).to_bytes(4, "big") + bytes(HEADER_BYTES)
+    cutter, passed = FrameCutter(walk()), b""
+    cutter.receive_data(stream[:at])
+    passed += cutter.take_passable()
+    cutter.receive_data(stream[at:])
+    while len(passed) < len(FRAMES[0]):
+        passed += cutter.take_passable()
+    assert passed == FRAMES[0]
+    with pytest.raises(FrameSizeInvalid):
+        cutter.take_passable()
+
+
 @given(st.lists(st.integers(1, 60), max_size=40), st.randoms(use_true_random=False))
 def test_any_pieces(sizes: list[int], chance: random.Random) -> None:
     frames = [frame(chance.choice([6, ANSWER, 18, 9]), bytes(chance.choice([0, 1, 50, 900]))) for _ in range(10)]

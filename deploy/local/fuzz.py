@@ -1,0 +1,34 @@
+"""`make fuzz`: installs Atheris, then fuzzes the parsers of strangers' bytes (tests/fuzz)."""
+
+from __future__ import annotations
+
+import sys
+
+from local import machine
+from local.environment import Environment
+from local.test import ERRORS, become
+
+_REPLAY = "--replay"
+
+
+def prepare(arguments: list[str]) -> Environment:
+    """Prepare the machine and the environment; a replay needs no Atheris, which has wheels of few platforms."""
+    machine.ensure((machine.VENV,))
+    environment = Environment()
+    environment.prepare("test" if _REPLAY in arguments else "fuzz")
+    return environment
+
+
+def main() -> int:
+    """Prepare, then replace this process by the runner."""
+    arguments = sys.argv[1:]
+    try:
+        environment = prepare(arguments)
+    except ERRORS as error:
+        print(f"\nmake fuzz: {error}", file=sys.stderr)
+        return 1
+    return become(environment, "tests.fuzz", *arguments, with_local=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
