@@ -127,7 +127,7 @@ def test_a_broker_dies_its_topics_move_and_it_comes_back(
             assert scrape.total(SET_ASIDE, broker=label) == 1
             assert scrape.total(EJECTIONS) > ejections
             run.wait_for_progress(500)
-            eventually(lambda: all_owned_by_lasting(pair), what="all topics have moved", every_s=0.5)
+            eventually(lambda: all_owned_by_lasting(pair), what="all topics have moved", within_s=120, every_s=0.5)
         asked, failed = load.assert_well(ANSWERED_WITHIN_S)
         asked_unowned, failed_unowned = unowned.assert_well(ANSWERED_WITHIN_S)
         with Load(cluster.port, TOPICS, **plan) as load_after:

@@ -19,8 +19,10 @@ from .waiting import eventually
 
 HOST = "127.0.0.1"
 ZOOKEEPER_READY_S = 60.0
-SESSION_TIMEOUT_MS = 3000
-"""So long after a broker's death its topics still count as its own."""
+SESSION_TIMEOUT_MS = 10_000
+"""So long after a broker's death its topics still count as its own; a broker that a busy machine keeps from telling
+ZooKeeper that it lives, for as long, ends itself.
+"""
 
 
 class PairedBroker(Standalone):
