@@ -21,7 +21,8 @@ from .waiting import BUSY_S
 from .wire import frame
 
 HOST = "127.0.0.1"
-RETRIABLE = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests})
+RETRIABLE = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests, ServerError.MetadataError})
+"""Clients ask again upon these. The last is a broker's own: it looked for the load of another that has just died."""
 _FRAME_BYTES_MAX = 64 * 1024 * 1024
 _CHUNK_BYTES = 1 << 18
 _METADATA_FAILED = 1
