@@ -149,13 +149,23 @@
 {{- define "pulsar-trio-proxy.refuseSecretOptions" -}}
 {{- range $name, $value := .options -}}
 {{- $path := printf "%s.%s" $.path $name -}}
-{{- $words := regexReplaceAll "[0-9]+" $name "" | snakecase -}}
-{{- $secret := or $.secrets (regexMatch "(^|_)(keys?|pass|pwd)(_|$)|passw|passphrase|secret|token|credential|(api|private|access|shared|signing)key" $words) -}}
-{{- if regexMatch "(^|_)public_|(^|_)(files?|paths?|dir|directory|urls?|uri|issuer|audience|claim|header|name|id|type|algorithms?|ms|seconds|bytes|max|min)$" $words -}}
+{{- $words := list -}}
+{{- range $name | snakecase | splitList "_" -}}
+{{- $words = append $words (trimAll "0123456789" .) -}}
+{{- end -}}
+{{- $words = without $words "" -}}
+{{- $secret := $.secrets -}}
+{{- range $word := $words -}}
+{{- $secret = or $secret (has $word (list "key" "keys" "pass" "pwd" "apikey" "privatekey" "accesskey" "sharedkey" "signingkey")) -}}
+{{- range list "passw" "passphrase" "secret" "token" "credential" -}}
+{{- $secret = or $secret (contains . $word) -}}
+{{- end -}}
+{{- end -}}
+{{- if or (has "public" $words) (has (last $words) (list "file" "files" "path" "paths" "dir" "directory" "url" "urls" "uri" "issuer" "audience" "claim" "header" "name" "id" "type" "algorithm" "algorithms" "ms" "seconds" "bytes" "max" "min")) -}}
 {{- $secret = false -}}
 {{- end -}}
 {{- if kindIs "map" $value -}}
-{{- include "pulsar-trio-proxy.refuseSecretOptions" (dict "path" $path "options" $value "secrets" (and $secret (hasSuffix "s" $words))) -}}
+{{- include "pulsar-trio-proxy.refuseSecretOptions" (dict "path" $path "options" $value "secrets" (and $secret (hasSuffix "s" (last $words | default "")))) -}}
 {{- else -}}
 {{- if and $secret $value (not (kindIs "bool" $value)) -}}
 {{- fail (printf "%s: looks like a secret, but config is in a ConfigMap; put it into a Secret, and mount that (extraVolumes, extraVolumeMounts) and name the file, if the plugin reads one, or set PULSAR_TRIO_PROXY__AUTHENTICATION__PLUGINS from it, the whole table (extraEnv, extraEnvFrom)" $path) -}}
