@@ -6,9 +6,11 @@ import hashlib
 import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 
 from proxy.forwarder.relay.pipes import HUGE_PIPES_MAX, LARGE_PIPES_MAX, SMALL_PIPE_BYTES
+from proxy.forwarder.relay.sockets import NOT_SENT_BYTES_MAX
 
 from .lab.cluster import ProxyCluster
 from .lab.crowd import Crowd, many_open_files, read_exactly
@@ -72,6 +74,12 @@ def totals(cluster: ProxyCluster) -> tuple[float, float]:
     return moved, portions
 
 
+def unsent_bytes_max(port: int) -> int:
+    """Return the most bytes that the kernel keeps for one peer of a listener (the send queues of proc(5), net/tcp)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return max(int(row[4].partition(":")[0], 16) for row in rows if int(row[1].partition(":")[2], 16) == port)
+
+
 def test_clients_that_read_nothing_leave_large_pipes_to_another_address() -> None:
     """One address has more relays that read nothing than there are large pipes. Also after a kill of the forwarder, of
     which the successor takes over all those pipes; once they are read, every byte arrives.
@@ -79,6 +87,7 @@ def test_clients_that_read_nothing_leave_large_pipes_to_another_address() -> Non
     with many_open_files(20_000), scene(forwarders=1) as on, on.crowd() as crowd:
         crowd.open(STUCK)
         sent = stop_reading(crowd, on.cluster)
+        assert 0 < unsent_bytes_max(on.cluster.port) < 2 * NOT_SENT_BYTES_MAX
         portions = [portions_of_bulk(crowd, on.cluster)]
         kill_forwarder(on.cluster)
         portions.append(portions_of_bulk(crowd, on.cluster))

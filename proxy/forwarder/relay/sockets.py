@@ -13,7 +13,10 @@ from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
-_NO_LOWAT = 0x7FFFFFFF
+NOT_SENT_BYTES_MAX = 256 * 1024
+"""What the kernel keeps for a peer beside what the peer's window takes. Its own bound grows with a connection's speed, to
+4 MiB: relays that are not read would fill the memory for TCP of the whole machine (net.ipv4.tcp_mem).
+"""
 
 Stream = trio.abc.HalfCloseableStream
 
@@ -58,8 +61,8 @@ def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, option, value)
     # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
-    # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
-    stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
+    # Trio's streams ask to be woken for each 16 KiB that leave: too many wake-ups for bulk.
+    stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
 
 
 def splice_works() -> bool:
