@@ -14,8 +14,8 @@ from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 NOT_SENT_BYTES_MAX = 256 * 1024
-"""What the kernel keeps for a peer beside what the peer's window takes. Its own bound grows with a connection's speed, to
-4 MiB: relays that are not read would fill the memory for TCP of the whole machine (net.ipv4.tcp_mem).
+"""What the kernel keeps for a peer beside what the peer's window takes. Its own bound grows with the connection, to 4
+MiB: relays that are not read would fill the memory for TCP of the whole machine (net.ipv4.tcp_mem).
 """
 
 Stream = trio.abc.HalfCloseableStream
