@@ -36,6 +36,7 @@ from proto.rpc_pb2 import (
 from proto.varints import varint
 from proxy import __version__
 from proxy.common.logs import get_logger
+from proxy.config.binds import listener_binds
 from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
@@ -75,9 +76,7 @@ class LookupService:
         self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
     ) -> LookupExecutor:
         """Build all that depends on the configuration; the brokers' health and the pool's profile carry over."""
-        dialer = Dialer(
-            config.brokers, [listener.bind for listener in config.listener]
-        )  # may raise; nothing has changed yet
+        dialer = Dialer(config.brokers, listener_binds(config))  # may raise; nothing has changed yet
         self._config = config
         configured = self._resolver("brokers")
         logs_in = None if config.brokers.credentials is None else self._login_function(config, dialer)

@@ -8,7 +8,7 @@ from local import machine
 from local.console import print_status
 from local.distribution import pulsar_home
 from local.environment import Environment
-from local.test import ERRORS, become
+from local.test import prepare_and_become
 
 _WRITE = "--write"
 
@@ -29,13 +29,7 @@ def prepare(arguments: list[str]) -> Environment:
 
 def main() -> int:
     """Prepare, then replace this process by the measurements."""
-    arguments = sys.argv[1:]
-    try:
-        environment = prepare(arguments)
-    except ERRORS as error:
-        print(f"\nmake bench: {error}", file=sys.stderr)
-        return 1
-    return become(environment, "tests.bench", *arguments, with_local=True)
+    return prepare_and_become("bench", prepare, "tests.bench")
 
 
 if __name__ == "__main__":

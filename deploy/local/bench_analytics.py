@@ -6,10 +6,10 @@ import sys
 
 from local import machine
 from local.environment import Environment
-from local.test import ERRORS, become
+from local.test import prepare_and_become
 
 
-def prepare() -> Environment:
+def prepare(_arguments: list[str]) -> Environment:
     """Prepare the machine and the environment; Pulsar is not needed."""
     machine.ensure((machine.VENV, machine.JRE))
     environment = Environment()
@@ -19,12 +19,7 @@ def prepare() -> Environment:
 
 def main() -> int:
     """Prepare, then replace this process by the measurements."""
-    try:
-        environment = prepare()
-    except ERRORS as error:
-        print(f"\nmake bench-analytics: {error}", file=sys.stderr)
-        return 1
-    return become(environment, "tests.bench_analytics", *sys.argv[1:], with_local=True)
+    return prepare_and_become("bench-analytics", prepare, "tests.bench_analytics")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 
 from local import machine
 from local.environment import Environment
-from local.test import ERRORS, become
+from local.test import prepare_and_become
 
 _REPLAY = "--replay"
 
@@ -21,13 +21,7 @@ def prepare(arguments: list[str]) -> Environment:
 
 def main() -> int:
     """Prepare, then replace this process by the runner."""
-    arguments = sys.argv[1:]
-    try:
-        environment = prepare(arguments)
-    except ERRORS as error:
-        print(f"\nmake fuzz: {error}", file=sys.stderr)
-        return 1
-    return become(environment, "tests.fuzz", *arguments, with_local=True)
+    return prepare_and_become("fuzz", prepare, "tests.fuzz")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import OriginalData, Status
 from proxy import __version__
+from proxy.config.binds import listener_binds
 from proxy.config.methods import refused_methods
 from proxy.config.types import Config
 from proxy.config.worker_config import without_secrets
@@ -141,7 +142,7 @@ class _BrokerCheck:
         self._config = config
         self._authentication = authentication
         self._methods = methods
-        self._dialer = Dialer(config.brokers, [listener.bind for listener in config.listener])
+        self._dialer = Dialer(config.brokers, listener_binds(config))
         self._logins = login_factory(config, self._dialer)
 
     async def findings(self, broker: Endpoint) -> list[Finding]:

@@ -26,6 +26,11 @@ def check_binds(config: Config) -> None:
             raise ConfigError(f"{key}: {bind} is taken by {first_key} ({first}); give it a port of its own")
 
 
+def listener_binds(config: Config) -> tuple[str, ...]:
+    """Return the addresses at which clients come in."""
+    return tuple(listener.bind for listener in config.listener)
+
+
 def is_own_listener(binds: Iterable[str], peer: HostPort, own_host: str) -> bool:
     """Return whether the peer of a connection is one of these listeners; ``own_host``: the connection's own address.
 

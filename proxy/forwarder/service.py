@@ -34,6 +34,7 @@ from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionO
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.session.failures import limit_text
 from proxy.forwarder.session.lifetime import reauthenticator_factory
 from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import ClientEndpoint
@@ -401,12 +402,11 @@ class ForwarderService:
             return
         self._turning_away += 1
         try:
-            text = f"The proxy has reached its limit ({reason})"
             # Clients that come again soon will find room among the handshakes.
             again = reason is Refusal.UNAUTHENTICATED
             code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):
-                await stream.send_all(commands.error(NO_REQUEST_ID, code, text))
+                await stream.send_all(commands.error(NO_REQUEST_ID, code, limit_text(reason)))
             await close_gracefully(stream)
         except trio.BrokenResourceError:
             await trio.aclose_forcefully(stream)

@@ -10,7 +10,7 @@ silent for some round trips and is never that one; a thousand that send nothing 
 from collections import Counter
 from collections.abc import Callable
 
-from proxy.forwarder.listen.shares import MembersByOwner
+from proxy.runtime.fairness.members_by_owner import MembersByOwner
 
 
 def _ignore() -> None:

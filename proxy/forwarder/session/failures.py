@@ -7,6 +7,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameTooLarge
 from proto.pulsar_pb2 import ServerError
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.admission import Refusal
 from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
 
 RELAY_NOT_STARTED = "The proxy cannot relay at the moment"
@@ -45,10 +46,15 @@ def no_memory_failure() -> ConnectionFailure:
     return ConnectionFailure(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, code, text, detail)
 
 
+def limit_text(limit: str) -> str:
+    """Return the client's error for a limit that is reached, by the name that the limit has in the configuration."""
+    return f"The proxy has reached its limit ({limit})"
+
+
 def max_connections_failure() -> ConnectionFailure:
     """Return the failure of a client for which there is no room, now that its owner is known."""
-    code, text = ServerError.NotAllowedError, "The proxy has reached its limit (max_connections)"
-    return ConnectionFailure(Event.DENIED, DisconnectCause.MAX_CONNECTIONS, code, text)
+    cause, code = DisconnectCause.MAX_CONNECTIONS, ServerError.NotAllowedError
+    return ConnectionFailure(Event.DENIED, cause, code, limit_text(Refusal.MAX_CONNECTIONS))
 
 
 def envelope_unsupported_failure() -> ConnectionFailure:

@@ -24,6 +24,7 @@ from proto.rpc_pb2 import (
 )
 from proxy import __version__
 from proxy.common.logs import get_logger
+from proxy.config.binds import listener_binds
 from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import (
@@ -94,7 +95,7 @@ class WorkerClients:
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """Budget for everything else that is held for clients before the relay."""
         self._broker_links = BrokerLinkFactory(
-            Dialer(config.brokers, [listener.bind for listener in config.listener]),
+            Dialer(config.brokers, listener_binds(config)),
             config.limits.max_broker_frame_bytes,
             SERVER_VERSION,
         )
