@@ -15,11 +15,11 @@ from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, container_limits, usable_cpus
 from proxy.config.types import MIB, Config, Limits
 
-SUPERVISION_BYTES = 88 * MIB
-"""Supervisor and admin worker, a scrape under way included."""
+SUPERVISION_BYTES = 96 * MIB
+"""Supervisor and admin worker, a scrape under way included, and what all workers share with the fork server."""
 
-WORKER_BYTES = 40 * MIB
-"""Each forwarder, lookup and auth worker, and the fork server."""
+WORKER_BYTES = 20 * MIB
+"""Each forwarder, lookup and auth worker, and the fork server: what they do not share. An old worker has grown."""
 
 CONNECTION_BYTES = 24 * 1024
 """A client's connection and, of a relay, the broker's, the kernel's part included."""

@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"image": {"tag": "1.0", "digest": f"sha256:{'0' * 64}"}}, "image.tag", "image.digest is empty"),
     # resources
     (memory("100Mi"), "resources.limits.memory", "100Mi is too small; this configuration needs at least"),
-    (memory("1Gi", cluster={"forwarders": 24}), "resources.limits.memory", "lower config.cluster.forwarders"),
+    (memory("1Gi", cluster={"forwarders": 48}), "resources.limits.memory", "lower config.cluster.forwarders"),
     (memory(400_000_000, limits={"max_connections": 20_000}), "resources.limits.memory", "is too small"),
     (
         {"resources": {"requests": {"memory": "2Gi"}}},

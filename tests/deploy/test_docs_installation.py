@@ -50,7 +50,7 @@ def test_they_are_above_what_was_measured() -> None:
     for forwarders in (1, 2, 4):
         plural = "s" if forwarders > 1 else ""
         at_rest = float(measured[f"at rest, {forwarders} forwarder{plural}"])
-        assert at_rest * MIB < plan(4096, forwarders).processes_bytes < 1.5 * at_rest * MIB
+        assert 1.15 * at_rest * MIB <= plan(4096, forwarders).processes_bytes < 1.5 * at_rest * MIB
     for name in ("forwarder", "lookup worker", "auth worker"):
         assert float(measured[f"a further {name}"]) * MIB < WORKER_BYTES
     assert float(measured["1,000 plain relays"]) * MIB < 1000 * CONNECTION_BYTES

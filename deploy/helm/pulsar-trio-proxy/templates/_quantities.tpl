@@ -7,7 +7,7 @@
 {{- $mib := 1048576 -}}
 {{- $forwarders := max 1 (int $cluster.forwarders) -}}
 {{- $workers := add 1 $forwarders $cluster.lookup_workers $cluster.auth_workers -}}
-{{- $processes := add (mul 88 $mib) (mul 40 $mib $workers) -}}
+{{- $processes := add (mul 96 $mib) (mul 20 $mib $workers) -}}
 {{- $holders := add $forwarders $cluster.lookup_workers -}}
 {{- $answers := ternary (max (int64 $limits.max_topic_lists_bytes) (int64 $limits.max_broker_frame_bytes)) (int64 $limits.max_broker_frame_bytes) (hasKey $given "max_topic_lists_bytes") -}}
 {{- $lookups := ternary (int64 $limits.max_lookup_bytes) (min (int64 $limits.max_lookup_bytes) (max $mib (mul 4 $limits.max_command_bytes))) (hasKey $given "max_lookup_bytes") -}}
