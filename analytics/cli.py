@@ -13,15 +13,18 @@ COMMANDS = {
         "analytics.receiver.command:receive",
         "Receive samples from Prometheus (remote write) and store them durably.",
     ),
-    "pipeline": ("analytics.jobs.pipeline:command", "From the spool to bills by one command: all of the jobs below."),
-    "ingest": ("analytics.jobs.ingest:command", "Bring what the receiver stored into the tables."),
-    "backfill": ("analytics.jobs.backfill:command", "Bring what a Prometheus server stores into the tables."),
-    "rollup": ("analytics.jobs.rollup:command", "Sum samples up to minutes, hours and days."),
-    "usage": ("analytics.jobs.usage:command", "Bytes, messages and sessions of each principal, by hour and day."),
-    "compact": ("analytics.jobs.compact:command", "Make few large files of many small ones."),
-    "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
-    "import-tables": ("analytics.jobs.import_tables:command", "Copy tables from before Delta tables."),
-    "report": ("analytics.jobs.report:command", "Write a page with the bill of a period."),
+    "pipeline": (
+        "analytics.commands.pipeline:pipeline",
+        "From the spool to bills by one command: all of the jobs below.",
+    ),
+    "ingest": ("analytics.commands.sources:ingest", "Bring what the receiver stored into the tables."),
+    "backfill": ("analytics.commands.sources:backfill", "Bring what a Prometheus server stores into the tables."),
+    "rollup": ("analytics.commands.sums:rollup", "Sum samples up to minutes, hours and days."),
+    "usage": ("analytics.commands.sums:usage", "Bytes, messages and sessions of each principal, by hour and day."),
+    "compact": ("analytics.commands.upkeep:compact", "Make few large files of many small ones."),
+    "expire": ("analytics.commands.upkeep:expire", "Delete what is older than its retention."),
+    "import-tables": ("analytics.commands.sources:import_tables", "Copy tables from before Delta tables."),
+    "report": ("analytics.commands.sums:report", "Write a page with the bill of a period."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""
 

@@ -8,24 +8,23 @@ commit, and it is done again: a compaction never brings back what another job re
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-import click
+from deltalake.transaction import CommitProperties
 
-from analytics.jobs.command_line import job_session, tables_option
+from analytics.jobs.defaults import CLOSED_AFTER_HOURS, PARTITIONS_MAX
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
+from analytics.tables.errors import change_errors
+from analytics.tables.schemas import SCHEMAS
+from analytics.tables.store import Tables, attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from analytics.tables.partitions import Partition
-    from analytics.tables.store import Tables
 
 FILE_BYTES_TARGET: Final = 128 << 20
-CLOSED_AFTER_HOURS: Final = 2
-PARTITIONS_MAX: Final = 10_000
 FILES_MIN: Final = 2
 _SERIES_FILES_MIN: Final = 20
 """Files of `series`, which has no partitions, at which they are rewritten."""
@@ -40,9 +39,6 @@ def run(
     limit: int = PARTITIONS_MAX,
 ) -> int:
     """Compact up to `limit` partitions that ended `closed_after_hours` or longer before `now`; return their number."""
-    from analytics.tables.schemas import SCHEMAS
-    from analytics.tables.store import Tables, attempt
-
     tables, progress = Tables.open(spark, root, create=False), Progress()
     closed_before = now - timedelta(hours=closed_after_hours)
     todo = [(table, partition) for table in SCHEMAS for partition in _partitions(tables, table, closed_before)]
@@ -78,10 +74,6 @@ def _end(partition: Partition) -> datetime:
 
 def _compact(tables: Tables, table: str, partition: Partition) -> tuple[int, int]:
     """Rewrite one partition's files; return the numbers of files before and after."""
-    from deltalake.transaction import CommitProperties
-
-    from analytics.tables.errors import change_errors
-
     snapshot = tables.snapshot(table)
     before = sum(file.partition == partition for file in snapshot.files)
     filters = [(name, "=", str(value)) for name, value in partition._asdict().items() if value is not None]
@@ -103,30 +95,3 @@ def _rewrite_series(tables: Tables) -> tuple[int, int]:
         written = change.write("series", change.snapshot.series().coalesce(1))
         change.append(written)
     return len(files), len(written.actions)
-
-
-@click.command("compact")
-@tables_option
-@click.option(
-    "--closed-after-hours",
-    type=click.IntRange(min=0),
-    default=CLOSED_AFTER_HOURS,
-    show_default=True,
-    help="Leave a partition alone until it ended this long ago: late samples would only make small files again.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=PARTITIONS_MAX,
-    show_default=True,
-    help="Partitions in one run, at most.",
-)
-@verbose_option
-def command(root: str, closed_after_hours: int, limit: int) -> None:
-    """Make few large files of many small ones."""
-    with job_session("compact") as session:
-        run(session, root, now=datetime.now(UTC), closed_after_hours=closed_after_hours, limit=limit)
-
-
-if __name__ == "__main__":
-    command()

@@ -10,49 +10,28 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import click
-
-from analytics.jobs.command_line import job_session, tables_option
+from analytics.jobs.defaults import HISTORY_DAYS, HISTORY_DAYS_MIN, KEEP_FOREVER
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
+from analytics.tables.errors import change_errors
+from analytics.tables.schemas import SCHEMAS, VIEWS
+from analytics.tables.store import Tables, attempt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from analytics.tables.store import Tables
-
-FOREVER = 0
-DEFAULT_DAYS = {
-    "samples": 30,
-    "histograms": 30,
-    "rollup_1m": 90,
-    "histograms_1m": 90,
-    "rollup_1h": 730,
-    "histograms_1h": 730,
-    "usage_ledger": 90,
-}
-"""Retention by table, in days; other tables are kept forever."""
-
-HISTORY_DAYS: Final = 7
-HISTORY_DAYS_MIN: Final = 2
-"""Files that no version names yet are a running job's, unless they are older: no job runs longer."""
 
 
 def run(
     spark: SparkSession, root: str, days: dict[str, int], *, now: datetime, history_days: int = HISTORY_DAYS
 ) -> list[str]:
     """Expire days of each view in `days` (0: keep forever); return `view day` of those that expired."""
-    from analytics.tables.schemas import SCHEMAS, VIEWS
-    from analytics.tables.store import Tables, attempt
-
     tables, progress = Tables.open(spark, root, create=False), Progress()
     by_table: dict[str, dict[str, int]] = defaultdict(dict)
     for view, kept in days.items():
-        if kept != FOREVER:
+        if kept != KEEP_FOREVER:
             by_table[VIEWS[view].table][view] = kept
     expired = [
         line
@@ -81,8 +60,6 @@ def _expire(tables: Tables, table: str, days: dict[str, int], now: datetime) -> 
 
 def _vacuum(tables: Tables, table: str, history_days: int) -> int:
     """Delete the files of a table that no version of the last `history_days` names, and old versions' logs."""
-    from analytics.tables.errors import change_errors
-
     delta = tables.snapshot(table).delta
     hours = max(history_days, HISTORY_DAYS_MIN) * 24
     with change_errors(table):
@@ -103,49 +80,3 @@ def _delete_empty_directories(table: Path, before_s: float) -> None:
                 path.rmdir()
             except OSError:
                 continue  # not empty
-
-
-def parse_retention(texts: tuple[str, ...]) -> dict[str, int]:
-    """Parse options as `samples=7` over the defaults. Raises click.BadParameter."""
-    from analytics.tables.schemas import VIEWS
-
-    days = dict(DEFAULT_DAYS)
-    for text in texts:
-        table, _, number = text.partition("=")
-        if table not in VIEWS or not VIEWS[table].by:
-            known = ", ".join(name for name, view in VIEWS.items() if view.by)
-            raise click.BadParameter(f"{table!r} is no table that can expire; there are {known}")
-        if not number.isdecimal():
-            raise click.BadParameter(f"{text!r} is not TABLE=DAYS")
-        days[table] = int(number)
-    return days
-
-
-@click.command("expire")
-@tables_option
-@click.option(
-    "--keep",
-    "keep",
-    multiple=True,
-    metavar="TABLE=DAYS",
-    help="Retention of a table; 0: forever. May be repeated. Default: "
-    + ", ".join(f"{table}={days}" for table, days in DEFAULT_DAYS.items())
-    + ", all others forever.",
-)
-@click.option(
-    "--history-days",
-    type=click.IntRange(min=HISTORY_DAYS_MIN),
-    default=HISTORY_DAYS,
-    show_default=True,
-    help="How long replaced, compacted and expired files stay on disk, for versions of the past.",
-)
-@verbose_option
-def command(root: str, keep: tuple[str, ...], history_days: int) -> None:
-    """Delete what is older than its retention."""
-    days = parse_retention(keep)
-    with job_session("expire") as session:
-        run(session, root, days, now=datetime.now(UTC), history_days=history_days)
-
-
-if __name__ == "__main__":
-    command()

@@ -10,16 +10,20 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-import click
+from pyarrow.fs import FileSelector
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
-from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
+from analytics.series import METRIC_NAME, counter_id
+from analytics.tables import manifest
+from analytics.tables.errors import TablesError
+from analytics.tables.locations import locate
+from analytics.tables.schemas import SCHEMAS, VIEWS
+from analytics.tables.store import Tables, partition_columns, storage_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from analytics.tables.store import Tables
 
 _FORMAT: Final = 1
 _IMPORTED: Final = "import-tables"
@@ -29,12 +33,6 @@ _PENDING: Final = "_commits/pending"
 
 def run(spark: SparkSession, old_root: str, root: str) -> dict[str, int]:
     """Copy the tables at `old_root` to `root`; return the number of rows of each table. Raises TablesError."""
-    from analytics.tables import manifest
-    from analytics.tables.errors import TablesError
-    from analytics.tables.locations import locate
-    from analytics.tables.schemas import SCHEMAS
-    from analytics.tables.store import Tables, storage_errors
-
     old = Tables(spark, locate(spark, old_root))
     with storage_errors(old.location.spark_url, f"there are no tables at {old_root}"):
         version = manifest.newest_version(old.filesystem())
@@ -57,9 +55,6 @@ def run(spark: SparkSession, old_root: str, root: str) -> dict[str, int]:
 
 def _copy(old: Tables, tables: Tables, table: str) -> int:
     """Copy one table, if that has not happened yet; return the number of its rows."""
-    from analytics.tables.errors import TablesError
-    from analytics.tables.schemas import VIEWS
-
     snapshot = tables.snapshot(table)
     if snapshot.recorded(_IMPORTED) is not None:
         return 0
@@ -79,19 +74,12 @@ def _copy(old: Tables, tables: Tables, table: str) -> int:
 
 def _has_files(old: Tables, path: str, suffix: str) -> bool:
     """Return True if there are files with this suffix below a path of the root."""
-    from pyarrow.fs import FileSelector
-
     found = old.filesystem().get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
     return any(entry.path.endswith(suffix) for entry in found)
 
 
 def _rows(old: Tables, view: str) -> DataFrame | None:
     """Return the rows of a table of format 1, with the columns that it has today; None if there are none."""
-    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
-
-    from analytics.tables.schemas import SCHEMAS, VIEWS
-    from analytics.tables.store import partition_columns
-
     if not _has_files(old, view, ".parquet"):
         return None
     rows = old.spark.read.option("mergeSchema", value=True).parquet(f"{old.location.spark_url}/{view}")
@@ -110,25 +98,7 @@ def _rows(old: Tables, view: str) -> DataFrame | None:
 
 def _with_counter_ids(samples: DataFrame, series: DataFrame | None) -> DataFrame:
     """Return the samples with the counter whose start they tell, if they are of a gauge `…_created`."""
-    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
-
-    from analytics.series import METRIC_NAME, counter_id
-
     created = series.where(F.col("metric").endswith("_created")).collect() if series is not None else []
     found = [(row.series_id, counter_id([(METRIC_NAME, row.metric), *row.labels.items()])) for row in created]
     counters = samples.sparkSession.createDataFrame(found, "series_id bigint, counter_id bigint")
     return samples.join(F.broadcast(counters), "series_id", "left")
-
-
-@click.command("import-tables")
-@click.option("--from", "old_root", required=True, metavar="PATH", help="Root of tables of format 1; left as it is.")
-@tables_option
-@verbose_option
-def command(old_root: str, root: str) -> None:
-    """Copy tables from before Delta tables to an empty place."""
-    with job_session("import-tables") as session:
-        run(session, old_root, root)
-
-
-if __name__ == "__main__":
-    command()

@@ -11,29 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from analytics.jobs.command_line import job_session, replica_option, tables_option
+from analytics.jobs import batches
+from analytics.jobs.batches import KnownSeries
+from analytics.jobs.defaults import KEEP_SPOOL_FOREVER, KEEP_SPOOL_HOURS, MAX_BYTES_PER_BATCH
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
+from analytics.sources.spool import PrometheusSpool, batch_end, check_segments_present, position_text
 from analytics.spool import reader
 from analytics.spool.identity import spool_id
 from analytics.spool.positions import Position
 from analytics.spool.retention import record_consumed
+from analytics.tables.store import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from analytics.jobs.batches import KnownSeries
-    from analytics.tables.store import Tables
 
 SETTINGS: Final = {
     # A task's samples are of few hours: concurrent writers for their files avoid sorting all rows by hour first.
     "spark.sql.maxConcurrentOutputFileWriters": "100",
 }
-MAX_BYTES_PER_BATCH: Final = 64 << 20
-KEEP_SPOOL_HOURS: Final = 24
-FOR_EVER: Final = -1
 _OFFSET_BITS: Final = 40
 
 
@@ -47,7 +42,9 @@ class IngestReport:
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """A spool and the tables that it is brought into. `keep_hours`: how long consumed segments stay, or FOR_EVER."""
+    """A spool and the tables that it is brought into. `keep_hours`: how long consumed segments stay, or
+    KEEP_SPOOL_FOREVER.
+    """
 
     tables: Tables
     spool: str
@@ -57,9 +54,6 @@ class Ingest:
 
     def run(self, known: KnownSeries, progress: Progress) -> IngestReport:
         """Ingest all that is in the spool now. Raises TablesError, SpoolError, LostSegments, TooManyHours."""
-        from analytics.jobs import batches
-        from analytics.sources.spool import batch_end, check_segments_present
-
         report, target = IngestReport(), reader.committed_end(self.spool)
         begin, app = self.position(), self.app
         if target in {begin, reader.BEGIN}:
@@ -98,8 +92,6 @@ class Ingest:
         return Position(segments[0].number, 0) if segments else reader.BEGIN
 
     def _read(self, begin: Position, end: Position) -> DataFrame:
-        from analytics.sources.spool import PrometheusSpool, position_text
-
         spark = self.tables.spark
         spark.dataSource.register(PrometheusSpool)
         options = {"path": self.spool, "table": "all", "start": position_text(begin), "end": position_text(end)}
@@ -109,7 +101,7 @@ class Ingest:
 
     def _remove_consumed(self, end: Position) -> None:
         """Remove segments before `end`, which are in the tables, if they are old enough."""
-        if self.keep_hours == FOR_EVER:
+        if self.keep_hours == KEEP_SPOOL_FOREVER:
             return
         youngest = time.time() - self.keep_hours * 3600
         for segment in reader.list_segments(self.spool):
@@ -134,9 +126,6 @@ def run(
     follow_s: float | None = None,
 ) -> IngestReport:
     """Run the job; with `follow_s` seconds between polls it never returns. Raises as `Ingest.run`."""
-    from analytics.jobs.batches import KnownSeries
-    from analytics.tables.store import Tables
-
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
     progress = Progress()
@@ -148,60 +137,3 @@ def run(
         ingest.run(known, progress)
     progress.print_summary(f"{report.batches} batches, {report.samples:,} samples added")
     return report
-
-
-spool_option: Final = click.option(
-    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
-)
-keep_spool_option: Final = click.option(
-    "--keep-spool-hours",
-    type=click.IntRange(min=FOR_EVER),
-    default=KEEP_SPOOL_HOURS,
-    show_default=True,
-    help="Remove spool segments that are in the tables after this time; -1: never.",
-)
-
-
-@click.command("ingest")
-@spool_option
-@tables_option
-@click.option(
-    "--follow",
-    "follow_s",
-    type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    help="Run forever, polling for new samples this often. Default: ingest what there is, and exit.",
-)
-@click.option(
-    "--max-bytes-per-batch",
-    type=click.IntRange(min=1),
-    default=MAX_BYTES_PER_BATCH,
-    show_default=True,
-    help="Of the spool; it becomes about ten times as much in memory.",
-)
-@keep_spool_option
-@replica_option
-@verbose_option
-def command(  # noqa: PLR0917 -- click's manner
-    spool: str,
-    root: str,
-    follow_s: float | None,
-    max_bytes_per_batch: int,
-    keep_spool_hours: int,
-    replica_labels: tuple[str, ...],
-) -> None:
-    """Copy what the receiver stored to the tables."""
-    with job_session("ingest") as session:
-        run(
-            session,
-            root,
-            spool,
-            replica_labels=replica_labels,
-            max_bytes=max_bytes_per_batch,
-            keep_hours=keep_spool_hours,
-            follow_s=follow_s,
-        )
-
-
-if __name__ == "__main__":
-    command()

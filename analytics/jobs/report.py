@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import os
 import tempfile
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from analytics.jobs.command_line import job_session, tables_option
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
-from analytics.jobs.usage import jobs_option
-from analytics.report.span import BadSpan, Span, candidates, parse_last
+from analytics.report.bill import collect_bill
+from analytics.report.figures import collect_figures, has_rows, list_clusters
+from analytics.report.page import Report, render_page
+from analytics.report.span import Span
+from analytics.report.summary import Cluster
+from analytics.report.text import display_name
+from analytics.tables.locations import write_text
+from analytics.tables.store import Tables
+from analytics.transforms.usage import JOBS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLUSTERS_MAX: Final = 10
-LAST: Final = "24h"
 
 
 def run(
@@ -40,13 +42,6 @@ def run(
 
     `as_of`: from the tables as they were at this time. `jobs` empty: the proxy's usual names. Raises TablesError.
     """
-    from analytics.report.bill import collect_bill
-    from analytics.report.figures import collect_figures, has_rows, list_clusters
-    from analytics.report.page import Report, render_page
-    from analytics.report.summary import Cluster
-    from analytics.tables.store import Tables
-    from analytics.transforms.usage import JOBS
-
     tables, progress = Tables.open(spark, root, create=False, as_of=as_of), Progress()
     span = next((span for span in spans if has_rows(tables, span)), spans[0])
     series = tables.read("series").cache()
@@ -67,8 +62,6 @@ def run(
 
 
 def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
-    from analytics.report.text import display_name
-
     notices = []
     if not known:
         notices.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
@@ -86,8 +79,6 @@ def write_page(spark: SparkSession, output: str, text: str) -> None:
 
     Raises OSError, TablesError.
     """
-    from analytics.tables.locations import write_text
-
     if ":/" in output:
         write_text(spark, output, text)
         return
@@ -101,66 +92,3 @@ def write_page(spark: SparkSession, output: str, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def check_output(option: str, output: str) -> None:
-    """Raise click.UsageError if a local page's directory is not there."""
-    if ":/" not in output and not (directory := Path(output).absolute().parent).is_dir():
-        raise click.UsageError(f"{option}: there is no directory {directory}")
-
-
-def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:
-    """Return the report's candidate spans from the options. Raises click.UsageError."""
-    if last is not None and (start is not None or end is not None):
-        raise click.UsageError("--last is up to now: give it, or --start and --end")
-    if end is not None and start is None:
-        raise click.UsageError("--end needs --start")
-    until = end.replace(tzinfo=UTC) if end else now
-    try:
-        length = parse_last(last or LAST)
-        return candidates(start.replace(tzinfo=UTC) if start else until - length, until, now)
-    except BadSpan as error:
-        raise click.UsageError(str(error)) from None
-
-
-@click.command("report")
-@tables_option
-@click.option(
-    "--output",
-    required=True,
-    metavar="FILE",
-    help="The page: a local file, or any Hadoop path with a scheme (s3a://…); replaced if it is there.",
-)
-@click.option("--cluster", "names", multiple=True, metavar="NAME", help="May be repeated. Default: all.")
-@click.option("--last", metavar="TIME", help=f"Up to now, or to --as-of: 24h, 30d. Default: {LAST}.")
-@click.option("--start", type=click.DateTime(), help="UTC, included.")
-@click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
-@click.option("--as-of", type=click.DateTime(), help="Read the tables as they were at this time (UTC).")
-@jobs_option
-@verbose_option
-def command(  # noqa: PLR0917 -- click's manner
-    root: str,
-    output: str,
-    names: tuple[str, ...],
-    last: str | None,
-    start: datetime | None,
-    end: datetime | None,
-    as_of: datetime | None,
-    jobs: tuple[str, ...],
-) -> None:
-    """Write a page with the bill of a period."""
-    made_at = datetime.now(UTC)
-    as_of = as_of.replace(tzinfo=UTC) if as_of else None
-    spans = _spans(last, start, end, as_of or made_at)
-    check_output("--output", output)
-    with job_session("report") as session:
-        text = run(session, root, spans, names, made_at=made_at, as_of=as_of, jobs=jobs)
-        try:
-            write_page(session, output, text)
-        except OSError as error:
-            raise click.ClickException(f"cannot write {output}: {error}") from error
-    click.echo(f"{output}: {len(text) / 1e3:.0f} kB", err=True)
-
-
-if __name__ == "__main__":
-    command()

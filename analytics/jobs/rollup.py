@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Final
 
-import click
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
-from analytics.jobs.command_line import job_session, tables_option
+from analytics.jobs.defaults import HOURS_PER_CHANGE, LOOKBACK_DAYS
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
+from analytics.tables.store import Tables, attempt
+from analytics.transforms import histogram_rollup, rollup
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from analytics.tables.change import TableChange, Written
-    from analytics.tables.store import Snapshot, Tables
+    from analytics.tables.store import Snapshot
 
-LOOKBACK_DAYS: Final = 7
-HOURS_PER_CHANGE: Final = 168
 CHANGES_MAX: Final = 1000
 """Limit of changes in a run: hours that `ingest` adds meanwhile are rolled up as well, so a run might never end."""
 _DAY: Final = timedelta(days=1)
@@ -87,8 +87,6 @@ def run(
     spark: SparkSession, root: str, *, lookback_days: int = LOOKBACK_DAYS, hours_per_change: int = HOURS_PER_CHANGE
 ) -> RollupReport:
     """Roll up all hours of the tables at `root` to which samples were added. Raises TablesError."""
-    from analytics.tables.store import Tables, attempt
-
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
     progress, report = Progress(), RollupReport()
@@ -155,8 +153,6 @@ class _Block:
 
     def roll(self, changed: list[datetime]) -> RollupReport:
         """Replace the rows of these hours, and of each series' first hour after them."""
-        from pyspark import StorageLevel
-
         family = self.family
         hours = self._affected_hours(changed)
         if not hours:
@@ -186,8 +182,6 @@ class _Block:
 
     def _affected_hours(self, changed: list[datetime]) -> list[datetime]:
         """Return the changed hours that have samples, and each series' first hour after them."""
-        from analytics.transforms.rollup import hours_after
-
         family = self.family
         if not changed:
             return []
@@ -200,18 +194,16 @@ class _Block:
         if later.isEmpty():
             return hours
         rows = self.raw.read(family.raw, hours).selectExpr("series_id", "date_trunc('hour', ts) as window").distinct()
-        after = {_moment(row[0]) for row in hours_after(rows, later).selectExpr("unix_millis(window)").collect()}
+        after = {_moment(row[0]) for row in rollup.hours_after(rows, later).selectExpr("unix_millis(window)").collect()}
         return sorted({*hours, *(after & set(present))})
 
     def _tails(self, hours: list[datetime]) -> DataFrame:
         """Return each series' last sample before each run of consecutive hours."""
-        from analytics.transforms.rollup import tails
-
         first = midnight(hours[0])
         days = self._published(self.family.days, _days_between(first - self.lookback_days * _DAY, first - _DAY))
         between = self._published(self.family.hours, _days_between(first, hours[-1]))
         before = days.unionByName(between.where(~_is_one_of(between, hours)))
-        return tails(before, hours, self.family.tail_columns)
+        return rollup.tails(before, hours, self.family.tail_columns)
 
     def _published(self, view: str, hours: Iterable[datetime]) -> DataFrame:
         return self.change.snapshot.read(view, hours)
@@ -235,12 +227,10 @@ class _Block:
         if self.family is COUNTERS:
             report.samples = of_hours.agg({"n": "sum"}).collect()[0][0] or 0
             return report
-        from analytics.transforms.histogram_rollup import is_usable
-
         found = of_hours.selectExpr("sum(n)", "sum(refused)").collect()[0]
         report.samples, report.refused_histograms = found[0] or 0, found[1] or 0
         histograms = self.raw.read(self.family.raw, hours)
-        report.unknown_histograms = histograms.where(~is_usable(histograms)).count()
+        report.unknown_histograms = histograms.where(~histogram_rollup.is_usable(histograms)).count()
         return report
 
 
@@ -256,36 +246,9 @@ def _hours_of(rows: DataFrame) -> DataFrame:
 
 
 def _keys_of(frame: DataFrame, moment: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
-
     return (frame["series_id"] == F.col("gone_series")) & (F.date_trunc("hour", frame[moment]) == F.col("gone_hour"))
 
 
-def _windows_of(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
-    from analytics.transforms.rollup import windows
-
-    return windows(samples, tails, lookback_days)
-
-
-def _histogram_windows_of(samples: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
-    from analytics.transforms.histogram_rollup import histogram_windows
-
-    return histogram_windows(samples, tails, lookback_days)
-
-
-def _days_of(hours: DataFrame) -> DataFrame:
-    from analytics.transforms.rollup import days
-
-    return days(hours)
-
-
-def _histogram_days_of(hours: DataFrame) -> DataFrame:
-    from analytics.transforms.histogram_rollup import histogram_days
-
-    return histogram_days(hours)
-
-
-# The functions import pyspark when they are called: `--help` needs no Spark.
 COUNTERS: Final = TableFamily(
     "samples",
     "rollup",
@@ -293,8 +256,8 @@ COUNTERS: Final = TableFamily(
     "rollup_1h",
     "rollup_1d",
     ("series_id", "last_ts", "last_v", "last_start_ts", "last_replica"),
-    _windows_of,
-    _days_of,
+    rollup.windows,
+    rollup.days,
 )
 HISTOGRAMS: Final = TableFamily(
     "histograms",
@@ -303,8 +266,8 @@ HISTOGRAMS: Final = TableFamily(
     "histograms_1h",
     "histograms_1d",
     ("series_id", "last_ts", "last", "last_start_ts"),
-    _histogram_windows_of,
-    _histogram_days_of,
+    histogram_rollup.histogram_windows,
+    histogram_rollup.histogram_days,
 )
 FAMILIES: Final = (COUNTERS, HISTOGRAMS)
 
@@ -355,30 +318,3 @@ def _print_report(progress: Progress, report: RollupReport) -> None:
     if report.hours_left:
         progress.print_line(f"NOT ALL: {report.hours_left} hours are still to be rolled up; run it again")
     progress.print_summary(f"{report.hours} hours, {report.samples:,} samples rolled up")
-
-
-@click.command("rollup")
-@tables_option
-@click.option(
-    "--lookback-days",
-    type=click.IntRange(min=1, max=90),
-    default=LOOKBACK_DAYS,
-    show_default=True,
-    help="A counter's growth over a gap is counted if the gap is shorter. Always give the same.",
-)
-@click.option(
-    "--hours-per-change",
-    type=click.IntRange(min=1),
-    default=HOURS_PER_CHANGE,
-    show_default=True,
-    help="Hours that become visible together, and that a kill costs at most.",
-)
-@verbose_option
-def command(root: str, lookback_days: int, hours_per_change: int) -> None:
-    """Sum samples up to minutes, hours and days."""
-    with job_session("rollup") as session:
-        run(session, root, lookback_days=lookback_days, hours_per_change=hours_per_change)
-
-
-if __name__ == "__main__":
-    command()

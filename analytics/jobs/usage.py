@@ -16,20 +16,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-import click
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
-from analytics.jobs.command_line import job_session, tables_option
+from analytics.jobs.defaults import LATENESS_HOURS, LOOKBACK_DAYS, SILENT_HOURS
 from analytics.jobs.progress import Progress
-from analytics.jobs.quiet import verbose_option
-from analytics.jobs.rollup import LOOKBACK_DAYS, midnight
+from analytics.jobs.rollup import midnight, waiting_hours
+from analytics.tables.partitions import hour_of
+from analytics.tables.store import Tables, attempt
+from analytics.transforms import usage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from analytics.tables.store import Tables
 
-LATENESS_HOURS: Final = 2.0
-SILENT_HOURS: Final = 6.0
 _EVER: Final = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -68,8 +67,6 @@ class CannotReopen(Exception):
 
 def run(spark: SparkSession, root: str, options: UsageOptions) -> UsageReport:
     """Update the usage tables. Raises TablesError, CannotReopen."""
-    from analytics.tables.store import Tables, attempt
-
     tables, progress = Tables.open(spark, root, create=False), Progress()
     report = attempt(lambda: _update(tables, options))
     _print_report(progress, report)
@@ -77,8 +74,6 @@ def run(spark: SparkSession, root: str, options: UsageOptions) -> UsageReport:
 
 
 def _update(tables: Tables, options: UsageOptions) -> UsageReport:
-    from analytics.transforms import usage
-
     ledger, rolled = tables.snapshot("usage_ledger"), tables.snapshot("rollup")
     series = usage.usage_series(tables.read("series"), options.jobs or usage.JOBS).cache()
     try:
@@ -109,8 +104,6 @@ def _replace_sums(
     tables: Tables, ledger: DataFrame, hours: set[datetime], before: dict[str, datetime], until: dict[str, datetime]
 ) -> None:
     """Replace the sums of the days that have open hours, or hours or days that close now."""
-    from analytics.transforms import usage
-
     first, last = min(before.values(), default=_EVER[0]), max(until.values(), default=_EVER[0])
     with tables.change("usage") as change:
         known = change.snapshot.hours("usage_hourly", midnight(first) - _DAY, last) if before else []
@@ -123,11 +116,7 @@ def _replace_sums(
 
 
 def _is_closed(ends: dict[str, datetime]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
-
-    from analytics.transforms.usage import end_of
-
-    return F.col("window") < end_of(ends)
+    return F.col("window") < usage.end_of(ends)
 
 
 def closed_ends(tables: Tables) -> dict[str, datetime]:
@@ -147,8 +136,6 @@ def _reopened(
     tables: Tables, closed: dict[str, datetime], reopen_from: datetime | None
 ) -> tuple[dict[str, datetime], tuple[datetime, ...]]:
     """Return the closed ends after `reopen_from`, and the hours that are open again. Raises CannotReopen."""
-    from analytics.tables.partitions import hour_of
-
     last = max(closed.values(), default=_EVER[0])
     if reopen_from is None or (first := hour_of(reopen_from)) >= last:
         return closed, ()
@@ -182,12 +169,9 @@ def _new_ends(
 
     A cluster without any sample since is gone, and closes with the others.
     """
-    from analytics.jobs.rollup import waiting_hours
-    from analytics.tables.partitions import hour_of
-    from analytics.transforms.usage import watermarks
-
-    marks = watermarks(rows, series, options.now, options.silent).selectExpr("cluster", "unix_millis(until)").collect()
-    ends = {cluster: hour_of(_moment(mark) - options.lateness) for cluster, mark in marks}
+    marks = usage.watermarks(rows, series, options.now, options.silent)
+    found = marks.selectExpr("cluster", "unix_millis(until)").collect()
+    ends = {cluster: hour_of(_moment(mark) - options.lateness) for cluster, mark in found}
     if ends:
         ends = dict.fromkeys(before, max(ends.values())) | ends
     waiting = waiting_hours(tables)
@@ -201,8 +185,6 @@ def _tails(
     tables: Tables, series: DataFrame, before: dict[str, datetime], first: datetime, lookback_days: int
 ) -> tuple[DataFrame, DataFrame]:
     """Return the counters' last samples in closed hours: those in the ledger, and those in the rollup."""
-    from analytics.transforms import usage
-
     since, last = midnight(first) - (lookback_days + 1) * _DAY, max(before.values(), default=_EVER[0])
     ledger = tables.read_between("usage_ledger", since, last).where(_is_closed(before))
     rolled = tables.read_between("rollup_1h", since, last)
@@ -214,8 +196,6 @@ def _late_samples(
     tables: Tables, series: DataFrame, closed: dict[str, datetime], changed: list[datetime]
 ) -> dict[datetime, int]:
     """Return the number of samples that changed hours have, and the ledger has not, since they were closed."""
-    from analytics.transforms.usage import count_late_samples
-
     hours = [hour for hour in changed if hour < max(closed.values(), default=_EVER[0])]
     if not hours:
         return {}
@@ -223,7 +203,7 @@ def _late_samples(
     rows = rows.join(series.select("series_id", "cluster"), "series_id")
     rows = rows.where(_is_closed(closed) & rows["window"].isin(*hours)).drop("cluster")
     known = tables.read("usage_ledger", hours).where(_is_closed(closed))
-    found = count_late_samples(rows, series, known).selectExpr("unix_millis(window)", "samples").collect()
+    found = usage.count_late_samples(rows, series, known).selectExpr("unix_millis(window)", "samples").collect()
     return {_moment(row[0]): row[1] for row in found}
 
 
@@ -256,74 +236,3 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
         f"{cluster or '(none)'} until {end:%Y-%m-%d %H:00}" for cluster, end in sorted(report.closed_until.items())[:5]
     )
     progress.print_summary(f"{report.hours} hours summed, closed: {ends or 'nothing yet'}")
-
-
-lateness_option: Final = click.option(
-    "--lateness-hours",
-    type=click.FloatRange(min=0),
-    default=LATENESS_HOURS,
-    show_default=True,
-    help="An hour closes when all instances have samples from this long after its end. Later ones are left out.",
-)
-silent_option: Final = click.option(
-    "--silent-hours",
-    type=click.FloatRange(min=0),
-    default=SILENT_HOURS,
-    show_default=True,
-    help="An instance that sent nothing for this long, while others of its cluster did, is gone.",
-)
-jobs_option: Final = click.option(
-    "--job",
-    "jobs",
-    multiple=True,
-    metavar="NAME",
-    help="Scrape jobs (label `job`) whose counters are billed; may be repeated. "
-    "Default: proxy, pulsar-proxy and pulsar-trio-proxy.",
-)
-
-
-@click.command("usage")
-@tables_option
-@lateness_option
-@silent_option
-@jobs_option
-@click.option(
-    "--lookback-days",
-    type=click.IntRange(min=1, max=90),
-    default=LOOKBACK_DAYS,
-    show_default=True,
-    help="As given to rollup.",
-)
-@click.option(
-    "--reopen-from",
-    type=click.DateTime(["%Y-%m-%dT%H"]),
-    metavar="YYYY-MM-DDTHH",
-    help="Recompute closed hours from this one (UTC) on, after a backfill. Bills made of them may differ then.",
-)
-@verbose_option
-def command(  # noqa: PLR0917 -- click's manner
-    root: str,
-    lateness_hours: float,
-    silent_hours: float,
-    jobs: tuple[str, ...],
-    lookback_days: int,
-    reopen_from: datetime | None,
-) -> None:
-    """Bytes, messages and sessions of each principal, by hour and day."""
-    options = UsageOptions(
-        datetime.now(UTC),
-        timedelta(hours=lateness_hours),
-        timedelta(hours=silent_hours),
-        lookback_days,
-        reopen_from.replace(tzinfo=UTC) if reopen_from else None,
-        jobs,
-    )
-    with job_session("usage") as session:
-        try:
-            run(session, root, options)
-        except CannotReopen as error:
-            raise click.ClickException(str(error)) from error
-
-
-if __name__ == "__main__":
-    command()

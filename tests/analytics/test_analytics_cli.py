@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from analytics.cli import COMMANDS, main
-from analytics.jobs.command_line import errors_as_messages, spark_reason
+from analytics.commands.command_line import errors_as_messages, spark_reason
 from analytics.jobs.progress import Progress
 from analytics.tables.store import Tables
 

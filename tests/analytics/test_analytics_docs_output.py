@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.jobs import backfill, compact, expire
+from analytics.jobs.defaults import KEEP_DAYS
 from analytics.tables.store import Tables
 from tests.analytics.test_analytics_sources_http import T0_MS, FakePrometheus, prometheus
 from tests.analytics.test_analytics_tables import NOW, ROWS
@@ -62,8 +63,8 @@ def test_expire_says_what_the_page_shows(
     for row in ROWS:
         ingest(spark, tmp_path, [row])
     capsys.readouterr()
-    assert expire.run(spark, str(tmp_path), expire.DEFAULT_DAYS, now=NOW + timedelta(days=40))
-    expire.run(spark, str(tmp_path), expire.DEFAULT_DAYS, now=NOW)
+    assert expire.run(spark, str(tmp_path), KEEP_DAYS, now=NOW + timedelta(days=40))
+    expire.run(spark, str(tmp_path), KEEP_DAYS, now=NOW)
     assert lines_of(capsys) <= shown("expire")
     assert "expired: TABLE PARTITION" in shown("expire")
 

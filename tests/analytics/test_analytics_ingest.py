@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from analytics.jobs import batches, ingest
+from analytics.jobs.defaults import KEEP_SPOOL_FOREVER
 from analytics.jobs.progress import Progress
 from analytics.remote_write.remote_pb2 import BucketSpan, Histogram
 from analytics.sources.spool import LostSegments
@@ -88,7 +89,7 @@ def since_8_ms(row: dict[str, Any]) -> int:
 
 
 def run(tables: Tables, spool: SpoolFiles, **options: Any) -> ingest.IngestReport:
-    options = {"max_bytes": 1200, "keep_hours": ingest.FOR_EVER} | options
+    options = {"max_bytes": 1200, "keep_hours": KEEP_SPOOL_FOREVER} | options
     return ingest.Ingest(tables, str(spool.directory), **options).run(batches.KnownSeries(tables), Progress())
 
 

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from analytics.cli import main
-from analytics.jobs import expire, pipeline, report, rollup, usage
-from analytics.jobs.pipeline import Pipeline
+from analytics.commands import pipeline
+from analytics.commands.pipeline import Pipeline
+from analytics.jobs import report, rollup, usage
+from analytics.jobs.defaults import KEEP_DAYS, KEEP_FOREVER
 from analytics.jobs.progress import Console, starting
 from analytics.report.figures import ACTIVE, BROKER_UP, COUNTERS, REQUEST_BUCKET
 from analytics.tables.errors import TablesError
@@ -41,7 +43,7 @@ def made(tmp_path: Path) -> Pipeline:
     for minute in range(3):
         files.add(body_v2([(BYTES, minute * 60_000, 100.0 * (minute + 1))], start_ms=-1000), 2)
     files.close()
-    keep = dict.fromkeys(expire.DEFAULT_DAYS, expire.FOREVER)
+    keep = dict.fromkeys(KEEP_DAYS, KEEP_FOREVER)
     return Pipeline(str(files.directory), str(tmp_path / "tables"), keep, report=str(tmp_path / "page.html"))
 
 
@@ -88,7 +90,7 @@ def test_samples_that_are_no_counts_stop_no_step_and_enter_no_bill(
     files = SpoolFiles(tmp_path / "spool")
     files.add(body_v2(points, start_ms=now_ms - 1000), 2)
     files.close()
-    forever = dict.fromkeys(expire.DEFAULT_DAYS, expire.FOREVER)
+    forever = dict.fromkeys(KEEP_DAYS, KEEP_FOREVER)
     made = Pipeline(str(files.directory), str(tmp_path / "tables"), forever, report=str(tmp_path / "page.html"))
     pipeline.run(made, None)
     told = capsys.readouterr().err

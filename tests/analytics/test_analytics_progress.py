@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from analytics.commands.command_line import INTERRUPTED
 from analytics.jobs import progress, quiet
-from analytics.jobs.command_line import INTERRUPTED
 from analytics.jobs.progress import (
     Console,
     Heartbeat,
@@ -222,7 +222,7 @@ import sys
 import threading
 import click
 from analytics.jobs import progress
-from analytics.jobs.command_line import job_session
+from analytics.commands.command_line import job_session
 from analytics.jobs.quiet import verbose_option
 
 progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow machine

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from analytics.jobs.command_line import spark_reason
+from analytics.commands.command_line import spark_reason
 from analytics.remote_write.remote_pb2 import BucketSpan, Histogram, WriteRequest
 from analytics.remote_write.snappy import compress
 from analytics.series import series_id

@@ -14,7 +14,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from analytics.commands.upkeep import parse_retention
 from analytics.jobs import compact, expire
+from analytics.jobs.defaults import KEEP_DAYS
 from analytics.tables import manifest, store
 from analytics.tables.change import TableChange
 from analytics.tables.errors import ChangedMeanwhile, NoTables, OtherFormat, TablesError
@@ -377,7 +379,7 @@ def test_secrets_are_in_no_error(spark: SparkSession) -> None:
 
 
 def test_the_option_of_retentions_is_checked() -> None:
-    assert expire.parse_retention(("samples=7",)) == expire.DEFAULT_DAYS | {"samples": 7}
+    assert parse_retention(("samples=7",)) == KEEP_DAYS | {"samples": 7}
     for text, said in (("sample=7", "no table that can expire"), ("series=7", "no table"), ("samples=x", "TABLE=DAYS")):
         with pytest.raises(click.BadParameter, match=said):
-            expire.parse_retention((text,))
+            parse_retention((text,))

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from analytics.jobs import rollup
+from analytics.jobs.defaults import LOOKBACK_DAYS
 from analytics.jobs.session import spark_session
 from analytics.tables.change import Written, add_action
 from analytics.tables.store import Tables
@@ -139,7 +140,7 @@ def differing(root: Path, database: Path) -> list[Any]:
             create view samples as select series_id, replica, epoch_ms(ts) as ts, epoch_ms(start_ts) as start, value,
             counter_id from read_parquet('{root}/samples/bench/*/*/*.parquet', hive_partitioning = false)""")
         recomputed.register(connection, root, "rollup")
-        rollups = recomputed.rollups(connection, rollup.LOOKBACK_DAYS)
+        rollups = recomputed.rollups(connection, LOOKBACK_DAYS)
         return recomputed.differing(connection, recomputed.OURS_SQL, rollups)
 
 

@@ -7,10 +7,12 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from analytics.jobs.defaults import KEEP_SPOOL_FOREVER, KEEP_SPOOL_HOURS, LATENESS_HOURS, SILENT_HOURS
 from analytics.jobs.progress import heartbeats
 
 if TYPE_CHECKING:
@@ -30,6 +32,38 @@ tables_option = click.option(
     required=True,
     metavar="PATH",
     help="Root of the tables: any Hadoop path (file:///data/metrics, hdfs://…, s3a://bucket/metrics).",
+)
+spool_option: Final = click.option(
+    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
+)
+keep_spool_option: Final = click.option(
+    "--keep-spool-hours",
+    type=click.IntRange(min=KEEP_SPOOL_FOREVER),
+    default=KEEP_SPOOL_HOURS,
+    show_default=True,
+    help="Remove spool segments that are in the tables after this time; -1: never.",
+)
+lateness_option: Final = click.option(
+    "--lateness-hours",
+    type=click.FloatRange(min=0),
+    default=LATENESS_HOURS,
+    show_default=True,
+    help="An hour closes when all instances have samples from this long after its end. Later ones are left out.",
+)
+silent_option: Final = click.option(
+    "--silent-hours",
+    type=click.FloatRange(min=0),
+    default=SILENT_HOURS,
+    show_default=True,
+    help="An instance that sent nothing for this long, while others of its cluster did, is gone.",
+)
+jobs_option: Final = click.option(
+    "--job",
+    "jobs",
+    multiple=True,
+    metavar="NAME",
+    help="Scrape jobs (label `job`) whose counters are billed; may be repeated. "
+    "Default: proxy, pulsar-proxy and pulsar-trio-proxy.",
 )
 
 
@@ -104,3 +138,9 @@ def spark_reason(text: str) -> str:
     if python:
         return f"{python[-1]['name']}: {python[-1]['said']}"
     return lines[0] if lines else "Spark said nothing"
+
+
+def check_output(option: str, output: str) -> None:
+    """Raise click.UsageError if a local page's directory is not there."""
+    if ":/" not in output and not (directory := Path(output).absolute().parent).is_dir():
+        raise click.UsageError(f"{option}: there is no directory {directory}")

@@ -1,4 +1,4 @@
-"""The job `pipeline`: ingest, rollup, usage, report and upkeep in one Spark session, once or for ever.
+"""The command `pipeline`: ingest, rollup, usage, report and upkeep in one Spark session, once or for ever.
 
 The other jobs stay for large clusters, where each has a machine and a schedule of its own.
 """
@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs import expire
-from analytics.jobs.command_line import ending_at_interrupt, errors_as_messages, replica_option, tables_option
-from analytics.jobs.compact import PARTITIONS_MAX
-from analytics.jobs.ingest import KEEP_SPOOL_HOURS, keep_spool_option, spool_option
+from analytics.commands.command_line import (
+    check_output,
+    ending_at_interrupt,
+    errors_as_messages,
+    jobs_option,
+    keep_spool_option,
+    lateness_option,
+    replica_option,
+    silent_option,
+    spool_option,
+    tables_option,
+)
+from analytics.commands.upkeep import parse_retention
+from analytics.jobs.defaults import KEEP_SPOOL_HOURS, LATENESS_HOURS, PARTITIONS_MAX, SILENT_HOURS
 from analytics.jobs.progress import CONSOLE, Progress, Step, bar, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
-from analytics.jobs.report import check_output
-from analytics.jobs.usage import LATENESS_HOURS, SILENT_HOURS, jobs_option, lateness_option, silent_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,6 +98,8 @@ class Pipeline:
         compact.run(spark, self.root, now=datetime.now(UTC), limit=self.compact_limit)
 
     def _expire(self, spark: SparkSession) -> None:
+        from analytics.jobs import expire
+
         expire.run(spark, self.root, self.keep, now=datetime.now(UTC))
 
 
@@ -176,7 +186,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 @jobs_option
 @replica_option
 @verbose_option
-def command(  # noqa: PLR0917 -- click's manner
+def pipeline(  # noqa: PLR0917 -- click's manner
     spool: str,
     root: str,
     follow_s: float | None,
@@ -199,7 +209,7 @@ def command(  # noqa: PLR0917 -- click's manner
         Pipeline(
             spool,
             root,
-            expire.parse_retention(keep),
+            parse_retention(keep),
             replica_labels,
             jobs,
             timedelta(hours=lateness_hours),
@@ -210,7 +220,3 @@ def command(  # noqa: PLR0917 -- click's manner
         ),
         follow_s,
     )
-
-
-if __name__ == "__main__":
-    command()

@@ -1,0 +1,110 @@
+"""Commands that bring samples into the tables: `ingest`, `backfill`, `import-tables`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from analytics.commands.command_line import job_session, keep_spool_option, replica_option, spool_option, tables_option
+from analytics.jobs.defaults import BACKFILL_BATCH_HOURS, MAX_BYTES_PER_BATCH
+from analytics.jobs.quiet import verbose_option
+
+
+@click.command("ingest")
+@spool_option
+@tables_option
+@click.option(
+    "--follow",
+    "follow_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Run forever, polling for new samples this often. Default: ingest what there is, and exit.",
+)
+@click.option(
+    "--max-bytes-per-batch",
+    type=click.IntRange(min=1),
+    default=MAX_BYTES_PER_BATCH,
+    show_default=True,
+    help="Of the spool; it becomes about ten times as much in memory.",
+)
+@keep_spool_option
+@replica_option
+@verbose_option
+def ingest(  # noqa: PLR0917 -- click's manner
+    spool: str,
+    root: str,
+    follow_s: float | None,
+    max_bytes_per_batch: int,
+    keep_spool_hours: int,
+    replica_labels: tuple[str, ...],
+) -> None:
+    """Copy what the receiver stored to the tables."""
+    from analytics.jobs import ingest
+
+    with job_session("ingest") as session:
+        ingest.run(
+            session,
+            root,
+            spool,
+            replica_labels=replica_labels,
+            max_bytes=max_bytes_per_batch,
+            keep_hours=keep_spool_hours,
+            follow_s=follow_s,
+        )
+
+
+@click.command("backfill")
+@tables_option
+@click.option("--url", required=True, help="Of the server, up to what /api/v1/query follows.")
+@click.option("--match", required=True, help='A plain selector: {__name__=~"pulsar_proxy_.+"}.')
+@click.option("--start", required=True, type=click.DateTime(), help="UTC, included.")
+@click.option("--end", required=True, type=click.DateTime(), help="UTC, not included.")
+@click.option("--step-seconds", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Of one query.")
+@click.option("--batch-hours", type=click.IntRange(1, 24 * 31), default=BACKFILL_BATCH_HOURS, show_default=True)
+@click.option("--bearer-token-file", type=click.Path(), help="The same path on every executor.")
+@click.option("--ca-file", type=click.Path(), help="Trusted authorities, PEM. Default: the system's.")
+@click.option("--skip-histograms", is_flag=True, help="Leave native histograms out instead of failing.")
+@replica_option
+@verbose_option
+def backfill(  # noqa: PLR0917 -- click's manner
+    root: str,
+    url: str,
+    match: str,
+    start: datetime,
+    end: datetime,
+    step_seconds: int,
+    batch_hours: int,
+    bearer_token_file: str | None,
+    ca_file: str | None,
+    skip_histograms: bool,  # noqa: FBT001
+    replica_labels: tuple[str, ...],
+) -> None:
+    """Copy what a Prometheus server stores to the tables."""
+    from analytics.jobs import backfill
+    from analytics.sources.http import Settings
+    from analytics.sources.options import BadOption
+
+    options = {"url": url, "match": match, "stepSeconds": str(step_seconds), "skipHistograms": str(skip_histograms)}
+    options |= {"bearerTokenFile": bearer_token_file} if bearer_token_file else {}
+    options |= {"caFile": ca_file} if ca_file else {}
+    options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
+    first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
+    try:  # before Spark starts, which takes seconds
+        Settings.parse_options(options | {"start": first.isoformat(), "end": last.isoformat()})
+    except BadOption as error:
+        raise click.UsageError(str(error)) from None
+    with job_session("backfill") as session:
+        backfill.run(session, root, options, start=first, end=last, batch_hours=batch_hours)
+
+
+@click.command("import-tables")
+@click.option("--from", "old_root", required=True, metavar="PATH", help="Root of tables of format 1; left as it is.")
+@tables_option
+@verbose_option
+def import_tables(old_root: str, root: str) -> None:
+    """Copy tables from before Delta tables to an empty place."""
+    from analytics.jobs import import_tables
+
+    with job_session("import-tables") as session:
+        import_tables.run(session, old_root, root)

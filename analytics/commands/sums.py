@@ -1,0 +1,144 @@
+"""Commands that make sums and bills: `rollup`, `usage`, `report`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from analytics.commands.command_line import (
+    check_output,
+    job_session,
+    jobs_option,
+    lateness_option,
+    silent_option,
+    tables_option,
+)
+from analytics.jobs.defaults import HOURS_PER_CHANGE, LOOKBACK_DAYS, REPORT_LAST
+from analytics.jobs.quiet import verbose_option
+from analytics.report.span import BadSpan, Span, candidates, parse_last
+
+
+@click.command("rollup")
+@tables_option
+@click.option(
+    "--lookback-days",
+    type=click.IntRange(min=1, max=90),
+    default=LOOKBACK_DAYS,
+    show_default=True,
+    help="A counter's growth over a gap is counted if the gap is shorter. Always give the same.",
+)
+@click.option(
+    "--hours-per-change",
+    type=click.IntRange(min=1),
+    default=HOURS_PER_CHANGE,
+    show_default=True,
+    help="Hours that become visible together, and that a kill costs at most.",
+)
+@verbose_option
+def rollup(root: str, lookback_days: int, hours_per_change: int) -> None:
+    """Sum samples up to minutes, hours and days."""
+    from analytics.jobs import rollup
+
+    with job_session("rollup") as session:
+        rollup.run(session, root, lookback_days=lookback_days, hours_per_change=hours_per_change)
+
+
+@click.command("usage")
+@tables_option
+@lateness_option
+@silent_option
+@jobs_option
+@click.option(
+    "--lookback-days",
+    type=click.IntRange(min=1, max=90),
+    default=LOOKBACK_DAYS,
+    show_default=True,
+    help="As given to rollup.",
+)
+@click.option(
+    "--reopen-from",
+    type=click.DateTime(["%Y-%m-%dT%H"]),
+    metavar="YYYY-MM-DDTHH",
+    help="Recompute closed hours from this one (UTC) on, after a backfill. Bills made of them may differ then.",
+)
+@verbose_option
+def usage(  # noqa: PLR0917 -- click's manner
+    root: str,
+    lateness_hours: float,
+    silent_hours: float,
+    jobs: tuple[str, ...],
+    lookback_days: int,
+    reopen_from: datetime | None,
+) -> None:
+    """Bytes, messages and sessions of each principal, by hour and day."""
+    from analytics.jobs import usage
+
+    options = usage.UsageOptions(
+        datetime.now(UTC),
+        timedelta(hours=lateness_hours),
+        timedelta(hours=silent_hours),
+        lookback_days,
+        reopen_from.replace(tzinfo=UTC) if reopen_from else None,
+        jobs,
+    )
+    with job_session("usage") as session:
+        try:
+            usage.run(session, root, options)
+        except usage.CannotReopen as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.command("report")
+@tables_option
+@click.option(
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="The page: a local file, or any Hadoop path with a scheme (s3a://…); replaced if it is there.",
+)
+@click.option("--cluster", "names", multiple=True, metavar="NAME", help="May be repeated. Default: all.")
+@click.option("--last", metavar="TIME", help=f"Up to now, or to --as-of: 24h, 30d. Default: {REPORT_LAST}.")
+@click.option("--start", type=click.DateTime(), help="UTC, included.")
+@click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
+@click.option("--as-of", type=click.DateTime(), help="Read the tables as they were at this time (UTC).")
+@jobs_option
+@verbose_option
+def report(  # noqa: PLR0917 -- click's manner
+    root: str,
+    output: str,
+    names: tuple[str, ...],
+    last: str | None,
+    start: datetime | None,
+    end: datetime | None,
+    as_of: datetime | None,
+    jobs: tuple[str, ...],
+) -> None:
+    """Write a page with the bill of a period."""
+    made_at = datetime.now(UTC)
+    as_of = as_of.replace(tzinfo=UTC) if as_of else None
+    spans = _spans(last, start, end, as_of or made_at)
+    check_output("--output", output)
+    from analytics.jobs import report
+
+    with job_session("report") as session:
+        text = report.run(session, root, spans, names, made_at=made_at, as_of=as_of, jobs=jobs)
+        try:
+            report.write_page(session, output, text)
+        except OSError as error:
+            raise click.ClickException(f"cannot write {output}: {error}") from error
+    click.echo(f"{output}: {len(text) / 1e3:.0f} kB", err=True)
+
+
+def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:
+    """Return the report's candidate spans from the options. Raises click.UsageError."""
+    if last is not None and (start is not None or end is not None):
+        raise click.UsageError("--last is up to now: give it, or --start and --end")
+    if end is not None and start is None:
+        raise click.UsageError("--end needs --start")
+    until = end.replace(tzinfo=UTC) if end else now
+    try:
+        length = parse_last(last or REPORT_LAST)
+        return candidates(start.replace(tzinfo=UTC) if start else until - length, until, now)
+    except BadSpan as error:
+        raise click.UsageError(str(error)) from None
