@@ -1,27 +1,21 @@
 """The receiver's configuration, a TOML file. Keys end in their unit; an unknown key is an error that names it."""
 
 import ipaddress
-import re
-import tomllib
-import typing
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from analytics.remote_write.bounds import CEILING, Bounds
 from proxy.common.errors import ConfigError
-from proxy.common.suggestions import did_you_mean
+from proxy.common.shape import convert
+from proxy.common.toml import read_toml
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-
-FILE_BYTES_MAX = 16 * 1024 * 1024
-"""Larger files are rejected: they are not configurations."""
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 DEFAULT = Bounds()
@@ -179,14 +173,7 @@ class Config(Table, frozen=True):
 
 def load_config(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigError."""
-    try:
-        config = msgspec.convert(_read_toml(path), Config)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        key = where.rstrip("`").lstrip(".")
-        raise ConfigError(f"{key or 'configuration'}: {_in_words(message, key)}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deep") from None
+    config: Config = convert(read_toml(path), Config)
     parse_address("listen.bind", config.listen.bind)
     parse_address("admin.bind", config.admin.bind)
     if _cannot_both_bind(config.listen.bind, config.admin.bind):
@@ -231,50 +218,6 @@ def parse_address(key: str, bind: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ConfigError(f"{key}: {bind} is not address:port")
     return host, int(port)
-
-
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?")
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))  # editors of Windows put a mark in front
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8; save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
-        raise ConfigError(f"{path}: is not TOML that a configuration could be") from None
-
-
-def _in_words(message: str, key: str) -> str:
-    """Say which key or word was meant by one that does not exist; other messages stay as they are."""
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
-    word = re.fullmatch(r"Invalid enum value '(.*)'", message, re.DOTALL)
-    if unknown is not None:
-        return f"there is no key {_meant(unknown[1], typing.get_type_hints(_kind_at(key)))}"
-    if word is not None:
-        return f"there is no value {_meant(word[1], typing.get_args(_kind_at(key)))}"
-    return message
-
-
-def _meant(found: str, known: Iterable[str]) -> str:
-    names = list(known)
-    return f"{found[:60]!r} here{did_you_mean(found, names) or '; there are: ' + ', '.join(names)}"
-
-
-def _kind_at(key: str) -> Any:
-    """Return the type of a key's value, without the None of optional ones."""
-    kind: Any = Config
-    for part in key.split(".") if key else ():
-        kind = typing.get_type_hints(kind)[part]
-        if type(None) in typing.get_args(kind):
-            kind = typing.get_args(kind)[0]
-    return kind
 
 
 def _cannot_both_bind(first: str, second: str) -> bool:

@@ -4,8 +4,6 @@ Never log a credential or a body. What senders chose is escaped by JSON; entries
 second at most, so that a storm of bad requests costs less than serving it.
 """
 
-import structlog
-
 from analytics.receiver.config import Log
 from proxy.common.logs import Throttle, configure_structlog
 
@@ -17,13 +15,4 @@ DROPPED_FIELD = "left_out_before"
 
 def configure_logs(config: Log) -> None:
     """Set up this process's logs."""
-    configure_structlog(
-        config.level,
-        [
-            Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD),
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-    )
+    configure_structlog(config.level, Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD))

@@ -78,14 +78,27 @@ class _BestEffortStream(io.StringIO):
             self._stream.flush()
 
 
-def configure_structlog(level: str, processors: Sequence[structlog.typing.Processor]) -> None:
+def configure_structlog(
+    level: str,
+    throttle: Throttle,
+    *,
+    before: Sequence[structlog.typing.Processor] = (),
+    renderers: Sequence[structlog.typing.Processor] = (structlog.processors.JSONRenderer(),),
+) -> None:
     """Set up this process's logs on standard error. Before this is called structlog's defaults apply.
 
-    ``level``: debug, info, warning or error; entries below it are dropped. ``processors``: what an entry goes through;
-    the last one renders it.
+    ``level``: debug, info, warning or error; entries below it are dropped. An entry goes through ``throttle`` and
+    ``before``, gets its level, time and traceback, and goes through ``renderers``, of which the last one makes a text.
     """
     structlog.configure(
-        processors=processors,
+        processors=[
+            throttle,
+            *before,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            *renderers,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(_BestEffortStream(sys.stderr)),
         cache_logger_on_first_use=False,

@@ -3,7 +3,6 @@
 Every mistake is a ConfigError that names the key. Nothing is bound or started before all of it has been checked.
 """
 
-import codecs
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from proxy.common.errors import ConfigError
+from proxy.common.shape import convert, fields_of, is_list, unknown_key, without_none
+from proxy.common.toml import read_toml
 from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import validate_config
 from proxy.config.memory import MemoryPlan, fit_to_container
-from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
 from proxy.config.types import Config
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
-
-FILE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer file is no configuration."""
 
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
@@ -43,37 +40,11 @@ def load_plan(
 
 
 def _tree(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    text = _text(path)
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
-        raise ConfigError(
-            f"{path}: is not TOML that a configuration could be: a number or a nesting without end"
-        ) from None
+    tree = read_toml(path)
     names = (name for name in environment if name.startswith(ENVIRONMENT_PREFIX))
     for name in sorted(names, key=_sort_key):
         _override(tree, name, environment[name])
     return tree
-
-
-def _text(path: Path) -> str:
-    """Read a configuration file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?")
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"{path}: is UTF-16; save it as UTF-8")
-    try:
-        return data.decode("utf-8-sig")  # editors of Windows put a mark in front
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}: is not UTF-8: byte 0x{data[error.start]:02x} in line {line}") from None
 
 
 def _typed(tree: dict[str, Any]) -> Config:

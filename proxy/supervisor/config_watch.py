@@ -14,11 +14,9 @@ from pathlib import Path
 import trio
 from prometheus_client import CollectorRegistry, Gauge
 
+from proxy.common.toml import FILE_BYTES_MAX
 from proxy.runtime.loop.tasks import Backoff, seconds
 from proxy.supervisor.processes.signals import in_thread_without_signals
-
-FILE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer file is no configuration; only its beginning is read."""
 
 NEVER = float("inf")
 RETRY_PAUSE_FIRST_S = 60.0

@@ -16,7 +16,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from proxy import cli
-from proxy.config.load import FILE_BYTES_MAX
+from proxy.common.toml import FILE_BYTES_MAX
 
 ROOT = Path(cli.__file__).parents[1]
 Run = Callable[..., Result]

@@ -62,14 +62,7 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
     )
     configure_structlog(
         config.level,
-        [
-            Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD),
-            printable,
-            _Origin(role, worker),
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _printable_traceback,
-            renderer,
-        ],
+        Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD),
+        before=[printable, _Origin(role, worker)],
+        renderers=[_printable_traceback, renderer],
     )

@@ -1,4 +1,4 @@
-"""Conversion of a TOML tree to the configuration's types, with errors in an operator's words.
+"""Conversion of a TOML tree to a configuration's types, with errors in an operator's words.
 
 msgspec knows whether a tree fits, but says so in the words of its own types, and knows nothing of what was meant.
 """
