@@ -13,6 +13,7 @@ import trio
 
 from auth.http import HttpFailed
 from proxy.common.logs import get_logger
+from proxy.runtime.loop.single_flight import SingleFlight
 
 ValueT = TypeVar("ValueT")
 
@@ -50,7 +51,7 @@ class RefreshingCache(Generic[ValueT]):
         self._cached: _CachedValue[ValueT] | None = None
         self._failure = ""
         self._ended_at = float("-inf")
-        self._under_way: trio.Event | None = None
+        self._flight = SingleFlight(self._run_fetch)
 
     @property
     def failure(self) -> str:
@@ -76,7 +77,7 @@ class RefreshingCache(Generic[ValueT]):
         fetches without end.
         """
         if trio.current_time() - self._ended_at >= self._retry_interval_s:
-            self._start_fetch()
+            self._flight.start()
         await self._wait_for_fetch()
         return self._usable_value()
 
@@ -90,18 +91,13 @@ class RefreshingCache(Generic[ValueT]):
 
     def _start_fetch_unless_failed_lately(self) -> None:
         if not self._failure or trio.current_time() - self._ended_at >= self._retry_interval_s:
-            self._start_fetch()
-
-    def _start_fetch(self) -> None:
-        if self._under_way is None:
-            self._under_way = trio.Event()
-            trio.lowlevel.spawn_system_task(self._run_fetch, self._under_way)
+            self._flight.start()
 
     async def _wait_for_fetch(self) -> None:
-        if self._under_way is not None:
-            await self._under_way.wait()
+        if self._flight.is_under_way:
+            await self._flight.result()
 
-    async def _run_fetch(self, done: trio.Event) -> None:
+    async def _run_fetch(self) -> None:
         try:
             fetched = await self._fetch()
             now = trio.current_time()
@@ -113,8 +109,6 @@ class RefreshingCache(Generic[ValueT]):
             self._record_failure(f"a defect of ours: {type(error).__name__}")
         finally:
             self._ended_at = trio.current_time()
-            self._under_way = None
-            done.set()
 
     def _record_failure(self, reason: str) -> None:
         self._failure = reason

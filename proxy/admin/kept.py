@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 import trio
 
 from proxy.common.logs import get_logger
+from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.rpc.errors import RpcError
 
 ValueT = TypeVar("ValueT")
@@ -15,31 +16,25 @@ class CoalescingCache(Generic[ValueT]):
     """``make`` is never run twice at a time, and not again until ``keep_s`` seconds after its end, however many ask.
 
     From its end, not from its beginning: what takes longer than it is kept would otherwise never pause.
-
-    It runs in a task of ``nursery``: that one of those who wait goes away does not disturb the others.
     """
 
-    def __init__(self, nursery: trio.Nursery, make: Callable[[], Awaitable[ValueT]], keep_s: float) -> None:
-        self._nursery = nursery
+    def __init__(self, make: Callable[[], Awaitable[ValueT]], keep_s: float) -> None:
         self._make = make
         self._keep_s = keep_s
         self._value: ValueT | None = None
         self._error: RpcError | None = None
         self._ended = float("-inf")
-        self._under_way: trio.Event | None = None
+        self._flight = SingleFlight(self._run)
 
     async def current(self) -> ValueT:
         """Return the value, at most ``keep_s`` old at the time of the call. Raises RpcError where there is none."""
-        if self._under_way is None and trio.current_time() - self._ended >= self._keep_s:
-            self._under_way = trio.Event()
-            self._nursery.start_soon(self._run, self._under_way)
-        if self._under_way is not None:
-            await self._under_way.wait()
+        if self._flight.is_under_way or trio.current_time() - self._ended >= self._keep_s:
+            await self._flight.result()
         if self._value is None:
             raise self._error or RpcError("no worker answered")
         return self._value
 
-    async def _run(self, done: trio.Event) -> None:
+    async def _run(self) -> None:
         try:
             self._value, self._error = await self._make(), None
         except RpcError as error:
@@ -49,5 +44,3 @@ class CoalescingCache(Generic[ValueT]):
             self._value, self._error = None, None
         finally:
             self._ended = trio.current_time()
-            self._under_way = None
-            done.set()

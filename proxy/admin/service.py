@@ -36,14 +36,13 @@ class CachedClusterView:
         self,
         client: SupervisorClient,
         scrape: MetricsScrape,
-        nursery: trio.Nursery,
         *,
         readiness_kept_s: float = READINESS_KEPT_S,
     ) -> None:
-        self.metrics = CoalescingCache(nursery, scrape.collect_metrics, METRICS_KEPT_S).current
+        self.metrics = CoalescingCache(scrape.collect_metrics, METRICS_KEPT_S).current
         self.is_responsive = client.is_responsive
-        self.readiness = CoalescingCache(nursery, client.readiness, readiness_kept_s).current
-        self.status = CoalescingCache(nursery, client.status, STATUS_KEPT_S).current
+        self.readiness = CoalescingCache(client.readiness, readiness_kept_s).current
+        self.status = CoalescingCache(client.status, STATUS_KEPT_S).current
 
 
 class AdminService:
@@ -55,7 +54,7 @@ class AdminService:
         self._host_check = HostCheck(context.config.admin)
         self._supervisor = SupervisorClient(context.descriptors.questions)
         scrape = MetricsScrape(context.config.cluster.name, self._supervisor, context.registry)
-        view = CachedClusterView(self._supervisor, scrape, context.nursery)
+        view = CachedClusterView(self._supervisor, scrape)
         application = AdminApplication(view, self._is_allowed, self._is_own_host, context.registry)
         self._server = HttpServer(application.handle_request)
         self._ended = trio.Event()
