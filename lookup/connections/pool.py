@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -18,7 +19,7 @@ from lookup.connections.broker_connection import BrokerConnection, ConnectionSet
 from lookup.connections.isolated import IsolatedConnections
 from lookup.connections.losses import SuspectGroup
 from lookup.connections.principals import LookupPrincipal
-from lookup.connections.slots import ConnectAttempt, PoolKey, PoolShare, PoolSlot
+from lookup.connections.slots import PoolKey, PoolShare, PoolSlot
 from lookup.targets.rules import LocateBroker, Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
@@ -28,6 +29,7 @@ from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import OriginalData
 from proxy import __version__
 from proxy.config.types import Config
+from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
@@ -106,8 +108,8 @@ class BrokerPool:
         connection = None if slot is None else slot.connection
         if slot is None or connection is None or connection.closed or connection.retired:
             return None
-        if connection.renew_at <= now and slot.attempt is None:
-            self._start_attempt(slot, broker, slot.locate, principal)  # meanwhile this one serves
+        if connection.renew_at <= now:
+            slot.attempt.start()  # meanwhile this one serves
         return connection
 
     async def get_connection(
@@ -123,13 +125,13 @@ class BrokerPool:
         connection = self.get_open_connection(broker, principal, trio.current_time())
         if connection is not None:
             return connection
-        attempt = slot.attempt or self._start_attempt(slot, broker, locate, principal)
+        if not slot.attempt.is_under_way:
+            slot.locate = locate
         slot.waiting += 1
         try:
-            await attempt.done.wait()
+            return await slot.attempt.result()
         finally:
             slot.waiting -= 1
-        return attempt.connection_or_raise()
 
     async def _slot_with_room(self, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal) -> PoolSlot:
         """Return the slot of a broker and principal, made if need be.
@@ -150,6 +152,7 @@ class BrokerPool:
                 if slot is None:
                     self._evict_if_full()
                     slot = self._slots[key] = PoolSlot(locate)
+                    slot.attempt = SingleFlight(partial(self._open_in_slot, slot, broker, principal), self._nursery)
                     share.keys.add(key)
                 return slot
         finally:
@@ -175,7 +178,7 @@ class BrokerPool:
             return False
         for key in by_last_use:
             slot = self._slots[key]
-            if slot.connection is not None and slot.attempt is None and not slot.waiting:
+            if slot.connection is not None and not slot.attempt.is_under_way and not slot.waiting:
                 self._forget_slot(key)
                 share.retiring.append(slot.connection)
                 slot.connection.retire_when_idle()
@@ -202,44 +205,25 @@ class BrokerPool:
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
-    def _start_attempt(
-        self, slot: PoolSlot, broker: HostPort, locate: LocateBroker, principal: LookupPrincipal
-    ) -> ConnectAttempt:
-        """Start a task that opens a connection.
-
-        It is a task of its own: the first caller may give up before the connection is there, and the others must not
-        start again then.
-        """
-        slot.attempt, slot.locate = ConnectAttempt(), locate
-        self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, principal)
-        return slot.attempt
-
-    async def _run_attempt(
-        self,
-        slot: PoolSlot,
-        attempt: ConnectAttempt,
-        broker: HostPort,
-        locate: LocateBroker,
-        principal: LookupPrincipal,
-    ) -> None:
+    async def _open_in_slot(self, slot: PoolSlot, broker: HostPort, principal: LookupPrincipal) -> BrokerConnection:
+        """Open a slot's connection, in place of one that it may have. Raises what ``locate`` and opening raise."""
         try:
-            attempt.connection = await self._open_connection(broker, await locate(), principal)
-            self._nursery.start_soon(attempt.connection.run)
-            old, slot.connection = slot.connection, attempt.connection
+            connection = await self._open_connection(broker, await slot.locate(), principal)
+            self._nursery.start_soon(connection.run)
+            old, slot.connection = slot.connection, connection
             if old is not None:
                 if slot.retiring is not None:  # a broker may challenge each connection, and answer nothing
                     slot.retiring.close()
                 slot.retiring = old
                 old.retire_when_idle()
-        except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
-            attempt.failure = failure
+        except Exception:
             if slot.connection is not None:  # that it could not be renewed disturbs no lookup yet
                 slot.connection.renew_at = trio.current_time() + RENEWAL_RETRY_S
+            raise
         finally:
-            slot.attempt = None
-            attempt.done.set()
-        if self._retired and slot.connection is not None:
-            slot.connection.close()
+            if self._retired and slot.connection is not None:
+                slot.connection.close()
+        return connection
 
     async def _open_connection(self, broker: HostPort, target: Target, principal: LookupPrincipal) -> BrokerConnection:
         """Open a connection and shake hands; the caller must run it."""

@@ -8,23 +8,9 @@ from lookup.connections.broker_connection import BrokerConnection
 from lookup.connections.principals import LookupPrincipal
 from lookup.targets.rules import LocateBroker
 from proto.addresses import HostPort
+from proxy.runtime.loop.single_flight import SingleFlight
 
 PoolKey = tuple[HostPort, LookupPrincipal]
-
-
-@dataclass(slots=True)
-class ConnectAttempt:
-    """One attempt to open a connection; all tasks that wait for it share the outcome."""
-
-    done: trio.Event = field(default_factory=trio.Event)
-    connection: BrokerConnection | None = None
-    failure: Exception | None = None
-
-    def connection_or_raise(self) -> BrokerConnection:
-        """Return the connection; raise the attempt's failure where there is none."""
-        if self.connection is None:
-            raise self.failure or RuntimeError("an attempt without an outcome")
-        return self.connection
 
 
 @dataclass(slots=True)
@@ -32,17 +18,18 @@ class PoolSlot:
     """Slot of one broker and principal: the connection, and the attempt under way to open one."""
 
     locate: LocateBroker
+    attempt: SingleFlight[BrokerConnection] = field(init=False)
+    """Opens a connection: in a task of its own, since the first caller may give up before the others."""
     connection: BrokerConnection | None = None
     retiring: BrokerConnection | None = None
     """The connection before, which may still answer what is under way; of more of them only the last one."""
-    attempt: ConnectAttempt | None = None
     waiting: int = 0
     """Callers that are about to send a request."""
 
     @property
     def is_unused(self) -> bool:
         """Whether it may be closed without a loss to any request."""
-        return not self.waiting and self.attempt is None and (self.connection is None or self.connection.idle)
+        return not self.waiting and not self.attempt.is_under_way and (self.connection is None or self.connection.idle)
 
     @property
     def last_used_at(self) -> float:

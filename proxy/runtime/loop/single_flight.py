@@ -20,11 +20,13 @@ class _Run(Generic[ValueT]):
 class SingleFlight(Generic[ValueT]):
     """Runs ``make`` in a task of its own, never twice at a time; no caller that gives up disturbs the others.
 
-    Nothing is kept: a caller after the end of a run gets the result of the next one.
+    Nothing is kept: a caller after the end of a run gets the result of the next one. A run ends with ``nursery``;
+    without one, with the process.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[ValueT]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[ValueT]], nursery: trio.Nursery | None = None) -> None:
         self._make = make
+        self._spawn = trio.lowlevel.spawn_system_task if nursery is None else nursery.start_soon
         self._run: _Run[ValueT] | None = None
 
     @property
@@ -47,7 +49,7 @@ class SingleFlight(Generic[ValueT]):
     def _current_run(self) -> _Run[ValueT]:
         if self._run is None:
             self._run = _Run()
-            trio.lowlevel.spawn_system_task(self._complete, self._run)
+            self._spawn(self._complete, self._run)
         return self._run
 
     async def _complete(self, run: _Run[ValueT]) -> None:

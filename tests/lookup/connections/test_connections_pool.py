@@ -33,6 +33,7 @@ from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import OriginalData
+from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.dialing import Dialer
@@ -757,14 +758,14 @@ async def test_a_connection_that_was_just_opened_is_not_taken_from_its_caller(
 ) -> None:
     """Until its request is on its way, it looks unused."""
     pools = Pools(network, nursery, pooled_connections_per_principal_max=1)
-    run_attempt = pools.pool._run_attempt
+    complete = SingleFlight._complete
     taken: list[bool] = []
 
-    async def run_attempt_and_look(*arguments: Any) -> None:
-        await run_attempt(*arguments)
+    async def complete_and_look(*arguments: Any) -> None:
+        await complete(*arguments)
         taken.append(pools.pool._make_room(pools.pool._shares[BROKER, "alice"], waits_until=0.0))
 
-    monkeypatch.setattr(pools.pool, "_run_attempt", run_attempt_and_look)
+    monkeypatch.setattr(SingleFlight, "_complete", complete_and_look)
     connection = await pools.get("alice", token="t0")
     assert taken == [False]
     assert not connection.closed
