@@ -130,10 +130,11 @@ class FrameScanner:
         """Count the messages of a frame of the counted type; return False if too few of its bytes are there."""
         if self._counted_type != BaseCommand.SEND:
             self.message_count += 1
-        elif size - at < COUNTED_BYTES and size - at < frame + _SIZE_BYTES:
-            return False
         else:
-            self.message_count += messages_of_send(buffer, at, size)
+            needed = min(COUNTED_BYTES, frame + _SIZE_BYTES)  # no further: what follows is another frame's
+            if size - at < needed:
+                return False
+            self.message_count += messages_of_send(buffer, at, at + needed)
         return True
 
     def read_first_head(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:

@@ -31,6 +31,7 @@ _STREAMS = (
     encode_frame(b"\x08\x09\x4a\x02\x08\x01", b"message") * 8,
     encode_frame(b"\x08\x12\x92\x01\x00\x08\x06") + _SEND,
     encode_frame(b"\x08\x06\x32\x02\x08\xff") + encode_frame(b"\x08\x25\xaa\x02\x00", b"y" * 300),
+    encode_frame(b"\x08\x06\x32\x06\x08\x01\x10\xff\xff\xff") + b"\xff" * 30 + b"\x05\x18d",  # beyond its frame
 )
 SEEDS = tuple(bytes([mode]) + stream for stream in _STREAMS for mode in range(len(STOPS) * len(COUNTED) * len(KINDS)))
 

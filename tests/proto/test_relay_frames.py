@@ -191,6 +191,14 @@ def test_a_send_that_says_it_otherwise() -> None:
     assert messages_of_send(data, 0, len(data)) == 1
 
 
+def test_a_number_without_end_is_read_no_further_than_its_own_frame() -> None:
+    """Otherwise a client chooses by what it sends next, and in which pieces, how many messages a SEND counts for."""
+    data = send(b"\x08\x01", b"\x10\xff\xff\xff", payload=b"")
+    follow = walk(counts=BaseCommand.SEND)
+    follow.scan_frames(data + b"\x05\x18\x64" + bytes(40), len(data) + 43)
+    assert follow.take_message_count() == 1
+
+
 @pytest.mark.parametrize("size", range(HEADER_BYTES, COUNTED_BYTES))
 def test_a_send_is_counted_when_enough_of_it_is_there(size: int) -> None:
     data = send(b"\x08\x01", b"\x10\x05", b"\x18\x07", payload=bytes(100))
