@@ -1,6 +1,6 @@
 {{/* The configuration that is checked before an upgrade: all of it, but not a certificate that cert-manager may not have made yet. YAML. */}}
 {{- define "pulsar-trio-proxy.checkedConfig" -}}
-{{- $config := include "pulsar-trio-proxy.config" . | fromYaml -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromJson -}}
 {{- if and .Values.tls.enabled .Values.tls.certManager.enabled -}}
 {{- $listeners := list -}}
 {{- range $config.listener -}}

@@ -201,16 +201,23 @@ annotations:
 {{- $config | toYaml -}}
 {{- end -}}
 
-{{/* The configuration that is written to proxy.toml: the derived one, and `config` over it. YAML. */}}
+{{/* The configuration that is written to proxy.toml: the derived one, and `config` over it. JSON. Made once for a
+     rendering and kept in the root, which all templates share: to make it for each took half of a rendering's time. */}}
 {{- define "pulsar-trio-proxy.config" -}}
+{{- if not (hasKey . "madeConfig") -}}
 {{- $derived := include "pulsar-trio-proxy.derivedConfig" . | fromYaml -}}
-{{- mergeOverwrite $derived (deepCopy (.Values.config | default dict)) | toYaml -}}
+{{- $_ := mergeOverwrite $derived (deepCopy (.Values.config | default dict)) | toJson | set . "madeConfig" -}}
+{{- end -}}
+{{- .madeConfig -}}
 {{- end -}}
 
-{{/* The configuration with the program's own defaults below it (files/defaults.json is generated). YAML. */}}
+{{/* The configuration with the program's own defaults below it (files/defaults.json is generated). JSON; made once. */}}
 {{- define "pulsar-trio-proxy.effectiveConfig" -}}
+{{- if not (hasKey . "madeEffectiveConfig") -}}
 {{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
-{{- mergeOverwrite $defaults (include "pulsar-trio-proxy.config" . | fromYaml) | toYaml -}}
+{{- $_ := mergeOverwrite $defaults (include "pulsar-trio-proxy.config" . | fromJson) | toJson | set . "madeEffectiveConfig" -}}
+{{- end -}}
+{{- .madeEffectiveConfig -}}
 {{- end -}}
 
 {{/* Make integers of the whole numbers in a map, in place: Helm's YAML has only floats, TOML distinguishes both. */}}
@@ -253,7 +260,7 @@ annotations:
 {{- $names := .Values.ports.names -}}
 {{- $seen := dict "plain" 0 "tls" 0 -}}
 {{- $ports := list -}}
-{{- range (include "pulsar-trio-proxy.config" . | fromYaml).listener -}}
+{{- range (include "pulsar-trio-proxy.config" . | fromJson).listener -}}
 {{- $kind := ternary "tls" "plain" (hasKey . "tls") -}}
 {{- $name := ternary $names.pulsarssl $names.pulsar (eq $kind "tls") -}}
 {{- $service := ternary "pulsarssl" "pulsar" (eq $kind "tls") -}}
@@ -286,12 +293,12 @@ annotations:
 
 {{/* The number of the admin port. */}}
 {{- define "pulsar-trio-proxy.adminPort" -}}
-{{- splitList ":" (include "pulsar-trio-proxy.config" . | fromYaml).admin.bind | last | int -}}
+{{- splitList ":" (include "pulsar-trio-proxy.config" . | fromJson).admin.bind | last | int -}}
 {{- end -}}
 
 {{/* The seconds that a pod needs at least to its end: a preStop hook's sleep, delay, drain, and 15 for the rest. */}}
 {{- define "pulsar-trio-proxy.secondsToEnd" -}}
-{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromJson -}}
 {{- $delay := dig "shutdown" "delay_ms" 0 $config -}}
 {{- $sleep := dig "preStop" "sleep" "seconds" 0 .Values.lifecycle | int -}}
 {{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) $sleep 15 -}}
@@ -301,8 +308,8 @@ annotations:
      `needed` it is the part that a running process cannot apply (proxy/config/changes.py: changes_that_need_…), and all
      of it if the file is not watched. */}}
 {{- define "pulsar-trio-proxy.configDigest" -}}
-{{- $config := include "pulsar-trio-proxy.config" . | fromYaml -}}
-{{- $all := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromJson -}}
+{{- $all := include "pulsar-trio-proxy.effectiveConfig" . | fromJson -}}
 {{- $needed := eq .Values.rolloutOnConfigChange "needed" -}}
 {{- if or (eq .Values.rolloutOnConfigChange "always") (and $needed (eq (int $all.reload.watch_interval_ms) 0)) -}}
 {{- $config | toJson | sha256sum -}}

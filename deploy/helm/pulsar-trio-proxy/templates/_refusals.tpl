@@ -1,7 +1,7 @@
 {{/* All refusals of combinations of values: configmap.yaml includes this once. Each ends the rendering with
      `key: what is wrong; what to do`. The types of single values are checked by values.schema.json. */}}
 {{- define "pulsar-trio-proxy.refusals" -}}
-{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromJson -}}
 {{- $listeners := include "pulsar-trio-proxy.listeners" . | fromJsonArray -}}
 {{- include "pulsar-trio-proxy.refuseValuesWithoutEffect" (dict
   "path" ""

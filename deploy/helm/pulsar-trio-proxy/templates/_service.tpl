@@ -85,13 +85,13 @@
 {{- end -}}
 {{- $byIPv6 := has "IPv6" $service.ipFamilies -}}
 {{- if or $byIPv6 (hasSuffix "DualStack" $service.ipFamilyPolicy) -}}
-{{- range (include "pulsar-trio-proxy.config" . | fromYaml).listener -}}
+{{- range (include "pulsar-trio-proxy.config" . | fromJson).listener -}}
 {{- if not (hasPrefix "[" (.bind | default "")) -}}
 {{- fail (printf "%s: clients by IPv6 would not reach the listener at %s; set bindAddress: \"[::]\" (config.listener: bind there)" (ternary "service.ipFamilies" "service.ipFamilyPolicy" $byIPv6) (.bind | default "0.0.0.0:6650")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $delay := dig "shutdown" "delay_ms" 0 (include "pulsar-trio-proxy.effectiveConfig" . | fromYaml) -}}
+{{- $delay := dig "shutdown" "delay_ms" 0 (include "pulsar-trio-proxy.effectiveConfig" . | fromJson) -}}
 {{- $needed := include "pulsar-trio-proxy.secondsToLeave" . | int -}}
 {{- if and $balanced (include "pulsar-trio-proxy.onlyLocal" .) (lt (divf $delay 1000.0) (float64 $needed)) -}}
 {{- fail (printf "config.shutdown.delay_ms: the load balancer sends clients for up to %d s to a node whose last pod ends (service.healthCheck: interval × failures, or those of the readiness probe; and 5 s); raise it to %d000, remove it, or set service.healthCheck if it notices sooner" $needed $needed) -}}
