@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from local import go_tools
@@ -63,9 +64,11 @@ def server(helm: str, *arguments: str) -> ServedHelm:
     return served
 
 
-def served_helms(values: str, kubernetes: str, release: str, *arguments: str) -> dict[str, Outcome]:
-    """What each Helm answers, by its name in go_tools; all at once."""
-    servers = {name: server(name, *arguments) for name in go_tools.HELMS}
+def served_helms(
+    names: Sequence[str], values: str, kubernetes: str, release: str, *arguments: str
+) -> dict[str, Outcome]:
+    """What each of these Helms answers, by its name in go_tools; all at once."""
+    servers = {name: server(name, *arguments) for name in names}
     for one in servers.values():
         one.ask(values, kubernetes, release)
     return {name: one.outcome() for name, one in servers.items()}

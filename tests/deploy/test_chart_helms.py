@@ -1,5 +1,5 @@
-"""Helm 3 and Helm 4 make the same of the chart: `helm_template` compares their servers in each test; a server
-answers what its Helm does."""
+"""Helm 3 and Helm 4 make the same of the chart: `helm_template` compares their servers for each line whose shape is new
+among all tests; a server answers what its Helm does."""
 
 import json
 import subprocess
@@ -22,6 +22,7 @@ from tests.deploy.chart import (
     helm_template,
     helms,
     needs_tools,
+    shapes,
     with_same_token,
     write,
 )
@@ -53,6 +54,24 @@ def test_the_order_in_a_refusals_list_is_no_difference() -> None:
     assert_equal({"one": one, "other": other})
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_new"),
+    [
+        ("replicas: 3\n", "replicas: 12\n", False),
+        ("name: one\n", "name: other\n", False),
+        ("replicas: 3\n", "replicas: 3e+06\n", True),
+        ("replicas: 3\n", 'replicas: "3"\n', True),
+        ("replicas: 3\n", "  replicas: 3\n", True),
+        ("name: one\n", "label: one\n", True),
+        ("bind = 3\n", "max = 3\n", True),
+        ("name: one\n", "name: one two\n", True),
+        ("name: one\n", "name:\n", True),
+    ],
+)
+def test_a_line_is_new_with_another_key_or_kind_of_value(one: str, other: str, *, is_new: bool) -> None:
+    assert bool(shapes(answer(0, other)) - shapes(answer(0, one))) == is_new
+
+
 def test_both_versions_are_tried() -> None:
     versions = [result.stdout[:3] for result in helms("version", "--template", "{{.Version}}").values()]
     assert versions == ["v4.", "v3."]
@@ -82,7 +101,8 @@ def test_a_server_answers_what_its_helm_does(
 ) -> None:
     file = write(tmp_path / "values.yaml", json.dumps(values))
     real = helms("template", release, CHART, *OPTIONS, f"--kube-version={kubernetes}", "--values", file)
-    served = with_same_token(served_helms(json.dumps(values), kubernetes, release, RELEASE, str(CHART), *OPTIONS))
+    call = (json.dumps(values), kubernetes, release, RELEASE, str(CHART), *OPTIONS)
+    served = with_same_token(served_helms(go_tools.HELMS, *call))
     assert [*real] == [*served]
     for helm in real:
         assert (served[helm].returncode, served[helm].stdout) == (real[helm].returncode, real[helm].stdout)
