@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import jwt
 import pytest
+from local import standalone
 from local.standalone import ROLES, BrokerOptions, Standalone, StandaloneError
 from local.tokens import make_token
 
@@ -67,6 +69,20 @@ def test_secured(home: Path, tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     _settings(broker)
     assert broker.secret_key.read_bytes() == key  # the same from start to start
+
+
+def test_a_thread_that_wakes_each_millisecond_sleeps_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    slack = Path("/proc/self/timerslack_ns")
+    monkeypatch.setattr(standalone, "_WAKING_THREADS", ("another thread",))
+    standalone._let_sleep(os.getpid())
+    before = int(slack.read_text())
+    monkeypatch.setattr(standalone, "_WAKING_THREADS", (Path("/proc/self/comm").read_text().strip(),))
+    try:
+        standalone._let_sleep(os.getpid())
+        assert int(slack.read_text()) == standalone._TIMER_SLACK_NS > before
+    finally:
+        slack.write_text(str(before))
+    assert int(slack.read_text()) == before
 
 
 def test_broker_that_dies(home: Path, tmp_path: Path) -> None:
