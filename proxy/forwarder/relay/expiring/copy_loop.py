@@ -1,7 +1,7 @@
 """Relay with inspected frames in user space, for relays with TLS on a side.
 
-The rules are those of proxy.forwarder.relay.expiring.splice_pump. The bytes are in memory here, so frames are cut out
-of them without a peek, and an injected or removed frame needs no journal: such a relay ends with its process.
+The rules are proto.framed_stream's. The bytes are in memory here, so frames are cut out of them without a peek, and an
+injected or removed frame needs no journal: such a relay ends with its process.
 
 Two tasks may write to each side. Towards the client a lock is held from the decision what may pass until it is sent.
 Towards the broker a command may wait for a verdict in between, so the lock is held for each send only, and the bytes
@@ -14,12 +14,12 @@ from collections.abc import Callable
 import trio
 
 from proto.command_heads import INCOMPLETE, FrameInvalid
+from proto.framed_stream import Action, Own
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
-from proto.session_clock import CommandDecision, Phase, ReauthenticationFailure
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
-from proxy.forwarder.relay.expiring.session import ExpiringSession, ReauthenticationHandler, check_challenge_size
+from proxy.forwarder.relay.expiring.session import ExpiringSession, ReauthenticationHandler
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream
@@ -45,22 +45,21 @@ class FramedCopyLoop:
         self._reauthentication = reauthentication
         self._now = now
         self._count_messages = count_messages
-        self._to_broker = FrameCutter(broker_scanner := session.new_scanner(TO_BROKER))
-        self._broker_stop_types = broker_scanner.stop_types
-        self._scanners = (broker_scanner, client_scanner := session.new_scanner(TO_CLIENT))
-        self._to_client = FrameCutter(client_scanner)
-        self._client_stop_types = client_scanner.stop_types
+        self._scanners = (session.new_scanner(TO_BROKER), session.new_scanner(TO_CLIENT))
+        self._streams = (session.new_stream(TO_BROKER), session.new_stream(TO_CLIENT))
+        self._to_broker, self._to_client = self._cutters = (
+            FrameCutter(self._scanners[0]),
+            FrameCutter(self._scanners[1]),
+        )
         self._client_lock = trio.Lock()
         """Held by the task that writes to the client."""
         self._broker_lock = trio.Lock()
         """Held by the task that writes to the broker."""
         self._broker_at_boundary = True
         """Whether the bytes sent to the broker end with a frame, so that an answer may be sent."""
-        self._broker_answer: bytes | None = None
         self._broker_answer_ready = trio.Event()
         self._client_frame_ready = trio.Event()
         self._verdict = trio.Event()
-        self._client_frame: tuple[bytes, bool] | None = None
         self._to_broker_scope = trio.CancelScope()
         self.has_opened_producer = False
         self.bytes_sent_to_client = 0
@@ -119,6 +118,45 @@ class FramedCopyLoop:
         if messages := self._scanners[way].take_message_count():
             self._count_messages(way, messages)
 
+    # ---- frames of both directions
+
+    async def _next_passable(self, way: int) -> bytes:
+        """Return the bytes that may pass next; empty if none of the received ones may."""
+        session, cutter, stream = self._session, self._cutters[way], self._streams[way]
+        while True:
+            self._scanners[way].stop_types = stream.stop_types(self._now())
+            passing = cutter.take_passable(one_frame=stream.boundary_action is not Action.PASS)
+            command_type = cutter.stopped_at
+            if passing or command_type in {NO_STOP, INCOMPLETE}:
+                return passing
+            action = stream.decide_frame(command_type, cutter.stopped_frame_length(), self._now())
+            self._reauthentication.on_action(session, stream, action)
+            if action is Action.REMOVE:
+                if (frame := cutter.remove_frame()) is None:
+                    return b""
+                self._on_frame_removed(way, frame)
+            elif action is Action.HOLD:
+                self._verdict = trio.Event()
+                await self._verdict.wait()
+            elif command_type == BaseCommand.PRODUCER and action is Action.PASS and stream.watches_producers:
+                self.has_opened_producer = True
+                stream.record_producer()
+                self._reauthentication.on_producer_opened(session)
+            await trio.lowlevel.checkpoint()  # a client that sends only answers starves no other; closing ends it here
+
+    def _on_frame_removed(self, way: int, frame: bytes) -> None:
+        session, clock = self._session, self._session.clock
+        if way == TO_CLIENT:
+            assert session.broker_challenges is not None  # or nothing is removed
+            session.broker_challenges.on_challenge_frame(frame)
+            return
+        assert clock is not None  # or no command is stopped at
+        failure = clock.on_answer(self._now())
+        if failure is not None:
+            self._reauthentication.on_failure(session, failure)
+        else:
+            self._reauthentication.on_answer(session, frame)
+
     # ---- to the broker
 
     async def _run_to_broker(self, first: bytes, count: Count) -> None:
@@ -143,7 +181,7 @@ class FramedCopyLoop:
         while data:
             self._to_broker.receive_data(data)
             del data  # a waiting relay holds no chunk
-            while passing := await self._next_passable_to_broker():
+            while passing := await self._next_passable(TO_BROKER):
                 await self._send_to_broker(passing)
                 count(len(passing))
                 self._extend_idle_timeout()
@@ -175,67 +213,16 @@ class FramedCopyLoop:
                     await self._send_broker_answer_at_boundary()
 
     async def _send_broker_answer_at_boundary(self) -> None:
-        broker = self._session.broker_challenges
-        if self._broker_answer is None or broker is None or self._session.close_reason or not self._broker_at_boundary:
+        broker, stream = self._session.broker_challenges, self._streams[TO_BROKER]
+        if stream.own is None or broker is None or not self._broker_at_boundary:
             return
-        frame, self._broker_answer = self._broker_answer, None
+        action, (_, frame), stream.own = stream.boundary_action, stream.own, None
+        if action is Action.DROP:
+            return
         self._broker_at_boundary = False
         broker.on_answer_sent()  # the broker may send a challenge before the send has returned
         await self._broker.send_all(frame)
         self._broker_at_boundary = True
-
-    async def _next_passable_to_broker(self) -> bytes:
-        """Return the bytes that may pass next; empty if none of the received ones may."""
-        cutter = self._to_broker
-        while True:
-            self._scanners[TO_BROKER].stop_types = self._session.current_stop_types(
-                TO_BROKER, self._broker_stop_types, self._now()
-            )
-            passing = cutter.take_passable(
-                one_frame=bool(self._session.close_reason) or self._broker_answer is not None
-            )
-            if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
-                return passing
-            if cutter.stopped_at == BaseCommand.AUTH_RESPONSE:
-                if not self._remove_answer():
-                    return b""
-                await trio.lowlevel.checkpoint()  # so that a client that sends only answers does not starve other tasks
-            elif passing := await self._decide_stopped_command(cutter.stopped_at):
-                return passing
-
-    async def _decide_stopped_command(self, command_type: int) -> bytes:
-        """Apply the decision about a command that was stopped at; return its frame's bytes if it may pass."""
-        decision = self._reauthentication.decide_command(self._session)
-        if decision is CommandDecision.PASS:
-            if command_type == BaseCommand.PRODUCER and not self.has_opened_producer:
-                self.has_opened_producer = True
-                self._broker_stop_types -= {BaseCommand.PRODUCER}
-                self._reauthentication.on_producer_opened(self._session)
-            return self._to_broker.take_stopped_frame_bytes()
-        if decision is CommandDecision.HOLD:
-            self._verdict = trio.Event()
-            await self._verdict.wait()
-        else:
-            self.start_closing(CloseReason.EXPIRED)
-            await trio.lowlevel.checkpoint()
-        return b""
-
-    def _remove_answer(self) -> bool:
-        """Remove the client's answer from the stream; return False until all of it is there, or if it is too large."""
-        session, clock = self._session, self._session.clock
-        assert clock is not None  # without a clock no command is stopped at
-        if self._to_broker.stopped_frame_length() > session.terms.answer_bytes_max:
-            self._reauthentication.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
-            return False
-        frame = self._to_broker.remove_frame()
-        if frame is None:
-            return False
-        failure = clock.on_answer(self._now())
-        if failure is not None:
-            self._reauthentication.on_failure(session, failure)
-        else:
-            self._reauthentication.on_answer(session, frame)
-        return True
 
     # ---- to the client
 
@@ -261,7 +248,7 @@ class FramedCopyLoop:
         while True:
             async with self._client_lock:
                 await self._send_client_frame_at_boundary()
-                passing = await self._next_passable_to_client()
+                passing = await self._next_passable(TO_CLIENT)
                 if not passing:
                     return
                 await self._client.send_all(passing)
@@ -269,30 +256,12 @@ class FramedCopyLoop:
             self.bytes_sent_to_client += len(passing)
             self._extend_idle_timeout()
 
-    async def _next_passable_to_client(self) -> bytes:
-        """Return the bytes that may pass next; empty if none of the received ones may."""
-        cutter, scanner = self._to_client, self._scanners[TO_CLIENT]
-        while True:
-            scanner.stop_types = self._session.current_stop_types(TO_CLIENT, self._client_stop_types, self._now())
-            passing = cutter.take_passable(one_frame=self._client_frame is not None)
-            if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
-                return passing
-            if cutter.stopped_at == BaseCommand.AUTH_CHALLENGE and self._session.broker_challenges is not None:
-                check_challenge_size(cutter.stopped_frame_length())
-                if (frame := cutter.remove_frame()) is None:
-                    return b""
-                self._session.broker_challenges.on_challenge_frame(frame)
-                await trio.lowlevel.checkpoint()  # as for a client that sends only answers
-            else:
-                # After this call only challenges are stopped at.
-                self._reauthentication.on_served_past_grace(self._session)
-
     async def _finish_to_client(self, count: Count) -> None:
         rest = self._to_client.take_unread_data()
         if rest:
             await self._client.send_all(rest)
             count(len(rest))
-        elif self._session.close_reason and self._client_frame is None:
+        elif self._session.close_reason and self._streams[TO_CLIENT].own is None:
             self.close_with_error(self._reauthentication.closing_error_frame(self._session))
         async with self._client_lock:
             if not rest:
@@ -309,17 +278,17 @@ class FramedCopyLoop:
                     await self._send_client_frame_at_boundary()
 
     async def _send_client_frame_at_boundary(self) -> None:
-        if self._client_frame is None or not self._to_client.at_boundary:
+        stream, clock = self._streams[TO_CLIENT], self._session.clock
+        if stream.own is None or not self._to_client.at_boundary:
             return
-        (frame, is_last), self._client_frame = self._client_frame, None
-        clock = self._session.clock
-        if not is_last and clock is not None:
-            if (frame == self._session.terms.challenge) != (clock.phase is Phase.QUIET):
-                return  # overtaken by an unsolicited answer
+        action, (kind, frame), stream.own = stream.boundary_action, stream.own, None
+        if action is Action.DROP:
+            return
+        if kind is not Own.ERROR and clock is not None:
             clock.on_challenge_sent(self._now())
-            self._verdict.set()  # a command that waits for this round's verdict was too late
+            self.resume_after_verdict()  # a command that waits for this round's verdict was too late
         await self._client.send_all(frame)
-        if is_last:
+        if kind is Own.ERROR:
             await self._end_both_sides()
 
     async def _end_both_sides(self) -> None:
@@ -331,19 +300,20 @@ class FramedCopyLoop:
 
     def send_challenge(self, challenge: bytes) -> None:
         """Inject a challenge frame towards the client at the next boundary."""
-        self._queue_client_frame(challenge, is_last=False)
+        self._queue_client_frame(self._session.own_challenge(challenge))
 
-    def _queue_client_frame(self, frame: bytes, *, is_last: bool) -> None:
-        self._client_frame = frame, is_last
+    def _queue_client_frame(self, own: tuple[Own, bytes]) -> None:
+        self._streams[TO_CLIENT].own = own
         self._client_frame_ready.set()
 
     def send_broker_answer(self, frame: bytes) -> None:
         """Inject an answer towards the broker at the next boundary of that direction."""
-        self._broker_answer = frame
+        self._streams[TO_BROKER].own = Own.BROKER_ANSWER, frame
         self._broker_answer_ready.set()
 
     def resume_after_verdict(self) -> None:
         """Let a waiting command continue after a verdict that the session's clock has recorded."""
+        self._streams[TO_BROKER].awaits_verdict = False
         self._verdict.set()
 
     def record_observed_end(self) -> None:
@@ -370,7 +340,7 @@ class FramedCopyLoop:
 
     def close_with_error(self, error_frame: bytes) -> None:
         """Send the client an error at the next boundary, then end both directions."""
-        self._queue_client_frame(error_frame, is_last=True)
+        self._queue_client_frame((Own.ERROR, error_frame))
 
 
 async def _send_eof(stream: Stream) -> None:

@@ -21,6 +21,7 @@ from proto import commands
 from proto.command_heads import FrameInvalid
 from proto.commands import NO_REQUEST_ID, CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.framed_stream import CHALLENGE_BYTES_MAX, Action, FramedStream
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
@@ -253,6 +254,21 @@ class ReauthenticationCoordinator:
         session.control.resume_after_verdict()
 
     # ---- ends
+
+    def on_action(self, session: ExpiringSession, stream: FramedStream, action: Action) -> None:
+        """Close the session, or count its end, where a stream's decision says so.
+
+        Raises FrameInvalid for a broker's challenge that is too large.
+        """
+        why = CloseReason.EXPIRED if stream.to_broker else CloseReason.STILL_SERVED
+        if action is Action.COUNT:
+            self._observe(session, why)
+        elif action in {Action.CLOSE, Action.CUT}:
+            session.control.start_closing(why)
+        elif action is Action.REFUSE and stream.to_broker:
+            self.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
+        elif action is Action.REFUSE:
+            raise FrameInvalid(f"a challenge to the proxy of more than {CHALLENGE_BYTES_MAX} bytes")
 
     def decide_command(self, session: ExpiringSession) -> CommandDecision:
         """Decide about a client's command, and count an end that is only observed. The session must have a clock."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from proto.broker_exchange import ExchangePhase
 from proto.command_heads import SIZE_BYTES, FrameInvalid
 from proto.commands import parse_command
+from proto.framed_stream import Action, FramedStream, Own
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_TYPES, ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
@@ -172,6 +173,24 @@ class ExpiringSession:
         """Whether the configuration in force only counts this session's end."""
         return self.enforcement.observes_ends(self.listener)
 
+    @property
+    def answer_bytes_max(self) -> int:
+        """Limit of the client's answers to challenges."""
+        return self.terms.answer_bytes_max
+
+    def new_stream(self, way: int, *, has_producer: bool = False) -> FramedStream:
+        """Build the state machine of a direction."""
+        return FramedStream(
+            self,
+            to_broker=way == TO_BROKER,
+            watches_producers=self.terms.spares_producers and not has_producer,
+            removes_challenges=self.broker_challenges is not None,
+        )
+
+    def own_challenge(self, frame: bytes) -> tuple[Own, bytes]:
+        """Return a challenge to the client as a stream's own frame."""
+        return Own.CHALLENGE if frame == self.terms.challenge else Own.ROUND, frame
+
     def initial_stop_types(self, way: int, *, has_producer: bool) -> frozenset[int]:
         """Return the commands to stop at in a direction before the session has expired."""
         if way == TO_CLIENT:
@@ -300,6 +319,9 @@ class ReauthenticationHandler(Protocol):
 
     def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
         """Start to verify the client's answer to a challenge."""
+
+    def on_action(self, session: ExpiringSession, stream: FramedStream, action: Action) -> None:
+        """Close the session, or count its end, where a stream's decision says so. Raises FrameInvalid."""
 
     def decide_command(self, session: ExpiringSession) -> CommandDecision:
         """Decide about a client's command, and count an end that is only observed. The session must have a clock."""
