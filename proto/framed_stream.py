@@ -229,10 +229,12 @@ class FramedStream:
 
     # ---- decisions
 
-    @property
-    def boundary_action(self) -> Action:
-        """What to do at a boundary before looking at what comes next; PASS: look."""
-        if self.own is not None:
+    def decide_boundary(self, *, may_inject: bool = True) -> Action:
+        """Decide what to do at a boundary before looking at what comes next; PASS: look.
+
+        ``may_inject``: whether the own frame can be put in now; all else does not wait for it.
+        """
+        if self.own is not None and may_inject:
             kind, clock = self.own[0], self._session.clock
             phases, while_closing = OWN_FRAMES[kind]
             if self._session.close_reason and not while_closing:

@@ -316,13 +316,6 @@ class FrameCutter:
         self._bytes_to_boundary = left - len(passed)
         return passed
 
-    def take_stopped_frame_bytes(self) -> bytes:
-        """Return the bytes there of the frame stopped at, which may pass after all. Raises FrameInvalid."""
-        length, self.stopped_at = self._scanner.read_first_head(self._bytes, len(self._bytes))
-        passed, self._bytes = self._bytes[:length], self._bytes[length:]
-        self._bytes_to_boundary = length - len(passed)
-        return passed
-
     def stopped_frame_length(self) -> int:
         """Return the length of the frame stopped at, its size field included. Raises FrameInvalid."""
         return self._scanner.read_first_head(self._bytes, len(self._bytes))[0]

@@ -50,15 +50,6 @@ class Phase(enum.IntEnum):
     """In a further round, which only the process that started the exchange can continue."""
 
 
-class CommandDecision(enum.Enum):
-    """Decision about a client's command."""
-
-    PASS = "pass"  # noqa: S105 -- a decision, no secret
-    HOLD = "hold"
-    """The session has expired and an answer is being verified: the command waits for the verdict."""
-    CLOSE = "close"
-
-
 class ReauthenticationFailure(enum.Enum):
     """Reason why a re-authentication failed. The values are stable names for logs."""
 
@@ -170,15 +161,6 @@ class SessionClock:
     def challenge_at_s(self) -> float:
         """Time at which to challenge the client; NEVER if it is not to be challenged or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
-
-    def decide_command(self, now_s: float) -> CommandDecision:
-        """Decide about a command of the client.
-
-        Not to be asked about answers to challenges and KEEP_ALIVE_FRAMES (proto.command_heads), which always pass.
-        """
-        if now_s < self._expires_at_s:
-            return CommandDecision.PASS
-        return CommandDecision.HOLD if self.phase is Phase.VERIFYING else CommandDecision.CLOSE
 
     def seconds_since_challenge(self, now_s: float) -> float:
         """Return the seconds since this re-authentication started, the client's own time included."""

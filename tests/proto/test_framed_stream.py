@@ -123,6 +123,7 @@ def test_the_tables_of_this_test_are_complete() -> None:
     assert set(OWN_TABLE) == set(Own) == set(OWN_FRAMES)
 
 
+@pytest.mark.conforms("kip-368.17")
 @pytest.mark.parametrize(("known", "now_s", "standing"), STANDINGS)
 def test_how_a_session_stands(known: Session, now_s: float, standing: Standing) -> None:
     assert standing_at(known, now_s) is standing
@@ -201,26 +202,27 @@ def test_an_own_frame_is_put_in_unless_it_is_obsolete(own: Own) -> None:
     for (closing, phase), action in zip(cases, OWN_TABLE[own], strict=True):
         stream = FramedStream(session(phase, closing=closing), to_broker=own is Own.BROKER_ANSWER)
         stream.own, stream.ends = (own, b"frame"), True
-        assert stream.boundary_action is action, (own, phase, closing)
+        assert stream.decide_boundary() is action, (own, phase, closing)
 
 
 @pytest.mark.parametrize("to_broker", [False, True])
 def test_at_a_boundary_own_frames_come_first_then_the_end_then_waits(to_broker: bool) -> None:
     known = session()
     stream = FramedStream(known, to_broker=to_broker)
-    assert stream.boundary_action is PASS
+    assert stream.decide_boundary() is PASS
     known.close_reason = 2
-    assert stream.boundary_action is (WAIT if to_broker else PASS), "the broker's last frames are delivered"
+    assert stream.decide_boundary() is (WAIT if to_broker else PASS), "the broker's last frames are delivered"
     known.close_reason, stream.awaits_verdict = 0, True
-    assert stream.boundary_action is WAIT
+    assert stream.decide_boundary() is WAIT
     stream.ends = True
-    assert stream.boundary_action is Action.END
+    assert stream.decide_boundary() is Action.END
     stream.own = Own.ERROR, b"frame"
-    assert stream.boundary_action is INJECT
+    assert stream.decide_boundary() is INJECT
+    assert stream.decide_boundary(may_inject=False) is Action.END
 
 
 def test_without_a_clock_only_a_broker_is_answered() -> None:
     stream = FramedStream(endless(), to_broker=True)
     assert stream.usual_stop_types == NO_TYPES
     stream.own = Own.BROKER_ANSWER, b"frame"
-    assert stream.boundary_action is INJECT
+    assert stream.decide_boundary() is INJECT

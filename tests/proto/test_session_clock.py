@@ -9,7 +9,7 @@ import pytest
 
 from proto.errors import LocalProtocolError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, CommandDecision, Phase, ReauthenticationFailure, SessionClock
+from proto.session_clock import NEVER, Phase, ReauthenticationFailure, SessionClock
 
 UNIX_MS = 1_700_000_000_000.0
 
@@ -67,9 +67,6 @@ def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s
     session = clock(lives_s, at_most_s=at_most_s)
     assert session.expires_at_s == 50 + lifetime_s
     assert session.expires == (lifetime_s != NEVER)
-    if session.expires:
-        assert session.decide_command(50 + lifetime_s) is CommandDecision.CLOSE
-    assert session.decide_command(session.expires_at_s - 0.001 if session.expires else 1e9) is CommandDecision.PASS
 
 
 @pytest.mark.conforms("kip-368.13")
@@ -94,25 +91,6 @@ def test_no_client_is_challenged_faster_than_once_a_second() -> None:
     session.on_answer(135)
     session.on_answer_lost(135)
     assert session.challenge_at_s == 136
-
-
-# ---- being used
-
-
-@pytest.mark.conforms("kip-368.20")
-def test_use_ends_what_has_expired() -> None:
-    session = clock(100)
-    assert session.decide_command(149) is CommandDecision.PASS
-    assert session.decide_command(150) is CommandDecision.CLOSE
-
-
-def test_a_command_during_verification_waits_or_passes() -> None:
-    session = clock(100)
-    session.on_challenge_sent(140)
-    assert session.decide_command(160) is CommandDecision.CLOSE, "asked is not answered"
-    session.on_answer(160)
-    assert session.decide_command(149) is CommandDecision.PASS
-    assert session.decide_command(161) is CommandDecision.HOLD
 
 
 # ---- authenticating again
@@ -256,7 +234,6 @@ def test_recalled_as_it_was(lives_s: float | None) -> None:
     session = clock(lives_s)
     again = SessionClock.from_snapshot(alice(lives_s), lifetime_ms_max=0, snapshot=session.snapshot, now_s=99)
     assert again.snapshot == session.snapshot
-    assert again.decide_command(149) is CommandDecision.PASS
 
 
 def test_a_client_under_verification_is_challenged_again_at_once() -> None:

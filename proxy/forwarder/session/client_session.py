@@ -17,9 +17,9 @@ from proto.client_machine import Action, Event, State, event_of, is_plainly_look
 from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
+from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.session_clock import CommandDecision
 from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
@@ -225,10 +225,10 @@ class ClientSession(ClientConnection):
     def _may_pass(self, frame: Frame) -> bool:
         """Return whether a frame may be handled although the session has expired; one that is held comes again."""
         decision = self.lifetime.decide_command(frame)
-        if decision is CommandDecision.HOLD:
+        if decision is FrameAction.HOLD:
             self._postponed = frame
             self._inbound.hold_frames()
-        return decision is CommandDecision.PASS
+        return decision in {FrameAction.PASS, FrameAction.COUNT, FrameAction.REMOVE}
 
     def _handle_frame(self, frame: Frame) -> None:
         """Perform the action for a client's command. Raises RemoteProtocolError."""

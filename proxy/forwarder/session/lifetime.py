@@ -11,15 +11,15 @@ from functools import partial
 from proto import commands
 from proto.command_heads import KEEP_ALIVE_FRAMES
 from proto.connect_rules import connect_without_credentials, wants_broker
+from proto.framed_stream import Action, FramedStream
 from proto.frames import Frame
-from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
-from proto.relay_frames import frame_bytes_max
+from proto.pulsar_pb2 import CommandConnect, CommandConnected
+from proto.relay_frames import ALL_TYPES, frame_bytes_max
 from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
-from proto.session_clock import CommandDecision, SessionClock
+from proto.session_clock import SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
@@ -34,6 +34,7 @@ from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.shared.relay_table import TO_BROKER
 
 LEFT_TO_BROKERS = frozenset({"token"})
 """The methods of which brokers end sessions by themselves, where they have the client's own credentials."""
@@ -68,6 +69,7 @@ class SessionLifetime:
         self._reauthenticator: Reauthenticator | None = None
         self._control: LookupSessionControl | None = None
         self._can_reauthenticate = False
+        self._stream: FramedStream | None = None
         self.expiring_session: ExpiringSession | None = None
 
     def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
@@ -194,36 +196,26 @@ class SessionLifetime:
         expiring = ExpiringSession(stored, session.clock, session.reauthenticate, self._relays.enforcement)
         self._control = LookupSessionControl(self._on_event, expiring, self._relays, reauthenticator)
         expiring.control = self._control
+        self._stream = expiring.new_stream(TO_BROKER)
         self.expiring_session = expiring
         self._relays.reauthentication.add_session(expiring)
 
     @property
     def has_expired(self) -> bool:
-        """Return whether ``decide_command`` has to be asked for each command now.
+        """Return whether ``decide_command`` has to be asked for each command now."""
+        return self._stream is not None and self._stream.stop_types(self._relays.now()) is ALL_TYPES
 
-        That is from the session's end on, unless its end is only observed and has been counted.
-        """
-        session = self.expiring_session
-        if session is None or self._relays.now() < clock_of(session).expires_at_s:
-            return False
-        return not (clock_of(session).end_observed and session.observes_ends)
-
-    def decide_command(self, frame: Frame) -> CommandDecision:
+    def decide_command(self, frame: Frame) -> Action:
         """Decide what becomes of a command, now that the session has expired. Start to close it where that is due.
 
         Raises CommandCorrupt.
         """
-        session = self.expiring_session
-        if (
-            session is None
-            or frame.encode() in KEEP_ALIVE_FRAMES
-            or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
-        ):
-            return CommandDecision.PASS
-        decision = self._relays.reauthentication.decide_command(session)
-        if decision is CommandDecision.CLOSE:
-            session.control.start_closing(CloseReason.EXPIRED)
-        return decision
+        session, stream = self.expiring_session, self._stream
+        if session is None or stream is None or frame.encode() in KEEP_ALIVE_FRAMES:
+            return Action.PASS
+        action = stream.decide_frame(commands.parse_command(frame.command).type, 0, self._relays.now())
+        self._relays.reauthentication.on_action(session, stream, action)
+        return action
 
     def on_auth_response(self, frame: Frame) -> bool:
         """Have an AUTH_RESPONSE verified, whether or not the client was challenged.

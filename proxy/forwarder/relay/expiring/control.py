@@ -1,9 +1,10 @@
 """SessionControl of a relay in the splice engine (proxy.forwarder.relay.expiring.splice_pump)."""
 
+from proto.framed_stream import Own
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor, Injection, ReauthenticationHandler
+from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor, ReauthenticationHandler
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
@@ -46,16 +47,16 @@ class SplicedSessionControl:
 
     def send_challenge(self, challenge: bytes) -> None:
         """Inject a challenge frame towards the client at the next boundary."""
-        self._inject(self._relay.to_client, challenge, Injection.CHALLENGE)
+        self._put_in(self._relay.to_client, self._session.own_challenge(challenge))
 
     def send_broker_answer(self, frame: bytes) -> None:
         """Inject an answer towards the broker at the next boundary of that direction."""
-        self._inject(self._relay.to_broker, frame, Injection.BROKER_ANSWER)
+        self._put_in(self._relay.to_broker, (Own.BROKER_ANSWER, frame))
 
-    def _inject(self, direction: FramedDirection, frame: bytes, kind: Injection) -> None:
+    def _put_in(self, direction: FramedDirection, own: tuple[Own, bytes]) -> None:
         if self._relay.handed_over:
             return
-        _cursor(direction).pending_injection = (frame, kind)
+        _cursor(direction).stream.own = own
         self._pump.wake_direction(direction)
 
     def resume_after_verdict(self) -> None:
@@ -72,7 +73,7 @@ class SplicedSessionControl:
 
     def recheck_held_command(self) -> None:
         """Run the direction to the broker, so that it decides about a waiting command again."""
-        _cursor(self._relay.to_broker).awaits_verdict = False
+        _cursor(self._relay.to_broker).stream.awaits_verdict = False
         self._pump.wake_direction(self._relay.to_broker)
 
     def record_exchange(self) -> None:
@@ -94,34 +95,28 @@ class SplicedSessionControl:
         session.close_reason = reason
         session.closing_error_frame = error_frame
         self._journal.write_close_reason(relay, reason)
-        self._stop_at_boundary()
+        relay.broken = True
         self._pump.start_idle_timeout(relay)
         self._reauthentication.on_closing(session)
-
-    def _stop_at_boundary(self) -> None:
-        for direction in (self._relay.to_broker, self._relay.to_client):
-            # The broker's bytes may pass on, unless its frame boundaries are unknown.
-            _cursor(direction).stops_at_boundary = direction is self._relay.to_broker
-        self._relay.broken = True
 
     def resume_closing(self, reason: CloseReason) -> None:
         """Continue a close that a predecessor started."""
         self._session.close_reason = reason
-        self._stop_at_boundary()
+        self._relay.broken = True
         if reason is CloseReason.ERROR_SENT:
             self._end_at_boundaries()
 
     def close_with_error(self, error_frame: bytes) -> None:
         """Send the client an error at the next boundary, then end both directions, each at its next boundary."""
-        cursor = _cursor(self._relay.to_client)
-        if cursor.ends_at_boundary or self._relay.handed_over:
+        stream = _cursor(self._relay.to_client).stream
+        if stream.ends or self._relay.handed_over:
             return
-        cursor.pending_injection = (error_frame, Injection.CLOSING_ERROR)
+        stream.own = Own.ERROR, error_frame
         self._end_at_boundaries()
 
     def _end_at_boundaries(self) -> None:
         for direction in (self._relay.to_client, self._relay.to_broker):
-            _cursor(direction).ends_at_boundary = True
+            _cursor(direction).stream.ends = True
             self._pump.wake_direction(direction)
 
     @property

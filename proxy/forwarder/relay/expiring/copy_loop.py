@@ -125,7 +125,7 @@ class FramedCopyLoop:
         session, cutter, stream = self._session, self._cutters[way], self._streams[way]
         while True:
             self._scanners[way].stop_types = stream.stop_types(self._now())
-            passing = cutter.take_passable(one_frame=stream.boundary_action is not Action.PASS)
+            passing = cutter.take_passable(one_frame=stream.decide_boundary() is not Action.PASS)
             command_type = cutter.stopped_at
             if passing or command_type in {NO_STOP, INCOMPLETE}:
                 return passing
@@ -216,7 +216,7 @@ class FramedCopyLoop:
         broker, stream = self._session.broker_challenges, self._streams[TO_BROKER]
         if stream.own is None or broker is None or not self._broker_at_boundary:
             return
-        action, (_, frame), stream.own = stream.boundary_action, stream.own, None
+        action, (_, frame), stream.own = stream.decide_boundary(), stream.own, None
         if action is Action.DROP:
             return
         self._broker_at_boundary = False
@@ -281,7 +281,7 @@ class FramedCopyLoop:
         stream, clock = self._streams[TO_CLIENT], self._session.clock
         if stream.own is None or not self._to_client.at_boundary:
             return
-        action, (kind, frame), stream.own = stream.boundary_action, stream.own, None
+        action, (kind, frame), stream.own = stream.decide_boundary(), stream.own, None
         if action is Action.DROP:
             return
         if kind is not Own.ERROR and clock is not None:

@@ -6,6 +6,8 @@ A successor must know of what is in the pipe whether it is the proxy's own. Fram
 import os
 from collections.abc import Callable
 
+from proto.broker_exchange import ExchangePhase
+from proto.framed_stream import Own
 from proto.session_clock import Phase
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.control import SplicedSessionControl
@@ -13,6 +15,14 @@ from proxy.forwarder.relay.expiring.framed_relay import FramedDirection
 from proxy.forwarder.relay.expiring.journal import FramedJournal
 from proxy.forwarder.relay.expiring.session import INJECTION_BYTES_MAX, FrameCursor, Injection
 from proxy.forwarder.relay.splice_pump import SplicePump
+
+_INJECTIONS: dict[Own, tuple[Injection, int]] = {
+    Own.CHALLENGE: (Injection.CHALLENGE, Phase.CHALLENGED),
+    Own.ROUND: (Injection.CHALLENGE, Phase.CHALLENGED_AGAIN),
+    Own.ERROR: (Injection.CLOSING_ERROR, CloseReason.ERROR_SENT),
+    Own.BROKER_ANSWER: (Injection.BROKER_ANSWER, ExchangePhase.QUIET),
+}
+"""How the journal knows each, and the value of the store that completes it."""
 
 
 class FrameInjector:
@@ -49,40 +59,22 @@ class FrameInjector:
         self._pump.drain_pipe(direction)
         return True
 
-    def inject_pending(self, direction: FramedDirection, cursor: FrameCursor, frame: bytes, what: Injection) -> bool:
-        """Inject the cursor's pending frame, or drop it if it is obsolete; return False if there is no pipe now."""
-        if what is Injection.CLOSING_ERROR:
-            if self.inject(direction, cursor, frame, what, CloseReason.ERROR_SENT):
-                cursor.pending_injection = None
-            return cursor.pending_injection is None
-        if what is Injection.BROKER_ANSWER:
-            return self._inject_broker_answer(direction, cursor, frame)
-        return self._inject_challenge(direction, cursor, frame)
-
-    def _inject_challenge(self, direction: FramedDirection, cursor: FrameCursor, frame: bytes) -> bool:
-        session = cursor.session
-        clock = session.clock
-        assert clock is not None  # or there is no challenge
-        if (frame == session.terms.challenge) != (clock.phase is Phase.QUIET):
-            cursor.pending_injection = None  # overtaken by an answer that came unasked
-            return True
-        phase = Phase.CHALLENGED if clock.phase is Phase.QUIET else Phase.CHALLENGED_AGAIN
-        if not self.inject(direction, cursor, frame, Injection.CHALLENGE, phase):
+    def inject_own(self, direction: FramedDirection, cursor: FrameCursor) -> bool:
+        """Put in the stream's own frame; return False if there is no pipe now."""
+        session, stream = cursor.session, cursor.stream
+        assert stream.own is not None
+        kind, frame = stream.own
+        what, completion = _INJECTIONS[kind]
+        if session.broker_challenges is not None and kind is Own.BROKER_ANSWER:
+            completion = session.broker_challenges.phase_after_answer
+        if not self.inject(direction, cursor, frame, what, completion):
             return False
-        cursor.pending_injection = None
-        clock.on_challenge_sent(self._now())
-        control_of(cursor).recheck_held_command()  # a command that waited for this round's verdict came too late
-        return True
-
-    def _inject_broker_answer(self, direction: FramedDirection, cursor: FrameCursor, frame: bytes) -> bool:
-        session = cursor.session
-        challenges = session.broker_challenges
-        assert challenges is not None  # or there is no answer
-        if not session.close_reason:  # else nothing more passes to the broker
-            if not self.inject(direction, cursor, frame, Injection.BROKER_ANSWER, challenges.phase_after_answer):
-                return False
-            challenges.on_answer_sent()
-        cursor.pending_injection = None
+        stream.own = None
+        if session.broker_challenges is not None and kind is Own.BROKER_ANSWER:
+            session.broker_challenges.on_answer_sent()
+        elif session.clock is not None and kind is not Own.ERROR:
+            session.clock.on_challenge_sent(self._now())
+            control_of(cursor).recheck_held_command()  # a command that waited for this round's verdict came too late
         return True
 
 

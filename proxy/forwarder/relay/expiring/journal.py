@@ -98,9 +98,10 @@ class FramedJournal:
         cursor = self._new_cursor(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, NO_STOP
+        cursor.scanner.stop_types = cursor.stream.usual_stop_types
         # To connect took its time. Where ends are only observed, the next use will be counted.
         if cursor.way == TO_BROKER and not cursor.session.observes_ends:
-            cursor.scanner.stop_types = cursor.session.current_stop_types(TO_BROKER, cursor.stop_types, self._now())
+            cursor.scanner.stop_types = cursor.stream.stop_types(self._now())
         while passing < len(first) and stop != INCOMPLETE:
             more, stop = cursor.scanner.scan_frames(first[passing:], len(first) - passing)
             passing += more
@@ -123,9 +124,8 @@ class FramedJournal:
     def _new_cursor(direction: FramedDirection, *, has_producer: bool) -> FrameCursor:
         way = _way(direction)
         session = direction.relay.session
-        scanner = session.new_scanner(way, has_producer=has_producer)
         row = framed_row(direction.relay.record.id, way)
-        cursor = direction.cursor = FrameCursor(row, direction.source, session, way, scanner)
+        cursor = direction.cursor = FrameCursor(row, direction.source, session, way, has_producer=has_producer)
         return cursor
 
     # ---- while a relay runs
@@ -157,7 +157,8 @@ class FramedJournal:
     def write_producer(self, relay: FramedRelay, cursor: FrameCursor) -> None:
         """Record that the client has opened a producer; the cursor, of the way to the broker, stops at no other."""
         self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER] = 1
-        cursor.scanner.stop_types = cursor.stop_types = cursor.stop_types - {BaseCommand.PRODUCER}
+        cursor.stream.record_producer()
+        cursor.scanner.stop_types = cursor.stream.usual_stop_types
 
     def has_producer(self, relay: FramedRelay) -> bool:
         """Return whether a client that is not asked while it has a producer ever had one on this connection."""

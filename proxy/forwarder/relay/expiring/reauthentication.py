@@ -24,7 +24,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.framed_stream import CHALLENGE_BYTES_MAX, Action, FramedStream
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
+from proto.session_clock import NEVER, ReauthenticationFailure, SessionClock
 from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_reason import PLANNED_CLOSE_REASONS, CloseReason
 from proxy.forwarder.relay.close_schedule import until_quiet
@@ -269,22 +269,6 @@ class ReauthenticationCoordinator:
             self.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
         elif action is Action.REFUSE:
             raise FrameInvalid(f"a challenge to the proxy of more than {CHALLENGE_BYTES_MAX} bytes")
-
-    def decide_command(self, session: ExpiringSession) -> CommandDecision:
-        """Decide about a client's command, and count an end that is only observed. The session must have a clock."""
-        decision = self._clock(session).decide_command(self.now())
-        if decision is CommandDecision.PASS or not session.observes_ends:
-            return decision
-        if decision is CommandDecision.CLOSE:
-            self._observe(session, CloseReason.EXPIRED)
-        return CommandDecision.PASS
-
-    def on_served_past_grace(self, session: ExpiringSession) -> None:
-        """Close a session, or count its end, to which the broker still sends past the grace period."""
-        if session.observes_ends:
-            self._observe(session, CloseReason.STILL_SERVED)
-        else:
-            session.control.start_closing(CloseReason.STILL_SERVED)
 
     def _observe(self, session: ExpiringSession, why: CloseReason) -> None:
         """Count and log a session that enforcement would close, once per lifetime."""

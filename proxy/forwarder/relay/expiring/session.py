@@ -7,7 +7,6 @@ proxy.forwarder.relay.expiring.copy_loop in memory. Both report to the same Reau
 
 import enum
 import socket
-from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from proto.broker_exchange import ExchangePhase
@@ -15,14 +14,14 @@ from proto.command_heads import SIZE_BYTES, FrameInvalid
 from proto.commands import parse_command
 from proto.framed_stream import Action, FramedStream, Own
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import ALL_TYPES, NO_TYPES, ClientFrameScanner, FrameScanner
+from proto.relay_frames import ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
+from proto.session_clock import NEVER, ReauthenticationFailure, SessionClock
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, stored_grace_ms
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
+from proxy.runtime.shared.relay_table import TO_BROKER
 
 
 class Injection(enum.IntEnum):
@@ -45,13 +44,6 @@ BROKER_ANSWER_BYTES_MAX = 1 << 16
 tokens may be larger than a page.
 """
 
-BROKER_CHALLENGE_BYTES_MAX = 1 << 16
-"""Limit of a broker's challenge that does not pass; existing ones have some hundred bytes."""
-
-
-BROKER_STOP_TYPES = frozenset({BaseCommand.AUTH_CHALLENGE})
-"""Commands to stop at on the way to the client, where the broker's challenges do not pass."""
-
 PEEK_BYTES = 1 << 20
 """Most bytes to peek at in one call. A peek costs a copy, but each further call costs more."""
 
@@ -63,46 +55,38 @@ class FrameCursor:
       bytes may pass up to there.
     * ``held_head``: the beginning of the frame at the boundary, as far as it is held.
     * ``removed_bytes``: the bytes so far of a frame that is being removed from the stream and ends at the boundary.
-    * ``pending_injection``: what the proxy will write at the next boundary.
-    * ``stops_at_boundary``: nothing behind the next boundary may pass; ``ends_at_boundary``: the direction ends there.
-    * ``awaits_verdict``: a command waits until an answer is verified.
+    * ``stream``: the rules of what passes at a boundary.
     * ``peek_bytes``: how many bytes to peek at in one call; ``peeked_bytes``: how many were seen, if that was all.
     * ``session``, ``way``: the session, and which of its relay's directions this is; ``row``: of the relay table.
     """
 
     __slots__ = (
-        "awaits_verdict",
         "boundary",
         "bytes_to_boundary",
-        "ends_at_boundary",
         "held_head",
         "peek_bytes",
         "peeked_bytes",
-        "pending_injection",
         "removed_bytes",
         "row",
         "scanner",
         "session",
         "sock",
-        "stop_types",
-        "stops_at_boundary",
+        "stream",
         "way",
     )
 
-    def __init__(self, row: int, source: int, session: "ExpiringSession", way: int, scanner: FrameScanner) -> None:
+    def __init__(self, row: int, source: int, session: "ExpiringSession", way: int, *, has_producer: bool) -> None:
         self.row = row
         self.session = session
         self.way = way
         # The family is not queried: see proxy.forwarder.relay.relay.shut_down. Never closed, only detached.
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=source)
-        self.scanner = scanner
-        self.stop_types = scanner.stop_types
+        self.scanner = session.new_scanner(way)
+        self.stream = session.new_stream(way, has_producer=has_producer)
         self.peek_bytes = PEEK_BYTES
         self.boundary = self.bytes_to_boundary = self.peeked_bytes = 0
         self.held_head = b""
         self.removed_bytes: bytearray | None = None
-        self.pending_injection: tuple[bytes, Injection] | None = None
-        self.stops_at_boundary = self.ends_at_boundary = self.awaits_verdict = False
 
     def record_consumed(self, moved: int, *, few: bool) -> bool:
         """Record ``moved`` bytes that have left the source; return True if the source is drained.
@@ -112,7 +96,7 @@ class FrameCursor:
         self.bytes_to_boundary -= moved
         seen, self.peeked_bytes = self.peeked_bytes, 0
         if not self.bytes_to_boundary:
-            return 0 < seen <= moved and not (self.ends_at_boundary or self.pending_injection)
+            return 0 < seen <= moved and not (self.stream.ends or self.stream.own)
         return seen <= moved if seen else few
 
 
@@ -191,43 +175,13 @@ class ExpiringSession:
         """Return a challenge to the client as a stream's own frame."""
         return Own.CHALLENGE if frame == self.terms.challenge else Own.ROUND, frame
 
-    def initial_stop_types(self, way: int, *, has_producer: bool) -> frozenset[int]:
-        """Return the commands to stop at in a direction before the session has expired."""
-        if way == TO_CLIENT:
-            return NO_TYPES if self.broker_challenges is None else BROKER_STOP_TYPES
-        if self.clock is None:
-            return NO_TYPES
-        watches_producers = self.terms.spares_producers and not has_producer
-        return frozenset({BaseCommand.AUTH_RESPONSE} | ({BaseCommand.PRODUCER} if watches_producers else set()))
-
-    def new_scanner(self, way: int, *, has_producer: bool = False) -> FrameScanner:
+    def new_scanner(self, way: int) -> FrameScanner:
         """Build the frame scanner of a direction."""
         counted_type = 0
         if self.terms.counts_messages:
             counted_type = BaseCommand.SEND if way == TO_BROKER else BaseCommand.MESSAGE
         scanner_class = ClientFrameScanner if way == TO_BROKER else FrameScanner
-        return scanner_class(
-            frame_bytes_max=self.terms.frame_bytes_max,
-            stop_types=self.initial_stop_types(way, has_producer=has_producer),
-            counted_type=counted_type,
-        )
-
-    def current_stop_types(self, way: int, stop_types: AbstractSet[int], now_s: float) -> AbstractSet[int]:
-        """Return the commands to stop at now, given the ``stop_types`` before the session has expired."""
-        clock = self.clock
-        if clock is None or now_s < clock.expires_at_s:
-            return stop_types
-        if clock.end_observed and self.observes_ends:  # the end was counted and logged
-            return stop_types
-        if way == TO_BROKER:
-            return ALL_TYPES
-        # What the broker sends while the relay closes, or before the verdict on an answer, is delivered.
-        is_over = (
-            now_s >= clock.expires_at_s + self.grace_s
-            and clock.decide_command(now_s) is CommandDecision.CLOSE
-            and not self.close_reason
-        )
-        return ALL_TYPES if is_over else stop_types
+        return scanner_class(frame_bytes_max=self.terms.frame_bytes_max, counted_type=counted_type)
 
 
 class SessionControl(Protocol):
@@ -323,12 +277,6 @@ class ReauthenticationHandler(Protocol):
     def on_action(self, session: ExpiringSession, stream: FramedStream, action: Action) -> None:
         """Close the session, or count its end, where a stream's decision says so. Raises FrameInvalid."""
 
-    def decide_command(self, session: ExpiringSession) -> CommandDecision:
-        """Decide about a client's command, and count an end that is only observed. The session must have a clock."""
-
-    def on_served_past_grace(self, session: ExpiringSession) -> None:
-        """Close a session, or count its end, to which the broker still sends past the grace period."""
-
     def on_producer_opened(self, session: ExpiringSession) -> None:
         """Count a client that is no longer challenged because it has opened its first producer."""
 
@@ -360,9 +308,3 @@ def parse_frame_command(frame: bytes) -> BaseCommand:
     """Parse the command of a whole frame. Raises CommandCorrupt."""
     size = int.from_bytes(frame[SIZE_BYTES : 2 * SIZE_BYTES], "big")
     return parse_command(frame[2 * SIZE_BYTES : 2 * SIZE_BYTES + size])
-
-
-def check_challenge_size(length: int) -> None:
-    """Check the size of a broker's challenge that does not pass. Raises FrameInvalid."""
-    if length > BROKER_CHALLENGE_BYTES_MAX:
-        raise FrameInvalid(f"a challenge to the proxy of {length} bytes; the limit is {BROKER_CHALLENGE_BYTES_MAX}")

@@ -1,9 +1,8 @@
 """The framed splice pump: follows frames while their bytes stay in the kernel (KIP-368).
 
 For sessions that can expire, and where messages are counted. What is queued in a socket is peeked at (MSG_PEEK into one
-buffer for all) from a boundary on, and then spliced up to the last boundary that was seen. At a boundary of the way to
-the client a challenge is injected; at one of the way to the broker the answer is removed, and there the session ends if
-it is used after its end. All else passes untouched.
+buffer for all) from a boundary on, and then spliced up to the last boundary that was seen. At a boundary the pump does
+what proto.framed_stream says. All else passes untouched.
 
 The beginning of a frame that is too short to decide by is removed from the socket and held, since a few bytes left
 there keep the whole buffer that they came in charged to the socket: its window would stay shut, and the rest could
@@ -19,23 +18,20 @@ makes: ``PIPE`` in ``_move``, ``BOUNDARY`` and ``MESSAGES`` in ``_let_pass``.
 import os
 import socket
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 
 from proto.command_heads import INCOMPLETE, FrameInvalid
+from proto.framed_stream import Action
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
-from proto.session_clock import CommandDecision, ReauthenticationFailure
-from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.control import SplicedSessionControl
 from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
-from proxy.forwarder.relay.expiring.injection import FrameInjector, control_of
+from proxy.forwarder.relay.expiring.injection import FrameInjector
 from proxy.forwarder.relay.expiring.journal import FramedJournal
 from proxy.forwarder.relay.expiring.session import (
     PEEK_BYTES,
     FrameCursor,
     Injection,
     ReauthenticationHandler,
-    check_challenge_size,
 )
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
@@ -133,18 +129,21 @@ class FramedSplicePump:
 
     def _process_boundary(self, direction: FramedDirection, cursor: FrameCursor) -> int:
         """Do what is due at a boundary; return how many bytes may pass from it, 0 if none may now."""
-        may_inject = True
+        stream, may_inject = cursor.stream, True
         while not (direction.done or direction.queued or direction.in_pipe):
+            action = stream.decide_boundary(may_inject=may_inject)
             # Of a frame that is being removed nothing has passed: the sink is at a boundary, however long it takes.
-            if cursor.pending_injection is not None and may_inject:
-                may_inject = self._injector.inject_pending(direction, cursor, *cursor.pending_injection)
-            elif cursor.ends_at_boundary:
+            if action is Action.INJECT:
+                may_inject = self._injector.inject_own(direction, cursor)
+            elif action is Action.DROP:
+                stream.own = None
+            elif action is Action.END:
                 self._pump.end_direction(direction)
             elif cursor.removed_bytes is not None:
                 if not self._remove_frame(direction, cursor, cursor.removed_bytes):
                     return 0
                 self._pump.enqueue(direction)  # one frame in each round, for clients that send nothing else
-            elif cursor.stops_at_boundary or cursor.awaits_verdict or not (size := self._peek(direction, cursor)):
+            elif action is Action.WAIT or not (size := self._peek(direction, cursor)):
                 return 0
             elif passing := self._scan_peeked(direction, cursor, size):
                 return passing
@@ -167,26 +166,17 @@ class FramedSplicePump:
         return is_all
 
     def _more_to_pass(self, direction: FramedDirection, cursor: FrameCursor) -> int:
-        if (
-            cursor.bytes_to_boundary
-            or cursor.stops_at_boundary
-            or cursor.ends_at_boundary
-            or cursor.awaits_verdict
-            or cursor.pending_injection is not None
-        ):
+        if cursor.bytes_to_boundary or cursor.stream.decide_boundary() is not Action.PASS:
             return 0
         try:
             size = cursor.sock.recv_into(self._peeked, cursor.peek_bytes, socket.MSG_PEEK)
             if not size:
                 return 0
-            cursor.scanner.stop_types = self._stop_types(cursor)
+            cursor.scanner.stop_types = cursor.stream.stop_types(self._now())
             passing = cursor.scanner.scan_frames(self._peeked, size)[0]
         except (OSError, FrameInvalid):
             return 0  # the next round meets it again
         return self._let_pass(direction, cursor, passing, size) if passing else 0
-
-    def _stop_types(self, cursor: FrameCursor) -> AbstractSet[int]:
-        return cursor.session.current_stop_types(cursor.way, cursor.stop_types, self._now())
 
     def _peek(self, direction: FramedDirection, cursor: FrameCursor) -> int:
         """Peek at the source; return how many bytes are seen, 0 if none now, or none any more."""
@@ -217,7 +207,7 @@ class FramedSplicePump:
                 cursor.held_head = b""
             if direction.in_pipe or cursor.held_head or direction.done:
                 return  # it is called again
-        elif session.close_reason and not cursor.ends_at_boundary and direction is direction.relay.to_client:
+        elif session.close_reason and not cursor.stream.ends and direction is direction.relay.to_client:
             session.control.close_with_error(self._reauthentication.closing_error_frame(session))
             return
         self._pump.end_direction(direction)
@@ -229,15 +219,14 @@ class FramedSplicePump:
             buffer = cursor.held_head + bytes(memoryview(buffer)[: min(size, COUNTED_BYTES)])
             size = len(buffer)
         scanner = cursor.scanner
-        scanner.stop_types = self._stop_types(cursor)
+        scanner.stop_types = cursor.stream.stop_types(self._now())
         passing, stop = scanner.scan_frames(buffer, size)
         if not passing:
             if stop == INCOMPLETE:
                 self._hold_head(cursor, bytes(buffer[:size]))
-                return 0
-            passing = self._on_stop_type(direction, cursor, buffer, size)
-            if not passing:
-                return 0
+            else:
+                self._on_stop_type(direction, cursor, buffer, size)
+            return 0
         return self._let_pass(direction, cursor, passing, size)
 
     def _let_pass(self, direction: FramedDirection, cursor: FrameCursor, passing: int, size: int) -> int:
@@ -276,40 +265,20 @@ class FramedSplicePump:
 
     def _on_stop_type(
         self, direction: FramedDirection, cursor: FrameCursor, buffer: bytes | bytearray, size: int
-    ) -> int:
-        """Do what the scan stops at a command for; return its frame's length if it may pass, else 0."""
-        session, control = cursor.session, control_of(cursor)
+    ) -> None:
+        """Do what is due for a command stopped at; if it may pass, it is scanned once more. Raises FrameInvalid."""
+        session, stream = cursor.session, cursor.stream
         length, command_type = cursor.scanner.read_first_head(buffer, size)
-        if cursor.way == TO_CLIENT:
-            if command_type == BaseCommand.AUTH_CHALLENGE and session.broker_challenges is not None:
-                self._start_removal(cursor, length)
-            else:
-                self._reauthentication.on_served_past_grace(session)  # now the frame may pass, and is scanned once more
-            return 0
-        assert session.clock is not None  # nothing else stops on the way to the broker
-        if command_type == BaseCommand.AUTH_RESPONSE:
+        action = stream.decide_frame(command_type, length, self._now())
+        self._reauthentication.on_action(session, stream, action)
+        if action is Action.REMOVE:
             self._start_removal(cursor, length)
-            return 0
-        decision = self._reauthentication.decide_command(session)
-        if decision is CommandDecision.PASS:
-            if command_type == BaseCommand.PRODUCER and not control.has_opened_producer:
-                self.journal.write_producer(direction.relay, cursor)
-                self._reauthentication.on_producer_opened(session)
-            return length
-        if decision is CommandDecision.HOLD:
-            cursor.awaits_verdict = True
-        else:
-            control.start_closing(CloseReason.EXPIRED)
-        return 0
+        elif action is Action.PASS and command_type == BaseCommand.PRODUCER and stream.watches_producers:
+            self.journal.write_producer(direction.relay, cursor)
+            self._reauthentication.on_producer_opened(session)
 
     def _start_removal(self, cursor: FrameCursor, length: int) -> None:
-        """Start to remove a frame from the stream, unless it is larger than an answer may be. Raises FrameInvalid."""
-        session = cursor.session
-        if cursor.way == TO_CLIENT:
-            check_challenge_size(length)
-        elif length > session.terms.answer_bytes_max:
-            self._reauthentication.on_failure(session, ReauthenticationFailure.TOO_LARGE, over_limit=True)
-            return
+        """Start to remove a frame from the stream."""
         self.journal.write_removal(cursor, length)
         cursor.boundary += length
         cursor.bytes_to_boundary = length - len(cursor.held_head)

@@ -32,6 +32,7 @@ from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_channel, open_l
 from proto import commands
 from proto.commands import CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.framed_stream import Action
 from proto.session_clock import ReauthenticationFailure
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
@@ -172,7 +173,7 @@ async def test_whatever_is_decided_late_is_not_said(
     if word == "failed":
         first.relays.reauthentication.on_failure(followed, ReauthenticationFailure.DENIED)
     elif word == "still served":
-        first.relays.reauthentication.on_served_past_grace(followed)
+        first.relays.reauthentication.on_action(followed, followed.new_stream(TO_CLIENT), Action.CLOSE)
     elif word == "go on":
         line.record_observed_end()
         line.resume_after_verdict()

@@ -28,6 +28,7 @@ from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, expect, read, read_a
 
 from proto import commands
 from proto.broker_handshake import ROUNDS_MAX
+from proto.framed_stream import CHALLENGE_BYTES_MAX
 from proto.frames import encode_frame
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
@@ -35,7 +36,6 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import LOST_ROUNDS, 
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
-    BROKER_CHALLENGE_BYTES_MAX,
     INJECTION_BYTES_MAX,
 )
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
@@ -414,7 +414,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await lane.broker.send_all(BROKER_ASKS)
     (followed,) = forwarder.relays.expiring_sessions()
     (relay,) = forwarder.relays._engine.relays
-    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.pending_injection)
+    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.stream.own)
     followed.control.start_closing(CloseReason.MAX_AGE)
     await lane.client.send_all(frame[1000:])
     assert await read_all(lane.broker) == frame[1000:]
@@ -504,7 +504,7 @@ async def test_a_challenge_that_is_too_large_ends_the_relay_unread(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, credentials: FakeCredentials
 ) -> None:
     forwarder = await begun(place, lane, now, reauthenticator)
-    large = commands.auth_challenge("broker", 21, "token", bytes(BROKER_CHALLENGE_BYTES_MAX))
+    large = commands.auth_challenge("broker", 21, "token", bytes(CHALLENGE_BYTES_MAX))
     await lane.broker.send_all(message_frame() + large[:100])
     rest = await read_all(lane.client)
     assert rest.startswith(message_frame())

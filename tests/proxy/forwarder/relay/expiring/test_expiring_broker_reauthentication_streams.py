@@ -28,12 +28,12 @@ from framed_fakes import (
 from relay_fakes import about_relay, expect, new_relays, read_all
 
 from proto import commands
+from proto.framed_stream import CHALLENGE_BYTES_MAX
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX
 from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
@@ -455,7 +455,7 @@ async def test_a_challenge_that_is_too_large_ends_the_relay_unread(
     autojump_clock: trio.testing.MockClock, stage: Stage
 ) -> None:
     await stage.begin()
-    large = commands.auth_challenge("broker", 21, "token", bytes(BROKER_CHALLENGE_BYTES_MAX))
+    large = commands.auth_challenge("broker", 21, "token", bytes(CHALLENGE_BYTES_MAX))
     await stage.broker.send_all(large[:100])
     await expect_end(stage, STREAM_CORRUPT)
     assert stage.credentials.begun == 0
