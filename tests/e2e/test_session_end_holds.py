@@ -197,6 +197,36 @@ def test_past_the_end_a_ping_is_a_ping_byte_for_byte(stage: Stage) -> None:
             client.assert_ends_with(EXPIRED)
 
 
+# ---- a command that has begun in time
+
+BULK = b"x" * 100_000
+
+
+def begin_slowly(client: Session) -> bytes:
+    """The first half of a message passes; return the rest."""
+    whole = client.next_use(BULK)
+    client.send_bytes(whole[: len(whole) // 2])
+    return whole[len(whole) // 2 :]
+
+
+def test_a_send_begun_in_time_is_cut_off_past_the_grace(stage: Stage) -> None:
+    """Its bulk does not reach the broker; one that ends within the grace is received."""
+    with ExitStack() as stack, counting(stage.cluster, killed=2, no_reauth=4):
+        slow, in_time = (
+            [stack.enter_context(stage.session(tls=tls)).begin() for tls in (False, True)] for _ in range(2)
+        )
+        rests = {client: begin_slowly(client) for client in (*slow, *in_time)}
+        for client in in_time:
+            client.wait_until(1.1 * LIFETIME_S)
+            client.send_bytes(rests[client])
+            client.assert_all_answered()
+        for client in slow:
+            client.wait_until(LIFETIME_S + GRACE_S + 0.5)
+            client.send_bytes(rests[client])
+            (error,) = client.wait_for_end()
+            assert (error.type, error.error.message) == (BaseCommand.ERROR, EXPIRED), error
+
+
 # ---- a client that says nothing, and is served
 
 

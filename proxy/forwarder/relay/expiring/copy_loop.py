@@ -123,6 +123,10 @@ class FramedCopyLoop:
     async def _next_passable(self, way: int) -> bytes:
         """Return the bytes that may pass next; empty if none of the received ones may."""
         session, cutter, stream = self._session, self._cutters[way], self._streams[way]
+        if not cutter.at_boundary and (action := stream.decide_rest(self._now())) is not Action.PASS:
+            self._reauthentication.on_action(session, stream, action)
+            if action is Action.CUT:
+                await self._cut_frame(way)
         while True:
             self._scanners[way].stop_types = stream.stop_types(self._now())
             passing = cutter.take_passable(one_frame=stream.decide_boundary() is not Action.PASS)
@@ -143,6 +147,13 @@ class FramedCopyLoop:
                 stream.record_producer()
                 self._reauthentication.on_producer_opened(session)
             await trio.lowlevel.checkpoint()  # a client that sends only answers starves no other; closing ends it here
+
+    async def _cut_frame(self, way: int) -> None:
+        """End a direction in the middle of a frame."""
+        if way == TO_CLIENT:  # which would read an error as part of the frame
+            await self._end_both_sides()
+        self._to_broker_scope.cancel()
+        await trio.lowlevel.checkpoint()
 
     def _on_frame_removed(self, way: int, frame: bytes) -> None:
         session, clock = self._session, self._session.clock

@@ -104,6 +104,8 @@ class FramedSplicePump:
             if direction.in_pipe and not pump.drain_pipe(direction):
                 return
             passing = cursor.bytes_to_boundary if cursor.removed_bytes is None else 0
+            if passing and cursor.stream.decide_rest(self._now()) is not Action.PASS:
+                passing = self._decide_late_rest(direction, cursor)
             passing = passing or self._process_boundary(direction, cursor)
             if passing and (pipe := pump.get_empty_pipe(direction)) is not None:
                 self._move(direction, cursor, pipe, passing)
@@ -276,6 +278,16 @@ class FramedSplicePump:
         elif action is Action.PASS and command_type == BaseCommand.PRODUCER and stream.watches_producers:
             self.journal.write_producer(direction.relay, cursor)
             self._reauthentication.on_producer_opened(session)
+
+    def _decide_late_rest(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+        """Do what is due for the rest of a frame past the session's end; return how many bytes of it may pass."""
+        action = cursor.stream.decide_rest(self._now())
+        self._reauthentication.on_action(cursor.session, cursor.stream, action)
+        if action is Action.CUT:
+            cursor.bytes_to_boundary = 0
+            if cursor.way == TO_CLIENT:  # which would read an error as part of the frame
+                self._pump.end_direction(direction)
+        return cursor.bytes_to_boundary
 
     def _start_removal(self, cursor: FrameCursor, length: int) -> None:
         """Start to remove a frame from the stream."""

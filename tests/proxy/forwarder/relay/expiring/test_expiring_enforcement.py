@@ -654,3 +654,80 @@ async def test_in_lookup_mode_a_failure_is_counted_once(
     await it.must_serve()  # and no challenge before it
     assert observed_in(it, "failed") == 1
     assert it.counted() == (0, 1, 0)
+
+
+# ---- a frame that is not at its end when the session is
+
+LARGE = 60_000
+GRACE_MS = 30_000
+
+
+async def half_of(source: Any, sink: Any, frame: bytes) -> None:
+    """The frame has begun to pass."""
+    await source.send_all(frame[: LARGE // 2])
+    assert await read(sink, LARGE // 2) == frame[: LARGE // 2]
+
+
+async def test_a_command_begun_in_time_is_cut_off_past_the_grace(begin: Any) -> None:
+    """Until then it passes."""
+    stage = await begin(config=ENFORCING, grace_ms=GRACE_MS)
+    frame = send_frame(bytes(LARGE))
+    await half_of(stage.client, stage.broker, frame)
+    stage.now.s += 129.9
+    await stage.client.send_all(frame[LARGE // 2 : -1000])
+    assert await read(stage.broker, LARGE // 2 - 1000 + len(frame) - LARGE)
+    assert stage.counted == (0, 0, 0)
+    stage.now.s += 0.1
+    await stage.client.send_all(frame[-1000:] + SEND)
+    await stage.must_end(SESSION_EXPIRED)
+    assert await read_all(stage.broker) == b"", "it ends in the middle of the frame"
+    assert stage.counted == (0, 0, 1)
+
+
+async def test_a_command_begun_in_time_and_ended_within_the_grace_passes(begin: Any) -> None:
+    stage = await begin(config=ENFORCING, grace_ms=GRACE_MS)
+    frame = send_frame(bytes(LARGE))
+    await half_of(stage.client, stage.broker, frame)
+    stage.now.s += 129.9
+    await stage.client.send_all(frame[LARGE // 2 :])
+    assert await read(stage.broker, len(frame) - LARGE // 2) == frame[LARGE // 2 :]
+    assert stage.counted == (0, 0, 0)
+
+
+async def test_a_relay_that_closes_already_is_cut_off_past_the_grace_too(begin: Any) -> None:
+    """A frame's rest may pass after a close for another reason, but not for ever."""
+    stage = await begin(config=ENFORCING, grace_ms=GRACE_MS)
+    frame = send_frame(bytes(LARGE))
+    await half_of(stage.client, stage.broker, frame)
+    (followed,) = stage.relays.expiring_sessions()
+    followed.control.start_closing(CloseReason.MAX_AGE)
+    stage.now.s += 130
+    await stage.client.send_all(frame[LARGE // 2 :])
+    await stage.must_end(MAX_AGE_REACHED)
+    assert await read_all(stage.broker) == b""
+
+
+async def test_a_delivery_begun_in_time_is_cut_off_past_the_grace(begin: Any) -> None:
+    """The client is told nothing: an error in the middle of a frame would be read as part of it."""
+    stage = await begin(config=ENFORCING, grace_ms=GRACE_MS)
+    frame = message_frame(bytes(LARGE))
+    await half_of(stage.broker, stage.client, frame)
+    stage.now.s += 130
+    await stage.broker.send_all(frame[LARGE // 2 :])
+    assert await read_all(stage.client) == b""
+    assert await read_all(stage.broker) == b""
+    assert stage.counted == (0, 0, 1)
+
+
+async def test_where_ends_are_observed_a_frame_that_takes_too_long_is_counted_once(begin: Any) -> None:
+    stage = await begin(grace_ms=GRACE_MS)
+    frame = send_frame(bytes(LARGE))
+    await half_of(stage.client, stage.broker, frame)
+    stage.now.s += 130
+    await stage.client.send_all(frame[LARGE // 2 : -1000])
+    assert await read(stage.broker, LARGE // 2 - 1000 + len(frame) - LARGE)
+    await stage.client.send_all(frame[-1000:])
+    assert await read(stage.broker, 1000) == frame[-1000:]
+    assert stage.observed == {"expired": 1}
+    await stage.must_pass()
+    assert stage.observed == {"expired": 1}
