@@ -229,11 +229,13 @@ class FramedStream:
 
     # ---- decisions
 
-    def decide_boundary(self, *, may_inject: bool = True) -> Action:
+    def decide_boundary(self, may_inject: bool = True) -> Action:  # noqa: FBT001, FBT002 -- the hot path
         """Decide what to do at a boundary before looking at what comes next; PASS: look.
 
         ``may_inject``: whether the own frame can be put in now; all else does not wait for it.
         """
+        if not (self.own or self.ends or self.awaits_verdict or self._session.close_reason):
+            return _PASS
         if self.own is not None and may_inject:
             kind, clock = self.own[0], self._session.clock
             phases, while_closing = OWN_FRAMES[kind]
@@ -268,5 +270,5 @@ class FramedStream:
         """Decide about the rest of a frame that has begun to pass."""
         clock = self._session.clock
         if clock is None or now_s < clock.expires_at_s:
-            return Action.PASS
+            return _PASS
         return RULES[self._rest][standing_at(self._session, now_s)]

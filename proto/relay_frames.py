@@ -68,6 +68,10 @@ _ROW = 3
 _EQUAL_FRAMES_MAX = 128
 """Most frames that are compared at once in the hope that they are equal; bounds the cost where they are not."""
 
+SLOW_FRAMES_MAX = 512
+"""Most frames that a scan looks at for longer, to count their messages or to check their heads (PING among them): a
+peer that sends nothing but these delays no other. A look at any other frame is short, and the buffer bounds them."""
+
 
 class FrameSizeInvalid(FrameInvalid):
     """A frame of an impossible size. No further frame boundary can be found in the stream."""
@@ -84,27 +88,32 @@ class FrameScanner:
     ``stop_types``: the types of commands to stop at. ``counted_type``: the type of command to count in
     ``message_count``; 0: none. A SEND counts as many messages as it states for its batch. A MESSAGE counts as one: the
     broker delivers entries, and the number of messages in an entry is in its metadata, which the proxy does not read.
+    ``slow_frames_left``: how many more slow frames the last scan could have looked at.
     """
 
-    __slots__ = ("_counted_type", "_size_max", "message_count", "stop_types")
+    __slots__ = ("_counted_type", "_size_max", "message_count", "slow_frames_left", "stop_types")
 
     def __init__(self, *, frame_bytes_max: int, stop_types: AbstractSet[int] = NO_TYPES, counted_type: int = 0) -> None:
         self.stop_types = stop_types
         self.message_count = 0
+        self.slow_frames_left = SLOW_FRAMES_MAX
         self._counted_type = counted_type
         self._size_max = frame_bytes_max
 
-    def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:
+    def scan_frames(  # noqa: C901 -- the hot path
+        self, buffer: bytes | bytearray, size: int, slow_max: int = SLOW_FRAMES_MAX
+    ) -> tuple[int, int]:
         """Return how many of the buffer's bytes may pass, and what follows them.
 
         The first number ends at a frame boundary, which may be beyond ``size``. The second one is the type of a command
         to stop at, INCOMPLETE or NO_STOP. Messages in frames that may pass are counted. Raises FrameInvalid if the
-        first frame is invalid; before a later invalid one the scan only ends.
+        first frame is invalid; before a later invalid one the scan only ends, as after ``slow_max`` slow frames.
         """
         at, head, stops, counts, size_max = 0, _head, self.stop_types, self._counted_type, self._size_max
         before = row = 0
         special = stops | {counts} if counts else stops
         last = size - HEADER_BYTES
+        self.slow_frames_left = slow_max
         while at <= last:
             frame, command_type = head(buffer, at)
             if frame > size_max or frame < _FRAME_SIZE_MIN:
@@ -118,6 +127,8 @@ class FrameScanner:
                         return at, INCOMPLETE if keeps_alive else command_type
                 elif not self._count_messages(buffer, at, size, frame):
                     return at, INCOMPLETE
+                if self._is_last_slow_frame():
+                    return at + frame + _SIZE_BYTES, NO_STOP
             elif frame != before:
                 before, row = frame, 0
             elif (row := row + 1) == _ROW:  # messages of one size come in long rows
@@ -125,6 +136,11 @@ class FrameScanner:
                 row = 0
             at += frame + _SIZE_BYTES
         return at, INCOMPLETE if at < size else NO_STOP
+
+    def _is_last_slow_frame(self) -> bool:
+        """Record a slow frame; return whether the scan is to end behind it."""
+        self.slow_frames_left -= 1
+        return self.slow_frames_left <= 0
 
     def _count_messages(self, buffer: bytes | bytearray | memoryview, at: int, size: int, frame: int) -> bool:
         """Count the messages of a frame of the counted type; return False if too few of its bytes are there."""
@@ -165,13 +181,16 @@ class ClientFrameScanner(FrameScanner):
 
     __slots__ = ()
 
-    def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:  # noqa: C901 -- the hot path
+    def scan_frames(  # noqa: C901, PLR0912 -- the hot path
+        self, buffer: bytes | bytearray, size: int, slow_max: int = SLOW_FRAMES_MAX
+    ) -> tuple[int, int]:
         """Scan as in FrameScanner; needs more bytes of a frame, at most HEAD_BYTES_MAX where none is counted."""
         at, head, plain_heads, stops, size_max = 0, _client_head, PLAIN_HEADS, self.stop_types, self._size_max
         before = row = 0
         special = stops | {self._counted_type} if self._counted_type else stops
         last = size - HEAD_BYTES
         known_key, least, command_type, is_special = -1, 0, 0, False
+        self.slow_frames_left = slow_max
         while True:
             while at <= last:
                 frame, key = head(buffer, at)
@@ -185,6 +204,8 @@ class ClientFrameScanner(FrameScanner):
                         return at, command_type
                     if not self._count_messages(buffer, at, size, frame):
                         return at, INCOMPLETE
+                    if self._is_last_slow_frame():
+                        return at + frame + _SIZE_BYTES, NO_STOP
                 elif frame != before:
                     before, row = frame, 0
                 elif (row := row + 1) == _ROW:
@@ -198,6 +219,8 @@ class ClientFrameScanner(FrameScanner):
                 return at, stop
             at += length
             before = 0
+            if self._is_last_slow_frame():
+                return at, NO_STOP
 
     def _check_head(self, buffer: bytes | bytearray, at: int, size: int) -> tuple[int, int]:
         """Return the length of the frame at ``at`` if it may pass, else 0, and what follows, as ``scan_frames`` does.

@@ -81,6 +81,8 @@ class SessionClock:
     ``principal`` states which client was authenticated, by which method and until when. ``lifetime_ms_max`` bounds each
     lifetime; 0 means no bound. ``fraction``, at least 0 and below 1, is drawn at random by the caller.
 
+    ``expires_at_s``: the time of the session's end; NEVER if it has none. It is read for each portion: no property.
+
     ``end_observed``: enforcement would have closed the session in this lifetime, this was counted, and the session
     continues because the configuration only observes ends.
     """
@@ -88,10 +90,10 @@ class SessionClock:
     __slots__ = (
         "_asked_at_s",
         "_challenge_at_s",
-        "_expires_at_s",
         "_last_attempt_at_s",
         "_lifetime_ms_max",
         "end_observed",
+        "expires_at_s",
         "phase",
         "principal",
     )
@@ -113,7 +115,7 @@ class SessionClock:
             lifetime_s = min(lifetime_s, self._lifetime_ms_max / 1000)
         part = CHALLENGE_FRACTION_MIN + (CHALLENGE_FRACTION_MAX - CHALLENGE_FRACTION_MIN) * fraction
         self._last_attempt_at_s = now_s
-        self._expires_at_s = now_s + lifetime_s
+        self.expires_at_s = now_s + lifetime_s
         self._challenge_at_s = now_s + max(lifetime_s * part, REAUTHENTICATION_INTERVAL_S_MIN)
         self.end_observed = False
 
@@ -129,7 +131,7 @@ class SessionClock:
         session's lifetime is left.
         """
         clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
-        clock._expires_at_s = snapshot.expires_at_s
+        clock.expires_at_s = snapshot.expires_at_s
         clock._challenge_at_s = snapshot.challenge_at_s
         clock._last_attempt_at_s = snapshot.last_attempt_at_s
         clock.end_observed = snapshot.end_observed
@@ -142,7 +144,7 @@ class SessionClock:
     def snapshot(self) -> ClockSnapshot:
         """State from which ``from_snapshot`` restores the clock."""
         return ClockSnapshot(
-            self._expires_at_s, self._challenge_at_s, self._last_attempt_at_s, self.phase, self.end_observed
+            self.expires_at_s, self._challenge_at_s, self._last_attempt_at_s, self.phase, self.end_observed
         )
 
     # ---- queries
@@ -150,12 +152,7 @@ class SessionClock:
     @property
     def expires(self) -> bool:
         """Whether this session has an end."""
-        return self._expires_at_s < NEVER
-
-    @property
-    def expires_at_s(self) -> float:
-        """Time of the session's end; NEVER if it has none."""
-        return self._expires_at_s
+        return self.expires_at_s < NEVER
 
     @property
     def challenge_at_s(self) -> float:

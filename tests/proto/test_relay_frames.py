@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proto import commands
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
 from proto.relay_frames import (
@@ -16,6 +17,8 @@ from proto.relay_frames import (
     HEADER_BYTES,
     INCOMPLETE,
     NO_STOP,
+    SLOW_FRAMES_MAX,
+    ClientFrameScanner,
     FrameCutter,
     FrameScanner,
     FrameSizeInvalid,
@@ -213,6 +216,49 @@ def test_a_message_counts_as_one() -> None:
     follow = walk(counts=BaseCommand.MESSAGE)
     assert follow.scan_frames(STREAM * 2, 2 * len(STREAM)) == (2 * len(STREAM), NO_STOP)
     assert follow.take_message_count() == 2
+
+
+# ---- not too much at once
+
+
+def slow(scanner: type[FrameScanner]) -> tuple[FrameScanner, list[bytes]]:
+    """A scanner, and frames that it counts or checks at length."""
+    if scanner is ClientFrameScanner:
+        return ClientFrameScanner(frame_bytes_max=MAX), [commands.ping(), frame(60)] * 50
+    return walk(counts=BaseCommand.MESSAGE), [frame(9, b"x" * (number % 7)) for number in range(100)]
+
+
+@pytest.mark.parametrize("scanner", [FrameScanner, ClientFrameScanner])
+def test_a_scan_ends_after_so_many_slow_frames_and_the_next_one_goes_on(scanner: type[FrameScanner]) -> None:
+    one, frames = slow(scanner)
+    data, at = b"".join(frames), 0
+    for number in range(10):
+        passing, stop = one.scan_frames(data[at:], len(data) - at, 10)
+        assert (passing, stop) == (sum(map(len, frames[10 * number : 10 * number + 10])), NO_STOP)
+        assert one.slow_frames_left == 0
+        at += passing
+    assert at == len(data)
+    assert one.scan_frames(data, len(data), 109) == (len(data), NO_STOP)
+    assert one.slow_frames_left == 9
+
+
+def test_a_send_that_is_counted_is_slow_and_one_that_is_not_is_none() -> None:
+    data = send(b"\x08\x01") * 100
+    for counted, passing in ((BaseCommand.SEND, len(data) // 10), (0, len(data))):
+        one = ClientFrameScanner(frame_bytes_max=MAX, counted_type=counted)
+        assert one.scan_frames(data, len(data), 10) == (passing, NO_STOP)
+        assert one.message_count == (10 if counted else 0)
+
+
+def test_a_cutter_passes_all_although_each_scan_ends_early() -> None:
+    data = commands.ping() * SLOW_FRAMES_MAX * 4
+    cutter, pieces = FrameCutter(ClientFrameScanner(frame_bytes_max=MAX)), []
+    cutter.receive_data(data)
+    while piece := cutter.take_passable():
+        pieces.append(piece)
+        assert cutter.at_boundary
+    assert b"".join(pieces) == data
+    assert [len(piece) for piece in pieces] == [len(data) // 4] * 4
 
 
 # ---- cutting

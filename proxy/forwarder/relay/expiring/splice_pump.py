@@ -10,6 +10,8 @@ never come. It passes as soon as it is understood, or at the stream's end.
 
 What a peek costs is the copy, so where frames are large only their headers are peeked at, one after the other.
 
+A turn is bounded: by ``PEEK_BYTES`` and ``FILL_BYTES``, and in frames that take longer (proto.relay_frames).
+
 Before every step proxy.forwarder.relay.expiring.journal has written down what a successor must know. Only the methods
 that run for each portion write the table's cells themselves, since a method call costs more than the store that it
 makes: ``PIPE`` in ``_move``, ``BOUNDARY`` and ``MESSAGES`` in ``_let_pass``.
@@ -40,10 +42,11 @@ from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT
 HEADER_PEEK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
 """From this size on to peek at a frame costs more than a call for its header alone."""
-FILL_BYTES = 1 << 20
+FILL_BYTES = 1 << 18
 """From this size on no more is added to a portion."""
 
 _REMOVE_BYTES = 65536
+_PASS = Action.PASS  # for the hot path
 
 
 class FramedSplicePump:
@@ -104,7 +107,7 @@ class FramedSplicePump:
             if direction.in_pipe and not pump.drain_pipe(direction):
                 return
             passing = cursor.bytes_to_boundary if cursor.removed_bytes is None else 0
-            if passing and cursor.stream.decide_rest(self._now()) is not Action.PASS:
+            if passing and cursor.stream.decide_rest(self._now()) is not _PASS:
                 passing = self._decide_late_rest(direction, cursor)
             passing = passing or self._process_boundary(direction, cursor)
             if passing and (pipe := pump.get_empty_pipe(direction)) is not None:
@@ -133,22 +136,25 @@ class FramedSplicePump:
         """Do what is due at a boundary; return how many bytes may pass from it, 0 if none may now."""
         stream, may_inject = cursor.stream, True
         while not (direction.done or direction.queued or direction.in_pipe):
-            action = stream.decide_boundary(may_inject=may_inject)
-            # Of a frame that is being removed nothing has passed: the sink is at a boundary, however long it takes.
-            if action is Action.INJECT:
+            action = stream.decide_boundary(may_inject)
+            if action is _PASS and cursor.removed_bytes is None:
+                if not (size := self._peek(direction, cursor)):
+                    return 0
+                if passing := self._scan_peeked(direction, cursor, size):
+                    return passing
+            elif action is Action.INJECT:
                 may_inject = self._injector.inject_own(direction, cursor)
             elif action is Action.DROP:
                 stream.own = None
             elif action is Action.END:
                 self._pump.end_direction(direction)
-            elif cursor.removed_bytes is not None:
-                if not self._remove_frame(direction, cursor, cursor.removed_bytes):
-                    return 0
-                self._pump.enqueue(direction)  # one frame in each round, for clients that send nothing else
-            elif action is Action.WAIT or not (size := self._peek(direction, cursor)):
+            elif cursor.removed_bytes is None:
                 return 0
-            elif passing := self._scan_peeked(direction, cursor, size):
-                return passing
+            # Of a frame that is being removed nothing has passed: the sink is at a boundary, however long it takes.
+            elif self._remove_frame(direction, cursor, cursor.removed_bytes):
+                self._pump.enqueue(direction)  # one frame in each round, for clients that send nothing else
+            else:
+                return 0
         return 0
 
     def _add_to_pipe(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe) -> bool:
@@ -168,14 +174,18 @@ class FramedSplicePump:
         return is_all
 
     def _more_to_pass(self, direction: FramedDirection, cursor: FrameCursor) -> int:
-        if cursor.bytes_to_boundary or cursor.stream.decide_boundary() is not Action.PASS:
+        if (
+            cursor.bytes_to_boundary
+            or cursor.scanner.slow_frames_left <= 0  # the turn is over
+            or cursor.stream.decide_boundary() is not _PASS
+        ):
             return 0
         try:
             size = cursor.sock.recv_into(self._peeked, cursor.peek_bytes, socket.MSG_PEEK)
             if not size:
                 return 0
             cursor.scanner.stop_types = cursor.stream.stop_types(self._now())
-            passing = cursor.scanner.scan_frames(self._peeked, size)[0]
+            passing = cursor.scanner.scan_frames(self._peeked, size, cursor.scanner.slow_frames_left)[0]
         except (OSError, FrameInvalid):
             return 0  # the next round meets it again
         return self._let_pass(direction, cursor, passing, size) if passing else 0

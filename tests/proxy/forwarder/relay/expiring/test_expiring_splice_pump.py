@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
+import sys
+import termios
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +39,7 @@ from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proto.relay_frames import SLOW_FRAMES_MAX
 from proto.session_clock import NEVER
 from proxy.forwarder.relay import engine
 from proxy.forwarder.relay.expiring import reauthentication
@@ -50,6 +54,13 @@ from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 PING = commands.ping()
+
+
+def queued_bytes(sock: int) -> int:
+    """How many bytes wait to be read."""
+    count = bytearray(4)
+    fcntl.ioctl(sock, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +135,30 @@ async def test_of_large_frames_only_headers_are_looked_at(
         await lane.client.send_all(frames)
         assert await read(lane.broker, len(frames)) == frames
         assert framing.peek_bytes == look_bytes
+
+
+@pytest.mark.parametrize("frame", [PING, send_frame()], ids=["keep-alive", "messages"])
+async def test_a_turn_passes_only_so_many_tiny_frames(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, frame: bytes
+) -> None:
+    """All else has its turn between two of them."""
+    forwarder = await framed(place, lane, now, reauthenticator, counts_messages=True)
+    (relay,) = forwarder.relays._engine.relays
+    direction, engine = relay.to_broker, forwarder.relays._engine
+    data, turns = frame * 8 * SLOW_FRAMES_MAX, []
+    pump, direction.pump = direction.pump, lambda _direction: None
+    await lane.client.send_all(data)
+    await until(lambda: queued_bytes(direction.source) == len(data))  # all of it, before the first turn
+
+    def counted_pump(one: Any) -> None:
+        before = engine.bytes_moved(relay)[0] + one.in_pipe
+        pump(one)
+        turns.append(engine.bytes_moved(relay)[0] + one.in_pipe - before)
+
+    direction.pump = counted_pump
+    engine.pump.wake_direction(direction)
+    assert await read(lane.broker, len(data)) == data
+    assert [moved // len(frame) for moved in turns if moved] == [SLOW_FRAMES_MAX] * 8
 
 
 async def test_a_header_in_every_two_pieces(
@@ -687,7 +722,7 @@ async def test_a_frame_that_began_in_time_goes_on(
     frame = send_frame(b"x" * 1000)
     await lane.client.send_all(frame[:300])
     assert await read(lane.broker, 300) == frame[:300]
-    now.s += 200
+    now.s += 159  # within its grace
     await lane.client.send_all(frame[300:] + frame)
     assert await read_all(lane.broker) == frame[300:]
     await expect_end(lane, SESSION_EXPIRED)
