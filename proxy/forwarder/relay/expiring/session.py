@@ -44,8 +44,8 @@ BROKER_ANSWER_BYTES_MAX = 1 << 16
 tokens may be larger than a page.
 """
 
-PEEK_BYTES = 1 << 18
-"""Most bytes to peek at in one call: this many in tiny frames are walked over in a few milliseconds."""
+PEEK_BYTES = 1 << 20
+"""Most bytes to peek at in one call. A peek costs a copy, but each further call costs more."""
 
 
 class FrameCursor:

@@ -42,7 +42,7 @@ from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT
 HEADER_PEEK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
 """From this size on to peek at a frame costs more than a call for its header alone."""
-FILL_BYTES = 1 << 18
+FILL_BYTES = 1 << 20
 """From this size on no more is added to a portion."""
 
 _REMOVE_BYTES = 65536
