@@ -20,6 +20,9 @@ NO_DESCRIPTORS_PAUSE_S = 0.1
 TURN_AWAY_S = 1.0
 """How long a forwarder turns clients away at once, after it has waited for room in vain."""
 
+ACCEPTED_PER_WAKE_UP_MAX = 16
+"""Clients that are accepted one after the other, before what they send is looked at."""
+
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -39,17 +42,20 @@ async def accept_clients(
                     turning_away_until = trio.current_time() + TURN_AWAY_S
             elif admission.has_more_than_its_share():
                 await trio.sleep(GIVE_WAY_S)
-            try:
-                sock, address = listener.accept()
-            except BlockingIOError:
-                continue  # another forwarder was faster
-            except OSError as error:
-                if error.errno in _NO_DESCRIPTORS:
-                    get_logger().error("cannot accept clients; raise ulimit -n", reason=error.strerror)
-                    await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
-                continue  # any other error is of this one client, which has gone again
-            sock.setblocking(False)
-            on_client(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), address[:2])
+            for _ in range(ACCEPTED_PER_WAKE_UP_MAX):
+                try:
+                    sock, address = listener.accept()
+                except BlockingIOError:
+                    break  # there is no other, or another forwarder was faster
+                except OSError as error:
+                    if error.errno in _NO_DESCRIPTORS:
+                        get_logger().error("cannot accept clients; raise ulimit -n", reason=error.strerror)
+                        await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
+                    break  # any other error is of this one client, which has gone again
+                sock.setblocking(False)
+                on_client(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), address[:2])
+                if _should_wait(admission) or admission.has_more_than_its_share():
+                    break
 
 
 def _should_wait(admission: Admission) -> bool:

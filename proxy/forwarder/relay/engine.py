@@ -106,6 +106,10 @@ class RelayEngine:
             self._leave(relay)
             raise
 
+    def run_once(self) -> None:
+        """Process what is ready now: the first edges of a relay that has started, without a wake-up of ``run``."""
+        self._loop.process_once()
+
     def adopt_relay(self, relay: Relay, pipes: dict[int, Pipe], framed_pump: FramedSplicePump) -> None:
         """Continue a predecessor's relay, or end it where one of its pipes did not arrive.
 

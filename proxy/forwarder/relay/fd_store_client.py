@@ -26,6 +26,9 @@ from proxy.runtime.shared.fd_store_channel import (
 
 DROPPED_PER_MESSAGE_MAX = 5_000
 
+DROPS_GATHER_S = 0.02
+"""How long drops are gathered for one message: often a relay that starts takes them along."""
+
 
 @dataclass(frozen=True, slots=True)
 class InheritedRelay:
@@ -67,18 +70,41 @@ class FdStoreClient:
 
     async def store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
         """Store a relay's record and sockets. Raises MessageTooLong, StoreLost, OSError."""
-        if not self.crash_safe:
+        if self.store_relay_now(relay, client, broker):
             return
+        async with self._sending:
+            # The id may be one that was dropped a moment ago: drops go first.
+            await self._send_dropped()
+            await self._channel.send(StoreMessage(relays=[relay]), (client, broker))
+
+    def store_relay_now(self, relay: StoredRelay, client: int, broker: int) -> bool:
+        """Do the same if that needs no waiting; return whether it is done. Raises what ``store_relay`` does."""
+        if not self.crash_safe:
+            return True
         size = relay.ByteSize()
         if size > RECORD_BYTES_MAX:
             raise MessageTooLong(
                 f"what would be kept of this client (its role, method and session) has {size} bytes, which is more "
                 f"than {RECORD_BYTES_MAX}"
             )
-        async with self._sending:
-            # The id may be one that was dropped a moment ago: drops go first.
-            await self._send_dropped()
-            await self._channel.send(StoreMessage(relays=[relay]), (client, broker))
+        return self._send_now((relay,), (client, broker))
+
+    def _send_now(self, relays: Sequence[StoredRelay] = (), descriptors: Sequence[int] = ()) -> bool:
+        """Send all drops, then relays, in one message if there is room for it now; return whether it was sent."""
+        dropped_relays, dropped_pipes = self._dropped_relays, self._dropped_pipes
+        if self._sending.locked() or len(dropped_relays) + len(dropped_pipes) > DROPPED_PER_MESSAGE_MAX:
+            return False
+        # The store looks at the drops of a message first: a relay's id may be one that was dropped a moment ago.
+        message = StoreMessage(dropped_relays=dropped_relays, dropped_pipes=dropped_pipes, relays=relays)
+        try:
+            self._channel.send_now(message, descriptors)
+        except OSError as error:
+            if error.errno in {errno.EAGAIN, errno.ETOOMANYREFS}:
+                return False
+            raise
+        dropped_relays.clear()
+        dropped_pipes.clear()
+        return True
 
     async def publish_address_table(self, table: int) -> None:
         """Send a table to the other forwarders (proxy.runtime.shared.address_tables); closes the descriptor."""
@@ -142,10 +168,12 @@ class FdStoreClient:
         """Send drops to the store, many in a message, until the channel ends."""
         while True:
             await self._drops_pending.wait()
+            await trio.sleep(DROPS_GATHER_S)
             self._drops_pending = trio.Event()
             try:
-                async with self._sending:
-                    await self._send_dropped()
+                if (self._dropped_relays or self._dropped_pipes) and not self._send_now():
+                    async with self._sending:
+                        await self._send_dropped()
             except (StoreLost, trio.ClosedResourceError, OSError):
                 return
 

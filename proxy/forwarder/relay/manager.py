@@ -38,10 +38,16 @@ from proxy.forwarder.relay.relay import Relay
 from proxy.forwarder.relay.session_factory import SessionFactory
 from proxy.forwarder.relay.sockets import ip_of, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.spliced_start import REPLACED, SplicedRelayStarter, close_descriptors_of
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.shared.relay_table import RelayTable
+
+STORE_WAIT_S = 5.0
+STORE_PAUSE_S = 0.005
+"""How long, and how often, a relay's start waits until the supervisor has taken the descriptors on their way to it: the
+kernel bounds them for a user without privileges.
+"""
 
 
 class RelayManager(Collector):
@@ -104,22 +110,14 @@ class RelayManager(Collector):
         The client receives nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
         client, broker, record = start.client, start.broker, start.stored
-        if self._ledger.is_handing_over:
-            raise RelayStartFailed(REPLACED)
-        try:
-            self._ledger.open_rows(record)
-        except OverflowError as error:
-            raise RelayStartFailed(str(error)) from None
-        session = self._session_factory.create_session(record, start.session)
-        self._ledger.record_principal(record)
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
-            relay = await self._starter.start_relay(start, client, broker, session)
+            relay = await self._start_spliced(start, client, broker)
             if self._engine.frozen:
                 self._release_handed_over(relay)
             else:
-                self.in_flight.increment()
-                self._watch_relay(relay)
+                self._on_spliced(relay)
             return
+        session = self._prepare_start(start)
         try:
             for stream in (client, broker):
                 tune_for_relay(transport_of(stream), start.config)
@@ -131,6 +129,46 @@ class RelayManager(Collector):
         in_user_space = UserSpaceRelay(record, session)
         self._user_space.start_relay(in_user_space, start)
         self._on_live(in_user_space)
+
+    async def _start_spliced(self, start: RelayStart, client: trio.SocketStream, broker: trio.SocketStream) -> Relay:
+        """Start a spliced relay, again and again for STORE_WAIT_S where it must wait. Raises RelayStartFailed."""
+        give_up_at = trio.current_time() + STORE_WAIT_S
+        while True:
+            try:
+                return await self._starter.start_relay(start, client, broker, self._prepare_start(start))
+            except RelayMustWait:
+                if trio.current_time() >= give_up_at:
+                    raise
+            await trio.sleep(STORE_PAUSE_S)
+
+    def start_relay_now(self, start: RelayStart) -> bool:
+        """Do the same if that needs no waiting; otherwise return False: both streams are still the caller's."""
+        client, broker = start.client, start.broker
+        if not (self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream)):
+            return False
+        relay = self._starter.start_relay_now(start, client, broker, self._prepare_start(start))
+        if relay is None:
+            return False
+        self._on_spliced(relay)
+        self._engine.run_once()
+        return True
+
+    def _prepare_start(self, start: RelayStart) -> ExpiringSession | None:
+        """Open the rows of a relay that starts, and return its session. Raises RelayStartFailed."""
+        if self._ledger.is_handing_over:
+            raise RelayStartFailed(REPLACED)
+        record = start.stored
+        try:
+            self._ledger.open_rows(record)
+        except OverflowError as error:
+            raise RelayStartFailed(str(error)) from None
+        session = self._session_factory.create_session(record, start.session)
+        self._ledger.record_principal(record)
+        return session
+
+    def _on_spliced(self, relay: Relay) -> None:
+        self.in_flight.increment()
+        self._watch_relay(relay)
 
     def adopt_relays(self, handover: RelayHandover, config: RelayConfig) -> None:
         """Continue what a predecessor handed over: the table, and relays that were spliced."""

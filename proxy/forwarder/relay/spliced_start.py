@@ -1,6 +1,8 @@
 """The start of a spliced relay: options, first bytes, the fd store, the engine."""
 
+import errno
 import os
+from typing import Self
 
 import trio
 
@@ -14,7 +16,7 @@ from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES
 from proxy.forwarder.relay.relay import Relay
 from proxy.forwarder.relay.sockets import tune_for_relay
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 
@@ -53,38 +55,43 @@ class SplicedRelayStarter:
         Where the engine was frozen meanwhile, the relay is a successor's already. Raises RelayStartFailed: nothing is
         left of the relay then, and both streams are the caller's.
         """
-        record = start.stored
-        sockets = client.socket.fileno(), broker.socket.fileno()
-        timeout_s = seconds(start.config.half_close_timeout_ms)
-        if session is None:
-            relay = Relay(record, *sockets, timeout_s)
-        else:
-            relay = FramedRelay(record, *sockets, timeout_s, session)
-        started = False
-        try:
-            for stream in (client, broker):
-                tune_for_relay(stream, start.config)
-            first_to_broker, first_to_client = start.first_to_broker, start.first_to_client
-            if isinstance(relay, FramedRelay):
-                first_to_broker, first_to_client = self._framed_pump.follow_relay(
-                    relay, first_to_broker, first_to_client
-                )
-            await self._preload(relay, broker, first_to_broker, first_to_client)
-            await self._fd_store.store_relay(record, *sockets)
-            if not self._engine.frozen:  # otherwise it is the successor's already
-                self._ledger.count_start(record)
-                self._engine.start_relay(relay)
-            started = True
-        except _START_ERRORS as error:
-            raise RelayStartFailed(f"a relay cannot begin: {error}") from error
-        finally:
-            if not started:
-                self._abandon_relay(relay)
-        for stream in (client, broker):
-            stream.socket.detach()
+        with _Starting(self, start, client, broker, session) as starting:
+            relay = starting.relay
+            await self._send_ahead(relay, broker, starting.first_to_broker)
+            self._preload(relay, starting.first_to_broker, starting.first_to_client)
+            await self._fd_store.store_relay(relay.record, *relay.sockets)
+            self._run_relay(relay)
+            starting.is_done = True
         return relay
 
-    def _abandon_relay(self, relay: Relay) -> None:
+    def start_relay_now(
+        self,
+        start: RelayStart,
+        client: trio.SocketStream,
+        broker: trio.SocketStream,
+        session: ExpiringSession | None,
+    ) -> Relay | None:
+        """Do the same if that needs no waiting; otherwise return None: nothing is left of the relay then."""
+        with _Starting(self, start, client, broker, session) as starting:
+            relay = starting.relay
+            if len(starting.first_to_broker) <= SMALL_PIPE_BYTES:
+                self._preload(relay, starting.first_to_broker, starting.first_to_client)
+                if self._fd_store.store_relay_now(relay.record, *relay.sockets):
+                    self._run_relay(relay)
+                    starting.is_done = True
+        return relay if starting.is_done else None
+
+    def _run_relay(self, relay: Relay) -> None:
+        if not self._engine.frozen:  # otherwise it is the successor's already
+            self._ledger.count_start(relay.record)
+            self._engine.start_relay(relay)
+
+    def follow_relay(self, relay: Relay, start: RelayStart) -> tuple[bytes, bytes]:
+        """Return what goes first to the broker, and to the client."""
+        first = start.first_to_broker, start.first_to_client
+        return self._framed_pump.follow_relay(relay, *first) if isinstance(relay, FramedRelay) else first
+
+    def abandon_relay(self, relay: Relay) -> None:
         """Release what a relay that has not started had acquired."""
         if self._ledger.is_handing_over:  # its rows, which nothing was written to, are the successor's
             for direction in (relay.to_broker, relay.to_client):
@@ -93,24 +100,27 @@ class SplicedRelayStarter:
         self._engine.abandon_relay(relay)
         self._ledger.release_relay(relay.record.id)
 
-    async def _preload(
-        self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
-    ) -> None:
+    async def _send_ahead(self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes) -> None:
+        """Send ahead to the broker what the client sent beyond what fits any pipe.
+
+        The client has not received CONNECTED yet: should this process be killed now, it connects once more.
+        """
+        ahead = _bytes_ahead(first_to_broker)
+        if not ahead:
+            return
+        with trio.move_on_after(relay.half_close_timeout_s) as scope:
+            await broker.send_all(first_to_broker[:ahead])
+        if scope.cancelled_caught:
+            raise RelayStartFailed("the broker does not take what the client sent first")
+        if self._ledger.is_handing_over:
+            raise RelayStartFailed(REPLACED)
+        self._ledger.table.add_bytes(relay.to_broker.row, ahead)
+
+    def _preload(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> None:
         """Put what was read ahead into pipes: from then on it is in the kernel.
 
-        What the client sent, beyond what fits any pipe, is sent ahead to the broker. The client has not received
-        CONNECTED yet: should this process be killed now, it connects once more.
+        No waiting from here to the start: a pipe that is lent must not be a successor's.
         """
-        ahead = max(0, len(first_to_broker) - SMALL_PIPE_BYTES)
-        if ahead:
-            with trio.move_on_after(relay.half_close_timeout_s) as scope:
-                await broker.send_all(first_to_broker[:ahead])
-            if scope.cancelled_caught:
-                raise RelayStartFailed("the broker does not take what the client sent first")
-            if self._ledger.is_handing_over:
-                raise RelayStartFailed(REPLACED)
-            self._ledger.table.add_bytes(relay.to_broker.row, ahead)
-        # No waiting from here on: a pipe that is lent must not be a successor's.
         if first_to_client:
             if len(first_to_client) > self._engine.reserve_pipe(relay.to_client):
                 raise RelayStartFailed(
@@ -119,7 +129,63 @@ class SplicedRelayStarter:
             self._engine.preload_pipe(relay.to_client, first_to_client)
         if first_to_broker:
             self._engine.reserve_pipe(relay.to_broker)
-            self._engine.preload_pipe(relay.to_broker, first_to_broker[ahead:])
+            self._engine.preload_pipe(relay.to_broker, first_to_broker[_bytes_ahead(first_to_broker) :])
+
+
+class _Starting:
+    """A relay that starts within this context; at its end nothing is left of the relay, unless it ``is_done``.
+
+    Raises RelayStartFailed for what a start may meet.
+    """
+
+    __slots__ = ("_start", "_starter", "_streams", "first_to_broker", "first_to_client", "is_done", "relay")
+
+    def __init__(
+        self,
+        starter: SplicedRelayStarter,
+        start: RelayStart,
+        client: trio.SocketStream,
+        broker: trio.SocketStream,
+        session: ExpiringSession | None,
+    ) -> None:
+        sockets = client.socket.fileno(), broker.socket.fileno()
+        timeout_s = seconds(start.config.half_close_timeout_ms)
+        if session is None:
+            self.relay = Relay(start.stored, *sockets, timeout_s)
+        else:
+            self.relay = FramedRelay(start.stored, *sockets, timeout_s, session)
+        self.is_done = False
+        self._starter = starter
+        self._start = start
+        self._streams = client, broker
+
+    def __enter__(self) -> Self:
+        try:
+            for stream in self._streams:
+                tune_for_relay(stream, self._start.config)
+            self.first_to_broker, self.first_to_client = self._starter.follow_relay(self.relay, self._start)
+        except _START_ERRORS as error:
+            self._starter.abandon_relay(self.relay)
+            raise _start_failure(error) from error
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if self.is_done:
+            for stream in self._streams:
+                stream.socket.detach()
+            return
+        self._starter.abandon_relay(self.relay)
+        if isinstance(error, _START_ERRORS):
+            raise _start_failure(error) from error
+
+
+def _start_failure(error: Exception) -> RelayStartFailed:
+    must_wait = isinstance(error, OSError) and error.errno in {errno.EAGAIN, errno.ETOOMANYREFS}
+    return (RelayMustWait if must_wait else RelayStartFailed)(f"a relay cannot begin: {error}")
+
+
+def _bytes_ahead(first_to_broker: bytes) -> int:
+    return max(0, len(first_to_broker) - SMALL_PIPE_BYTES)
 
 
 def close_descriptors_of(relay: Relay) -> None:

@@ -13,6 +13,10 @@ class RelayStartFailed(Exception):
     """A relay could not start; both streams are still the caller's."""
 
 
+class RelayMustWait(RelayStartFailed):
+    """A relay could not start now, since no pipe can be had or stored: too many descriptors are on their way."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayStart:
     """The start of one relay. Both streams are the relay's from the moment it has started, and the caller's before.

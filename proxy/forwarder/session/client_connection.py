@@ -56,7 +56,7 @@ class ClientConnection:
         )
         self._closer = ConnectionCloser(self._transport)
         self._machine = ClientMachine()
-        self._broker_connector = BrokerConnector(services.workers, client.address)
+        self._broker_connector = BrokerConnector(services.workers, client.address, services.deadlines, self._tasks)
 
     @property
     def state(self) -> State:
@@ -160,3 +160,4 @@ class ClientConnection:
     def _release_resources(self) -> None:
         """Give back what is counted for the client, and cancel its tasks."""
         self._tasks.cancel()
+        self._broker_connector.abandon()

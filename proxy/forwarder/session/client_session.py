@@ -1,10 +1,10 @@
 """One client's session, from accept until its connection is closed or a relay's.
 
 It performs the actions that proto.client_machine decides. Frames come by callback (proxy.forwarder.session.transport),
-and all that can be done at once is done there: a client that connects, asks and leaves costs no task at all. What takes
-time (a round of authentication, the connection to a broker, a final frame before the close) is a task. Beside it a PING
-is answered, and the end of a client is noticed at any moment. These tasks return outcomes, which become events of the
-machine here.
+and all that can be done at once is done there: a client that connects, asks and leaves costs no task at all, nor does
+one that becomes a relay to a broker on plain TCP. What takes longer (a round of authentication, any other connection to
+a broker, a final frame before the close) is a task. Meanwhile a PING is answered, and the end of a client is noticed at
+any moment. Outcomes become events of the machine here.
 """
 
 from collections.abc import Callable
@@ -306,7 +306,7 @@ class ClientSession(ClientConnection):
             self._pre_auth.stop_counting()
         if self._handshake.wants_broker:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
-                self._tasks.start_soon(self._connect_broker)
+                self._handshake.connect_broker(self.identity, self._on_broker)
         elif self._workers.is_profile_fresh:
             self._enter_lookup_mode(self._workers.profile)
         else:
@@ -333,17 +333,41 @@ class ClientSession(ClientConnection):
 
     # ---- the relay
 
-    async def _connect_broker(self) -> None:
-        failure = await self._handshake.connect_broker(self.identity)
-        if failure is not None:
-            self._fail(failure)
-        elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
-            self._handshake.record_duration("broker")
-            self._handshake.record_duration("total")
-            self._stop_serving()
+    def _on_broker(self, failure: ConnectionFailure | None) -> None:
+        try:
+            if failure is not None:
+                self._fail(failure)
+            elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
+                self._become_relay()
+            else:  # the client has gone in this very moment
+                self._services.nursery.start_soon(self._broker_connector.close_link)
+        except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
+            self._on_internal_error(error)
+
+    def _become_relay(self) -> None:
+        self._handshake.record_duration("broker")
+        self._handshake.record_duration("total")
+        self._stop_serving()
+        if self._start_relay_now():
+            self._on_relay_started()
+            self._finish()
+        else:
             self._services.nursery.start_soon(self._start_relay)
-        else:  # the client has gone in this very moment
-            await self._broker_connector.close_link()
+
+    def _start_relay_now(self) -> bool:
+        """Hand both connections to a relay if that needs no waiting; return whether it has started."""
+        rest = self._transport.stop_reading_now()
+        if rest is None:
+            return False
+        self._held += rest
+        try:
+            return self._services.relays.start_relay_now(self._relay_start(b""))
+        except RelayStartFailed:  # the task meets it, too, and tells the client
+            return False
+
+    def _on_relay_started(self) -> None:
+        self.became_relay = True
+        self._pre_auth.stop_counting()
 
     async def _start_relay(self) -> None:
         """Hand both connections to a relay. Where none starts, close them like those of any other session."""
@@ -351,8 +375,7 @@ class ClientSession(ClientConnection):
             rest = await self._transport.stop_reading()
             if await self._transport.wait_until_sent():
                 await self._services.relays.start_relay(self._relay_start(rest))
-                self.became_relay = True
-                self._pre_auth.stop_counting()
+                self._on_relay_started()
             else:  # CONNECTED would be read as the other half of a frame
                 self._close_on(Event.CLIENT_STALLED, DisconnectCause.CLIENT_DOES_NOT_READ)
         except RelayStartFailed as error:

@@ -4,6 +4,8 @@ Each step returns its outcome, a value that the session acts upon. A handshake c
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import trio
@@ -137,17 +139,21 @@ class Handshake:
         """Return the CONNECTED of lookup mode; ``profile``: the brokers' own, None if unknown."""
         return commands.connected(lookup_mode_connected(self.connect, profile, SERVER_VERSION))
 
-    async def connect_broker(self, identity: ClientIdentity) -> ConnectionFailure | None:
-        """Open the broker's side of a relay. Return why the connection ends, or None."""
+    def connect_broker(self, identity: ClientIdentity, on_done: Callable[[ConnectionFailure | None], None]) -> None:
+        """Open the broker's side of a relay. ``on_done`` is called once, with None or why the connection ends."""
         self._broker_started_at = trio.current_time()
-        try:
-            await self._broker_connector.open_link(self.connect, identity)
-        except BrokerConnectFailed as failed:
+        self._broker_connector.connect(self.connect, identity, partial(self._on_broker, on_done))
+
+    def _on_broker(
+        self, on_done: Callable[[ConnectionFailure | None], None], failed: BrokerConnectFailed | None
+    ) -> None:
+        if failed is not None:
             self._metrics.count_broker_failure(failed.reason)
-            return ConnectionFailure(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
+            on_done(ConnectionFailure(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed)))
+            return
         if not self.connect.proxy_to_broker_url:
             self.target = str(self._broker_connector.link.broker)
-        return None
+        on_done(None)
 
     # ---- what is recorded of it
 

@@ -137,6 +137,13 @@ class ClientTransport:
             await self._reader_ended.wait()
         return self._decoder.take_unread_data()
 
+    def stop_reading_now(self) -> bytes | None:
+        """Do the same if that needs no waiting, and nothing waits to be sent; otherwise return None."""
+        if self._reading is None or self._has_sender or self._unsent or self._broken:
+            return None
+        self.pause_reading()
+        return self._decoder.take_unread_data()
+
     def handle_waiting_frames(self) -> None:
         """Have the frames handled that waited for room."""
         self._on_frames()

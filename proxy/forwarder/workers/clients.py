@@ -1,14 +1,10 @@
 """Clients of the auth and lookup workers, and the settings in force, shared by all sessions of a forwarder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from functools import partial
 
 import trio
 
-from proto.addresses import HostPort
-from proto.connect_rules import broker_connect
 from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import CommandConnect, CommandConnected
 from proto.rpc_frames import Reply
@@ -17,38 +13,26 @@ from proto.rpc_pb2 import (
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
-    OriginalData,
-    OtherBroker,
-    ResolveTargetRequest,
-    ResolveTargetResponse,
 )
-from proxy import __version__
-from proxy.common.logs import get_logger
-from proxy.config.binds import listener_binds
 from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import (
-    SERVER_VERSION,
     AuthenticationExchange,
     ClientEndpoint,
     ClientIdentity,
     ExchangeSettings,
 )
-from proxy.forwarder.workers.dial_check import DialCheck
+from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
+from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.reactor import current_reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import (
-    REASONS_TO_TRY_ANOTHER_BROKER,
-    RETRYABLE_REFUSALS,
     BrokerLink,
-    BrokerLinkFactory,
-    BrokerLinkFailed,
 )
-from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
-from proxy.runtime.network.credentials import Credentials, credentials_for
-from proxy.runtime.network.dial_rules import TargetDenied
-from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.replies import PendingCall
@@ -58,24 +42,8 @@ _ENVELOPE = int(Method.ENVELOPE)  # a constant: access to an enum's member costs
 _ANSWER_GRACE_S = 1.0
 """Additional wait of a forwarder beyond the lookup worker's own timeout: the worker's error has more details."""
 
-_Target = ResolveTargetResponse | OtherBroker
-
 _PROFILE_TIMEOUT_S = 1.0
 _PROFILE_LIFETIME_S = 1.0
-
-
-BAD_LOOKUP_ANSWER = "bad_lookup_answer"
-"""Reason of a TargetRefused: the forwarder's own check denies what the lookup worker has allowed."""
-
-
-class TargetRefused(Exception):
-    """A relay's target is not allowed, by the lookup worker or by the forwarder itself; ``reason`` is a short stable
-    name.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 class WorkerClients:
@@ -86,7 +54,6 @@ class WorkerClients:
 
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool, nursery: trio.Nursery) -> None:
         self.config = config
-        self._dial_check = DialCheck(config.brokers, nursery)
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
         """Timeout of an Envelope's answers, in seconds."""
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
@@ -94,11 +61,7 @@ class WorkerClients:
         """Capacity for answers that may be large."""
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """Budget for everything else that is held for clients before the relay."""
-        self._broker_links = BrokerLinkFactory(
-            Dialer(config.brokers, listener_binds(config)),
-            config.limits.max_broker_frame_bytes,
-            SERVER_VERSION,
-        )
+        self._broker_links = BrokerLinks(config, auth, lookup, nursery)
         self._exchange_settings = ExchangeSettings(
             timeout_s=seconds(config.limits.handshake_timeout_ms),
             forwards_credentials=config.brokers.forward_authorization_credentials,
@@ -178,104 +141,23 @@ class WorkerClients:
         self._profile_at = now
         return self.profile
 
-    async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
-        """Connect a relay to the broker that CONNECT names, or to any broker where the name is empty.
+    # ---- brokers
 
-        Raises TargetRefused, BrokerLinkFailed, RpcError.
-        """
-        brokers = self.config.brokers
-        request = ResolveTargetRequest(
-            target=connect.proxy_to_broker_url,
-            client_address=client_address,
-            principal_name=identity.role,
-            sealed_principal=identity.sealed,
-            any_broker=not connect.proxy_to_broker_url,
-        )
-        target = await self._lookup.pick_client().call(
-            Method.RESOLVE_TARGET,
-            request,
-            ResolveTargetResponse,
-            timeout_s=seconds(brokers.handshake_timeout_ms),
-            retry=True,
-        )
-        if target.denial:
-            raise TargetRefused(target.denial, target.detail)
+    async def open_broker(self, asked: BrokerRequest) -> BrokerLink:
+        """Open a link to a broker for a relay. Raises TargetRefused, BrokerLinkFailed, RpcError."""
+        return await self._broker_links.open_link(asked)
 
-        def answers_challenges(target: _Target, credentials: Credentials) -> bool | None:
-            # A broker with the client's own credentials challenges the client, and CONNECT says if it supports that.
-            # Without any credentials there are no challenges.
-            asks_client = identity.original is not None and target.original_data != OriginalData.ORIGINAL_DATA_IGNORED
-            return None if asks_client or brokers.credentials is None else bool(credentials.expires_at_unix_ms)
-
-        def make_connect(target: _Target, credentials: Credentials, method: str, data: bytes) -> CommandConnect:
-            broker_identity = identity.broker_identity(method, data)
-            answers = answers_challenges(target, credentials)
-            return broker_connect(
-                connect, broker_identity, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
-            )
-
-        shown = ShownCredentials(
-            identity.role,
-            identity.principal.method,
-            has_original=identity.original is not None,
-            forwards=brokers.forward_authorization_credentials,
-        )
-
-        def explain(target: _Target, failed: BrokerLinkFailed) -> BrokerLinkFailed:
-            return explain_refusal(failed, target.original_data, shown)
-
-        link, opened, credentials = await self._open_first([target, *target.others], make_connect, explain)
-        answers = bool(answers_challenges(opened, credentials))
-        return replace(link, answers_challenges=answers, original_data=opened.original_data)
-
-    async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
-        """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""
-        try:
-            await self._dial_check.check_target(broker, addresses)
-        except TargetDenied as denied:
-            get_logger().error(
-                "a lookup worker named what no relay may be dialled to", reason=denied.reason, detail=str(denied)
-            )
-            raise TargetRefused(BAD_LOOKUP_ANSWER, f"the lookup worker's answer is refused: {denied}") from None
+    def start_opening(
+        self, asked: BrokerRequest, deadlines: Deadlines, on_done: Callable[[Outcome], None]
+    ) -> BrokerOpening | None:
+        """Start to open a link without a task; return None where that is not possible."""
+        reactor = current_reactor()
+        if reactor is None or not self._broker_links.can_open_now:
+            return None
+        opening = BrokerOpening(self._broker_links, reactor, deadlines, asked, on_done)
+        opening.start()
+        return opening
 
     def broker_credentials(self, broker_host: str) -> Credentials:
         """Start another authentication of the proxy at a relay's broker. Raises RpcError."""
-        return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
-
-    async def _open_first(
-        self,
-        targets: Sequence[_Target],
-        make_connect: Callable[[_Target, Credentials, str, bytes], CommandConnect],
-        explain: Callable[[_Target, BrokerLinkFailed], BrokerLinkFailed],
-    ) -> tuple[BrokerLink, _Target, Credentials]:
-        """Connect to the first of these brokers that is reachable and accepts clients; return which, and how, too.
-
-        ``explain`` adds to a failure what is known of its broker. Each broker gets an equal share of the time left, so
-        that a silent one leaves time for those behind it. Raises BrokerLinkFailed, TargetRefused.
-        """
-        brokers = self.config.brokers
-        deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
-        for number, target in enumerate(targets, 1):
-            is_last = number == len(targets)
-            broker = HostPort(target.host, target.port)
-            await self._check_dialled(broker, target.addresses)
-            credentials = self.broker_credentials(broker.host)
-            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes time, too
-            try:
-                link = await self._broker_links.open_link(
-                    broker,
-                    tuple(target.addresses),
-                    credentials,
-                    partial(make_connect, target, credentials),
-                    timeout_s=left_s / (len(targets) + 1 - number),
-                )
-            except BrokerLinkFailed as failed:
-                not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS
-                if is_last or not (not_now or failed.reason in REASONS_TO_TRY_ANOTHER_BROKER):
-                    raise explain(target, failed) from None
-                get_logger().warning(
-                    "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
-                )
-            else:
-                return link, target, credentials
-        raise RuntimeError("no broker to open")
+        return self._broker_links.credentials_for(broker_host)

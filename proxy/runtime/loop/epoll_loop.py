@@ -60,6 +60,18 @@ class EpollLoop:
         if not self._is_processing:
             self._timer.fire_now()
 
+    def process_once(self) -> None:
+        """Process one batch of what is ready, for a caller that is another task of the same Trio loop."""
+        if self._is_processing or self._is_stopped or self.epoll.closed:
+            return
+        self._is_processing = True
+        try:
+            self._process(self.epoll.poll(0, EVENTS_PER_BATCH))
+        finally:
+            self._is_processing = False
+        if self._run_queue:
+            self._timer.fire_now()
+
     def stop(self) -> None:
         """Process nothing more, even if ``run`` has been woken already; to end it is the caller's, by cancelling."""
         self._is_stopped = True

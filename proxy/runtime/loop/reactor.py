@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import trio
 
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.epoll_loop import EpollLoop, Events
 from proxy.runtime.loop.tick import Tick, current_tick
 
@@ -95,6 +96,7 @@ class Reactor(EpollLoop):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(self._process_events, clock=clock)
         self._readings: dict[int, Reading] = {}
+        self._watched: dict[int, tuple[int, Callable[[], None]]] = {}
         self._tick: Tick
 
     async def run(self) -> None:
@@ -112,13 +114,36 @@ class Reactor(EpollLoop):
         reading.resume()
         return reading
 
+    def watch(self, descriptor: int, mask: int, on_ready: Callable[[], None]) -> None:
+        """Call ``on_ready`` whenever a descriptor is ready for one of the mask's events (epoll's), until ``forget``.
+
+        May be repeated, with another mask. An error in the callback is logged; the owner must not raise any.
+        """
+        watched = self._watched.get(descriptor)
+        if watched is None:
+            self.epoll.register(descriptor, mask)
+            self._watched[descriptor] = mask, on_ready
+        elif watched[0] != mask:
+            self.epoll.modify(descriptor, mask)
+            self._watched[descriptor] = mask, on_ready
+
+    def forget(self, descriptor: int) -> None:
+        """Watch a descriptor no more, before it is closed or read by another; does nothing if it is not watched."""
+        if self._watched.pop(descriptor, None) is not None and not self.epoll.closed:
+            self.epoll.unregister(descriptor)
+
     def _process_events(self, events: Events) -> None:
-        readings = self._readings
+        readings, watched = self._readings, self._watched
         with self._tick:
             for descriptor, _mask in events:
-                reading = readings.get(descriptor)
-                if reading is not None:  # else it has ended earlier in this batch
+                if (reading := readings.get(descriptor)) is not None:
                     reading.on_readable()
+                elif (one := watched.get(descriptor)) is not None:  # else it has ended earlier in this batch
+                    try:
+                        one[1]()
+                    except Exception as error:  # noqa: BLE001 -- the other connections go on
+                        get_logger().error("a descriptor that is ready met a defect", exc_info=error)
+                        self.forget(descriptor)
 
 
 _current: trio.lowlevel.RunVar[Reactor | None] = trio.lowlevel.RunVar("reactor", None)

@@ -97,19 +97,15 @@ class BrokerLinkFactory:
                 linked = True
                 return BrokerLink(broker, stream, connected)
         except trio.TooSlowError:
-            detail = f"{broker} did not finish the handshake within {timeout_s} s"
-            raise BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED) from None
+            raise too_slow(broker, timeout_s) from None
         except DialFailed as error:
-            raise BrokerLinkFailed(
-                error.reason, f"cannot connect to {broker}: {error}", message=NOT_CONNECTED
-            ) from None
+            raise not_reached(broker, error.reason, str(error)) from None
         except RpcError as error:
             raise BrokerLinkFailed(
                 "credentials", f"no credentials for {broker}: {error.reason}", message=NOT_CONNECTED
             ) from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
-            detail = f"{broker} broke off the handshake: {error.__cause__ or error}"
-            raise BrokerLinkFailed("handshake", detail, message=NOT_CONNECTED) from None
+            raise broken_off(broker, error.__cause__ or error) from None
         finally:
             if stream is not None and not linked:
                 await trio.aclose_forcefully(stream)
@@ -125,7 +121,7 @@ class BrokerLinkFactory:
                     case Connected():
                         return event
                     case Refused():
-                        raise _refused(broker, event)
+                        raise refused_by(broker, event)
                     case SendData():
                         await stream.send_all(event.data)
                     case Challenged():
@@ -136,7 +132,24 @@ class BrokerLinkFactory:
                         handshake.on_answer_sent(complete=credentials.complete)
 
 
-def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
+def not_reached(broker: HostPort, reason: str, detail: str) -> BrokerLinkFailed:
+    """Return the failure of a connection that was not established."""
+    return BrokerLinkFailed(reason, f"cannot connect to {broker}: {detail}", message=NOT_CONNECTED)
+
+
+def too_slow(broker: HostPort, timeout_s: float) -> BrokerLinkFailed:
+    """Return the failure of a handshake that took too long."""
+    detail = f"{broker} did not finish the handshake within {timeout_s} s"
+    return BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED)
+
+
+def broken_off(broker: HostPort, error: BaseException) -> BrokerLinkFailed:
+    """Return the failure of a handshake that the broker has ended, or in which it broke the protocol."""
+    return BrokerLinkFailed("handshake", f"{broker} broke off the handshake: {error}", message=NOT_CONNECTED)
+
+
+def refused_by(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
+    """Return the failure of a handshake that the broker has refused."""
     detail = f"{broker} refused the connection: {commands.error_name(refused.error)}: {refused.message}"
     if refused.error == ServerError.AuthenticationError:
         # The credentials were the proxy's: with this code the client's owner would search in the wrong place, and Java

@@ -20,7 +20,8 @@ _NEVER_PACES = "reno"  # in every kernel, and allowed for every process
 
 def set_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
     """Set the congestion control of a new socket, not connected yet. A refusal by the kernel is logged once."""
-    _set(sock, name, system=_current(sock))
+    if name != SYSTEM:
+        _set(sock, name, system=_current(sock))
 
 
 def set_congestion_control_of_accepted(listener: socket.socket, name: str) -> None:

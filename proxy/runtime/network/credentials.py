@@ -67,7 +67,11 @@ class NoCredentials:
 
     async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Return no method and no data; a broker that still sends a challenge gets an empty answer and refuses it."""
-        return ("", b"") if challenge is None else ("none", b"")
+        return ("", b"") if challenge is None else self.answer_to(challenge)
+
+    def answer_to(self, _challenge: bytes) -> tuple[str, bytes]:
+        """Return the empty answer to a challenge."""
+        return "none", b""
 
 
 def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:

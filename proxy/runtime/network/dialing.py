@@ -1,5 +1,6 @@
 """Connections to brokers: TCP, and TLS where ``brokers.service_url`` asks for it."""
 
+import contextlib
 import errno
 import socket
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from itertools import zip_longest
 
 import trio
 
-from proto.addresses import HostPort, speaks_tls
+from proto.addresses import HostPort, parse_host_port, speaks_tls
 from proxy.config.binds import is_own_listener
 from proxy.config.types import Brokers
 from proxy.runtime.loop.tasks import seconds
@@ -36,7 +37,27 @@ class Dialer:
     def __init__(self, config: Brokers, own_binds: Sequence[str] = ()) -> None:
         self.config = config
         self._own_binds = own_binds
+        self._own_ports = frozenset(parse_host_port(bind).port for bind in own_binds)
         self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
+        self.is_plain = self._tls is None
+
+    def may_lead_back(self, port: int) -> bool:
+        """Return whether one of the proxy's own listeners has this port."""
+        return port in self._own_ports
+
+    def start_connection(self, address: str, port: int) -> socket.socket:
+        """Start to connect to an IP address, and return the socket, which does not block. Raises OSError."""
+        family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            tune_socket(sock)
+            set_congestion_control(sock, self.config.congestion_control)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect((address, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
         """Connect to a broker at the first of its IP addresses that answers (RFC 8305, 5). Raises DialFailed.
@@ -84,7 +105,7 @@ class Dialer:
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
         context = None if self._tls is None else self._tls.value
         transport = await _connect(address, broker.port, self.config.congestion_control)
-        if _leads_back(transport, self._own_binds):
+        if self.may_lead_back(broker.port) and _leads_back(transport, self._own_binds):
             await trio.aclose_forcefully(transport)
             raise OSError(errno.ELOOP, "is this proxy itself; does brokers.service_url name the brokers?")
         if context is None:
@@ -138,7 +159,7 @@ async def _connect(address: str, port: int, congestion_control: str) -> trio.Soc
 
 def _leads_back(stream: trio.abc.Stream, own_binds: Sequence[str]) -> bool:
     """Return whether a connection is to one of the proxy's own listeners, in this process's network."""
-    if not (own_binds and isinstance(stream, trio.SocketStream)):
+    if not isinstance(stream, trio.SocketStream):
         return False
     own_host, peer = stream.socket.getsockname()[0], HostPort(*stream.socket.getpeername()[:2])
     return is_own_listener(own_binds, peer, own_host)

@@ -29,6 +29,10 @@ CLIENT_IP_CHARACTERS_MAX = 64
 """The longest IP address of a relay that is left behind: IPv6 with its scope."""
 
 _INT_BYTES = array.array("i").itemsize
+_RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT_BYTES)
+_BUFFER = memoryview(bytearray(MESSAGE_BYTES_MAX))
+"""For all messages of this process: to allocate one of this size for each costs more than the message."""
+_BUFFERS = [_BUFFER]
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
 
 
@@ -81,21 +85,24 @@ class StoreChannel:
             else:
                 return
 
-    async def receive(self) -> tuple[StoreMessage, list[int]] | None:
+    async def receive(self, *, gather_s: float = 0.0) -> tuple[StoreMessage, list[int]] | None:
         """Receive the next message and its descriptors, which are this process's to close; None if the other end is
         gone. Raises DecodeError.
 
-        Fewer descriptors than the message names mean that this process may open no more files.
+        Fewer descriptors than the message names mean that this process may open no more files. ``gather_s``: where a
+        message has to be waited for, how long further ones are let come before it is received.
         """
         # First, not last: between its arrival and its return a message must not be lost to anything.
         await trio.lowlevel.checkpoint()
         while True:
             try:
-                data, ancillary, _flags, _address = self.sock.recvmsg(
-                    MESSAGE_BYTES_MAX, socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT_BYTES), socket.MSG_CMSG_CLOEXEC
+                size, ancillary, _flags, _address = self.sock.recvmsg_into(
+                    _BUFFERS, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.sock)
+                if gather_s:
+                    await trio.sleep(gather_s)
             except ConnectionResetError:
                 continue  # reported once, before what the other end had sent: that comes now
             else:
@@ -104,11 +111,11 @@ class StoreChannel:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
-        if not data:
+        if not size:
             close_descriptors(descriptors)
             return None
         try:
-            return StoreMessage.FromString(data), list(descriptors)
+            return StoreMessage.FromString(bytes(_BUFFER[:size])), list(descriptors)
         except DecodeError:
             close_descriptors(descriptors)
             raise

@@ -41,6 +41,9 @@ RECORDS_BYTES_MAX = 1024 * RELAYS_MAX
 forwarder could otherwise fill the supervisor's memory with its longest ones.
 """
 
+GATHER_S = 0.005
+"""How long messages are gathered, which are safe in the kernel: in a storm, one wake-up serves many."""
+
 RECORD_BYTES_OVERHEAD = 16
 """Bytes that a record takes in a message beside its own, at most."""
 
@@ -135,7 +138,7 @@ class FdStoreSlot:
         self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, stores_relays: bool = True
     ) -> None:
         """Apply a forwarder's messages until its channel has ended and was read to the end."""
-        while (received := await channel.receive()) is not None:
+        while (received := await channel.receive(gather_s=GATHER_S)) is not None:
             message, descriptors = received
             if message.address_tables:
                 tables.accept_published(descriptors)

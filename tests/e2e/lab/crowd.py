@@ -85,7 +85,8 @@ class Crowd:
                 broker.sendall(connected())
                 brokers.append(broker)
             for number, client in enumerate(clients):
-                assert receive_command(client).type == BaseCommand.CONNECTED
+                command = receive_command(client)
+                assert command.type == BaseCommand.CONNECTED, command
                 client.sendall(number.to_bytes(_NUMBER_BYTES, "big"))  # the broker is to know which one it is
             relays = [
                 Ends(clients[int.from_bytes(read_exactly(broker, _NUMBER_BYTES), "big")], broker) for broker in brokers

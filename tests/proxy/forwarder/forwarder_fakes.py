@@ -41,6 +41,7 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
+from proxy.forwarder.workers.broker_links import BrokerRequest
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
@@ -363,8 +364,12 @@ class FakeWorkerClients:
         await trio.lowlevel.checkpoint()
         return lookup_answer(commands.parse_command(request).lookup_topic.request_id)
 
-    async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
-        self.opened.append((connect, identity, client_address))
+    @staticmethod
+    def start_opening(_asked: BrokerRequest, _deadlines: Deadlines, _on_done: Any) -> None:
+        return None  # a task opens it
+
+    async def open_broker(self, asked: BrokerRequest) -> BrokerLink:
+        self.opened.append((asked.connect, asked.identity, asked.client_address))
         await self.broker_gate.wait()
         if self.broker_failure is not None:
             raise self.broker_failure

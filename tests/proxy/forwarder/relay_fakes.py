@@ -375,19 +375,27 @@ class Forwarder:
         about: StoredRelay | None = None,
         session: RelaySession | None = None,
     ) -> StoredRelay:
-        about = about or about_relay()
-        await self.relays.start_relay(
-            RelayStart(
-                lane.our_client,
-                lane.our_broker,
-                about,
-                first_to_broker=to_broker,
-                first_to_client=to_client,
-                config=self.config,
-                session=session,
-            )
+        start = self.start(lane, about or about_relay(), to_broker, to_client, session)
+        await self.relays.start_relay(start)
+        return start.stored
+
+    def start(
+        self,
+        lane: Lane,
+        about: StoredRelay,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        session: RelaySession | None = None,
+    ) -> RelayStart:
+        return RelayStart(
+            lane.our_client,
+            lane.our_broker,
+            about,
+            first_to_broker=to_broker,
+            first_to_client=to_client,
+            config=self.config,
+            session=session,
         )
-        return about
 
     def moved(self, direction: str) -> int:
         """The metric of bytes."""

@@ -246,6 +246,7 @@ async def test_a_pipe_that_was_bound_and_empty_is_free(place: Place, lane: Lane)
     """The predecessor died before the first byte was in it."""
     first = await place.forwarder()
     about = await first.begin(lane)
+    await place.settle()
     first.relays._ledger.table.cells[row(about.id, TO_BROKER) + PIPE] = min(place.slot.pipes)
     second = await successor(place, "killed")
     assert second.pipe_of(about.id, TO_BROKER) == 0

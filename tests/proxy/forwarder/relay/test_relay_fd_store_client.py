@@ -113,9 +113,22 @@ async def test_drops_are_sent_before_a_new_relay_is_stored(channel: Channel, two
     channel.fd_store.drop_relay(7)
     channel.fd_store.drop_pipe(some_pipe(9, two_ends))
     await channel.fd_store.store_relay(about_relay(id=7), *two_ends)
-    assert await channel.receive() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
-    assert [relay.id for relay in (await channel.receive()).relays] == [7]
+    message = await channel.receive()  # of which the store looks at the drops first
+    assert (message.dropped_relays, message.dropped_pipes) == ([7], [9])
+    assert [relay.id for relay in message.relays] == [7]
     assert await channel.expect_nothing()
+
+
+async def test_drops_are_sent_first_where_they_are_too_many_for_one_message(
+    channel: Channel, two_ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fd_store_client, "DROPPED_PER_MESSAGE_MAX", 2)
+    for number in (7, 8, 9):
+        channel.fd_store.drop_relay(number)
+    assert not channel.fd_store.store_relay_now(about_relay(id=7), *two_ends)
+    await channel.fd_store.store_relay(about_relay(id=7), *two_ends)
+    assert [list((await channel.receive()).dropped_relays) for _ in range(2)] == [[7, 8], [9]]
+    assert [relay.id for relay in (await channel.receive()).relays] == [7]
 
 
 async def test_drops_are_told_by_themselves_many_at_a_time(

@@ -36,10 +36,10 @@ from relay_fakes import (
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay import closer
+from proxy.forwarder.relay import closer, manager
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import sockets as relay_sockets
-from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
+from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
 from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
@@ -237,6 +237,74 @@ async def test_a_failed_start_releases_its_resources_and_leaves_the_sockets_to_t
     assert await read(lane.client, 7) == b"at last"
 
 
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_a_start_waits_until_a_pipe_can_be_stored(
+    place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch, *, gives_up: bool
+) -> None:
+    """Without privileges, so many starts at a time have more descriptors on their way than the kernel lets them."""
+    it = await place.forwarder()
+    acquire = PipePool.acquire_pipe
+    failures = [OSError(errno.EAGAIN, "none now"), OSError(errno.ETOOMANYREFS, "too many")]
+
+    def take(pool: PipePool, size_bytes_max: int) -> Pipe:
+        if failures:
+            raise failures.pop()
+        return acquire(pool, size_bytes_max)
+
+    monkeypatch.setattr(PipePool, "acquire_pipe", take)
+    if gives_up:
+        monkeypatch.setattr(manager, "STORE_WAIT_S", 0.0)
+        with pytest.raises(RelayStartFailed, match="too many"):
+            await it.begin(lane, to_client=b"connected")
+        await still_the_callers(lane)
+        failures.clear()
+    assert (await it.begin(lane, to_client=b"connected")).id == 1
+    assert failures == []
+    assert await read(lane.client, 9) == b"connected"
+
+
+async def test_a_relay_starts_and_moves_its_first_bytes_in_one_call(place: Place, lane: Lane) -> None:
+    it = await place.forwarder()
+    assert it.relays.start_relay_now(it.start(lane, about_relay(), b"held", b"connected"))
+    assert os.read(lane.client.socket.fileno(), 100) == b"connected"
+    assert os.read(lane.broker.socket.fileno(), 100) == b"held"
+    assert it.relays.in_flight.count == 1
+    await place.settle()
+    assert list(place.slot.relays) == [1], "the store has had it before"
+    await lane.client.send_all(b"and on")
+    assert await read(lane.broker, 6) == b"and on"
+
+
+@pytest.mark.parametrize("why", ["too much for a pipe", "the store's channel is busy", "no pipe"])
+async def test_a_start_that_would_have_to_wait_leaves_all_to_the_task(
+    place: Place, lane: Lane, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = await place.forwarder()
+    await place.settle()
+    before = descriptors()
+    first = os.urandom(SMALL_PIPE_BYTES + 1) if why == "too much for a pipe" else b"held"
+    start = it.start(lane, about_relay(), first, b"connected")
+    with monkeypatch.context() as patch:
+        if why == "no pipe":
+            no_pipe(it, patch)
+            with pytest.raises(RelayStartFailed):
+                it.relays.start_relay_now(start)
+        elif why == "the store's channel is busy":
+            async with it.fd_store._sending:
+                assert not it.relays.start_relay_now(start)
+        else:
+            assert not it.relays.start_relay_now(start)
+    await place.settle()
+    assert descriptors() <= before + 2 * len(place.slot.pipes)
+    assert place.slot.relays == {}
+    assert it.relays.in_flight.count == 0
+    await still_the_callers(lane)
+    await it.relays.start_relay(start)
+    assert start.stored.id == 1
+    assert await read(lane.client, 9) == b"connected"
+    assert await read(lane.broker, len(first)) == first
+
+
 async def other_lane(place: Place) -> Lane:
     """One that stays open as long as its place."""
     lane = Lane.new()
@@ -302,6 +370,7 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
         await go_on.wait()
         await send(*arguments)
 
+    it.fd_store.store_relay_now = lambda *_: False  # type: ignore[method-assign]
     it.fd_store._channel.send = slow_send  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
 

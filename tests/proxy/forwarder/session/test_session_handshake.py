@@ -20,7 +20,8 @@ from proxy.forwarder.session.broker_connector import BrokerConnector
 from proxy.forwarder.session.failures import ConnectionFailure
 from proxy.forwarder.session.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
-from proxy.forwarder.workers.clients import TargetRefused
+from proxy.forwarder.workers.broker_links import TargetRefused
+from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.observability.metrics import LABEL_VALUES_MAX
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -35,7 +36,7 @@ class Steps:
     def __init__(self, nursery: trio.Nursery, **tables: Any) -> None:
         self.play = Play(nursery, **tables)
         self.workers = self.play.workers
-        self.connector = BrokerConnector(self.workers, CLIENT)  # type: ignore[arg-type]
+        self.connector = BrokerConnector(self.workers, CLIENT, Deadlines(), nursery)  # type: ignore[arg-type]
         self.in_progress = InFlightCounter()
         self.handshake = Handshake(
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
@@ -44,6 +45,11 @@ class Steps:
             self.connector,
             self.in_progress,
         )
+
+    async def connect_broker(self) -> ConnectionFailure | None:
+        send, receive = trio.open_memory_channel[ConnectionFailure | None](1)
+        self.handshake.connect_broker(ClientIdentity(ALICE), send.send_nowait)
+        return await receive.receive()
 
 
 # ---- outcomes
@@ -103,13 +109,13 @@ async def test_the_broker_is_connected_or_the_failure_returned(nursery: trio.Nur
     it = Steps(nursery)
     assert it.handshake.receive_connect(connect(TARGET)) is None
     assert it.handshake.wants_broker
-    assert await it.handshake.connect_broker(ClientIdentity(ALICE)) is None
+    assert await it.connect_broker() is None
     assert it.connector.is_open
     assert it.handshake.target == TARGET
     other = Steps(nursery)
     other.workers.broker_failure = TargetRefused("allowed_ports", "port 22")
     assert other.handshake.receive_connect(connect(TARGET)) is None
-    failure = await other.handshake.connect_broker(ClientIdentity(ALICE))
+    failure = await other.connect_broker()
     assert failure is not None
     assert (failure.event, failure.cause) == (Event.BROKER_FAILED, DisconnectCause.TARGET_DENIED)
     assert other.play.value("pulsar_proxy_broker_connection_failures_total", reason="allowed_ports") == 1
@@ -121,7 +127,7 @@ async def test_reasons_that_a_captured_lookup_worker_invents_are_bounded_labels(
     assert it.handshake.receive_connect(connect(TARGET)) is None
     for number in range(LABEL_VALUES_MAX + 2):
         it.workers.broker_failure = TargetRefused(f"invented-{number}", "no target")
-        assert await it.handshake.connect_broker(ClientIdentity(ALICE)) is not None
+        assert await it.connect_broker() is not None
     assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="invented-0") == 1
     assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="other") == 2
 
@@ -135,7 +141,7 @@ async def test_the_target_that_logs_show(nursery: trio.Nursery) -> None:
     anywhere.connect.proxy_to_broker_url = ""
     assert it.handshake.receive_connect(anywhere) is None
     assert it.handshake.target == ANY_BROKER
-    assert await it.handshake.connect_broker(ClientIdentity(ALICE)) is None
+    assert await it.connect_broker() is None
     assert it.handshake.target == "b0:6650"
     await it.connector.close_link()
 

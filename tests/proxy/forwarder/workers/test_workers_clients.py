@@ -28,7 +28,8 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
-from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
+from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
 from proxy.runtime.rpc.replies import PendingCall
@@ -350,7 +351,7 @@ async def opened(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        link = await setup.worker_clients.open_broker(command.connect, identity, CLIENT)
+        link = await setup.worker_clients.open_broker(BrokerRequest(command.connect, identity, CLIENT))
     assert link.connected.message.server_version == "b"
     if links is not None:
         links.append(link)
@@ -381,7 +382,7 @@ async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
         denial="host", detail="why", host="b0", port=6650, addresses=["10.0.0.1"]
     )
     with pytest.raises(TargetRefused, match="why") as caught:
-        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert caught.value.reason == "host"
     assert dialled.addresses == []
 
@@ -404,7 +405,7 @@ async def test_a_captured_lookup_worker_leads_no_relay_to_where_no_broker_can_be
         answer.port, answer.addresses[:] = port, [address]
     setup.lookup.answers[Method.RESOLVE_TARGET] = answer
     with structlog.testing.capture_logs() as logged, pytest.raises(TargetRefused) as caught:
-        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert caught.value.reason == "bad_lookup_answer"
     assert dialled.addresses == ([("10.0.0.1", 6650)] if among_others else [])
     assert [(one["event"], one["reason"]) for one in logged if one["log_level"] == "error"] == [
@@ -416,7 +417,7 @@ async def test_no_word_from_the_lookup_worker_is_no_permission(dialled: Dialled)
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert dialled.addresses == []
 
 
@@ -424,7 +425,7 @@ async def test_no_addresses_is_unreachable(dialled: Dialled) -> None:
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650)
     with pytest.raises(BrokerLinkFailed):
-        await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
 
 
 @pytest.mark.conforms("pip-1.12", "pip-1.27", "pip-1.30")
@@ -561,7 +562,7 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed) as caught:
-            await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")
 
 
@@ -578,7 +579,7 @@ async def test_a_broker_that_refuses_credentials_is_explained(dialled: Dialled) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed, match="Unable to authenticate") as caught:
-            await setup.worker_clients.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert "set brokers.forward_authorization_credentials" in caught.value.message
 
 
@@ -664,7 +665,7 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
 
     monkeypatch.setattr(BrokerLinkFactory, "open_link", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
-        await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert caught.value.reason == "timeout"
 
 
@@ -681,7 +682,7 @@ async def test_a_broker_that_takes_no_client_now_leaves_it_to_the_next(dialled: 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed):
-            await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert dialled.addresses == [("10.0.0.1", 6650), ("10.0.0.2", 6651), ("10.0.0.3", 6652)]
 
 
@@ -692,7 +693,7 @@ async def test_where_no_broker_can_be_reached_the_last_failure_is_told_in_time(
     allowed_three(setup)
     dialled.refusing, dialled.silent = {"10.0.0.1"}, {"10.0.0.2", "10.0.0.3"}
     with pytest.raises(BrokerLinkFailed, match="b2:6652") as caught:
-        await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+        await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert caught.value.reason == "timeout"
     assert trio.current_time() == pytest.approx(8.0)
 
@@ -708,5 +709,5 @@ async def test_a_connect_refused_by_a_broker_is_not_tried_at_another(dialled: Di
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed, match="AuthorizationError"):
-            await setup.worker_clients.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+            await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert dialled.addresses == [("10.0.0.1", 6650)]

@@ -1,0 +1,235 @@
+"""Links to brokers for relays: the target is checked by a lookup worker and here, then dialled in the client's name."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import trio
+
+from proto import commands
+from proto.addresses import HostPort
+from proto.connect_rules import broker_connect
+from proto.pulsar_pb2 import CommandConnect
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import Method, OriginalData, OtherBroker, ResolveTargetRequest, ResolveTargetResponse
+from proxy import __version__
+from proxy.common.logs import get_logger
+from proxy.config.binds import listener_binds
+from proxy.config.types import Config
+from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
+from proxy.forwarder.workers.dial_check import DialCheck
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.broker_link import (
+    REASONS_TO_TRY_ANOTHER_BROKER,
+    RETRYABLE_REFUSALS,
+    BrokerLink,
+    BrokerLinkFactory,
+    BrokerLinkFailed,
+)
+from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
+from proxy.runtime.network.credentials import Credentials, credentials_for
+from proxy.runtime.network.dial_rules import TargetDenied
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.rpc.pool import RpcPool
+
+_RESOLVE_TARGET = int(Method.RESOLVE_TARGET)  # a constant: access to an enum's member costs a look-up each time
+
+Target = ResolveTargetResponse | OtherBroker
+
+BAD_LOOKUP_ANSWER = "bad_lookup_answer"
+"""Reason of a TargetRefused: the forwarder's own check denies what the lookup worker has allowed."""
+
+KNOWN_S = 1.0
+"""How long a target stays allowed without another check: as long as the shortest TTL of a lookup worker's resolver."""
+
+KNOWN_MAX = 1_000
+KNOWN_NAME_CHARACTERS_MAX = 300
+
+
+class TargetRefused(Exception):
+    """A relay's target is not allowed, by the lookup worker or by the forwarder itself; ``reason`` is a short stable
+    name.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRequest:
+    """What a client that wants a relay has sent, and who it is."""
+
+    connect: CommandConnect
+    identity: ClientIdentity
+    client_address: str
+
+
+class BrokerLinks:
+    """Opens links to brokers. The constructor raises ConfigError where certificates are unusable."""
+
+    def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool, nursery: trio.Nursery) -> None:
+        self.config = config
+        self.dialer = Dialer(config.brokers, listener_binds(config))
+        self._links = BrokerLinkFactory(self.dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._dial_check = DialCheck(config.brokers, nursery)
+        self._auth = auth
+        self._lookup = lookup
+        self._known: dict[str, tuple[float, ResolveTargetResponse]] = {}
+        self.can_open_now = config.brokers.credentials is None and self.dialer.is_plain
+        """Whether BrokerOpening may open links."""
+
+    # ---- a target
+
+    def _target_request(self, asked: BrokerRequest) -> ResolveTargetRequest:
+        target = asked.connect.proxy_to_broker_url
+        return ResolveTargetRequest(
+            target=target,
+            client_address=asked.client_address,
+            principal_name=asked.identity.role,
+            sealed_principal=asked.identity.sealed,
+            any_broker=not target,
+        )
+
+    def known_target(self, asked: BrokerRequest) -> ResolveTargetResponse | None:
+        """Return what a lookup worker has said of the same target a moment ago, if one address was allowed.
+
+        What it says does not depend on the client.
+        """
+        known = self._known.get(asked.connect.proxy_to_broker_url)
+        return known[1] if known is not None and known[0] > trio.current_time() else None
+
+    def remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
+        """Have ``known_target`` return an answer, for KNOWN_S; none for a client that takes any broker."""
+        name = asked.connect.proxy_to_broker_url
+        if 0 < len(name) <= KNOWN_NAME_CHARACTERS_MAX:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[name] = trio.current_time() + KNOWN_S, target
+
+    def resolve_target_now(
+        self, asked: BrokerRequest, deadline: float, on_reply: Callable[[Reply | None], None]
+    ) -> bool:
+        """Ask a lookup worker where to dial, if one can be asked at once; return False otherwise.
+
+        ``on_reply`` gets the reply, or None where there will be none (RpcClient.start_call).
+        """
+        return self._lookup.pick_client().start_call(
+            _RESOLVE_TARGET,
+            self._target_request(asked).SerializeToString(),
+            on_reply,
+            timeout_ms=self.config.brokers.handshake_timeout_ms,
+            deadline=deadline,
+        )
+
+    def can_dial_now(self, target: ResolveTargetResponse) -> bool:
+        """Return whether there is one address to dial, which was checked a moment ago."""
+        if len(target.addresses) != 1 or target.others or self.dialer.may_lead_back(target.port):
+            return False
+        if "%" in target.addresses[0]:  # a scope would be looked up
+            return False
+        return self._dial_check.check_target_now(HostPort(target.host, target.port), target.addresses)
+
+    async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
+        """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""
+        try:
+            await self._dial_check.check_target(broker, addresses)
+        except TargetDenied as denied:
+            get_logger().error(
+                "a lookup worker named what no relay may be dialled to", reason=denied.reason, detail=str(denied)
+            )
+            raise TargetRefused(BAD_LOOKUP_ANSWER, f"the lookup worker's answer is refused: {denied}") from None
+
+    # ---- a link
+
+    def connect_for(
+        self, asked: BrokerRequest, target: Target, credentials: Credentials, method: str, data: bytes
+    ) -> CommandConnect:
+        """Return the CONNECT for a broker; ``method`` and ``data``: the proxy's own authentication."""
+        identity, config = asked.identity.broker_identity(method, data), self.config.brokers
+        answers = self._answers_challenges(asked, target, credentials)
+        return broker_connect(
+            asked.connect, identity, __version__, through_proxy=config.through_proxy, answers_challenges=answers
+        )
+
+    def _answers_challenges(self, asked: BrokerRequest, target: Target, credentials: Credentials) -> bool | None:
+        """Return whether the proxy answers the broker's challenges; None: they go to the client, or there are none.
+
+        A broker with the client's own credentials challenges the client, and CONNECT says if it supports that. Without
+        any credentials there are no challenges.
+        """
+        asks_client = asked.identity.original is not None and target.original_data != OriginalData.ORIGINAL_DATA_IGNORED
+        none = asks_client or self.config.brokers.credentials is None
+        return None if none else bool(credentials.expires_at_unix_ms)
+
+    def challenge_answer(self, method: str, data: bytes) -> bytes:
+        """Return the frame that answers a broker's challenge."""
+        return commands.auth_response(SERVER_VERSION, commands.PROTOCOL_VERSION, method, data)
+
+    def explain_failure(self, asked: BrokerRequest, target: Target, failed: BrokerLinkFailed) -> BrokerLinkFailed:
+        """Add to a failure what is known of its broker."""
+        identity = asked.identity
+        shown = ShownCredentials(
+            identity.role,
+            identity.principal.method,
+            has_original=identity.original is not None,
+            forwards=self.config.brokers.forward_authorization_credentials,
+        )
+        return explain_refusal(failed, target.original_data, shown)
+
+    async def open_link(self, asked: BrokerRequest) -> BrokerLink:
+        """Connect a relay to the broker that CONNECT names, or to any broker where the name is empty.
+
+        Raises TargetRefused, BrokerLinkFailed, RpcError.
+        """
+        target = await self._lookup.pick_client().call(
+            Method.RESOLVE_TARGET,
+            self._target_request(asked),
+            ResolveTargetResponse,
+            timeout_s=seconds(self.config.brokers.handshake_timeout_ms),
+            retry=True,
+        )
+        if target.denial:
+            raise TargetRefused(target.denial, target.detail)
+        link, opened, credentials = await self._open_first(asked, [target, *target.others])
+        answers = bool(self._answers_challenges(asked, opened, credentials))
+        return replace(link, answers_challenges=answers, original_data=opened.original_data)
+
+    def credentials_for(self, broker_host: str) -> Credentials:
+        """Start an authentication of the proxy at a broker. Raises RpcError."""
+        return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
+
+    async def _open_first(
+        self, asked: BrokerRequest, targets: Sequence[Target]
+    ) -> tuple[BrokerLink, Target, Credentials]:
+        """Connect to the first of these brokers that is reachable and accepts clients; return which, and how, too.
+
+        Each broker gets an equal share of the time left, so that a silent one leaves time for those behind it. Raises
+        BrokerLinkFailed, TargetRefused.
+        """
+        brokers = self.config.brokers
+        deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
+        for number, target in enumerate(targets, 1):
+            is_last = number == len(targets)
+            broker = HostPort(target.host, target.port)
+            await self._check_dialled(broker, target.addresses)
+            credentials = self.credentials_for(broker.host)
+            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes time, too
+            try:
+                link = await self._links.open_link(
+                    broker,
+                    tuple(target.addresses),
+                    credentials,
+                    partial(self.connect_for, asked, target, credentials),
+                    timeout_s=left_s / (len(targets) + 1 - number),
+                )
+            except BrokerLinkFailed as failed:
+                not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS
+                if is_last or not (not_now or failed.reason in REASONS_TO_TRY_ANOTHER_BROKER):
+                    raise self.explain_failure(asked, target, failed) from None
+                get_logger().warning(
+                    "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
+                )
+            else:
+                return link, target, credentials
+        raise RuntimeError("no broker to open")
