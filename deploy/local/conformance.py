@@ -1,4 +1,4 @@
-"""Generator of docs/conformance.md: each specification's statements, with the implementation, its place and its tests.
+"""Generator of docs/conformance.md: the specifications' statements, deviations first, with their tests.
 
 The statements are in tests/conformance/*.toml. A test names by a marker which of them it verifies:
 
@@ -14,6 +14,7 @@ import ast
 import re
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,8 +28,8 @@ STATEMENTS = Path("tests/conformance")
 MARKER = "conforms"
 
 HOLDS, DEVIATES, NOT_APPLICABLE = "yes", "deviates", "not applicable"
-_WORDS = {HOLDS: "holds", DEVIATES: "**deviates**", NOT_APPLICABLE: "not applicable"}
-_KEYS = {"id", "section", "says", "paraphrase", "holds", "deviation", "note", "where"}
+_WORDS = {HOLDS: "holds", DEVIATES: "deviates", NOT_APPLICABLE: "not applicable"}
+_KEYS = {"id", "section", "says", "paraphrase", "holds", "deviation", "note", "effect", "where"}
 _WIDTH = 120
 
 
@@ -41,7 +42,8 @@ class Statement:
     """One statement of a specification.
 
     ``says``: quoted, or said closely where ``is_paraphrase``. ``deviation``: its subject, in some words. ``note``: how
-    the proxy does it; of a deviation what it does instead, and why. ``where``: `file`, or `file:symbol`.
+    the proxy does it; of a deviation what it does instead, and why. ``effect``: what a deviation means for operators
+    and clients. ``where``: `file`, or `file:symbol`; the page leaves it out.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Statement:
     holds: str
     deviation: str
     note: str
+    effect: str
     where: tuple[str, ...]
 
 
@@ -105,6 +108,7 @@ def _statement(file: Path, entry: dict[str, object]) -> Statement:
         holds=text("holds"),
         deviation=text("deviation"),
         note=text("note"),
+        effect=text("effect"),
         where=tuple(map(str, where)),
     )
     if found.holds not in _WORDS:
@@ -113,6 +117,8 @@ def _statement(file: Path, entry: dict[str, object]) -> Statement:
         raise StatementsInvalid(f"{file}: {found.id} says nothing, or not in which section")
     if bool(found.deviation) != (found.holds == DEVIATES):
         raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}, and its deviation is {found.deviation!r}")
+    if bool(found.effect) != (found.holds == DEVIATES):
+        raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}, and its effect is {found.effect!r}")
     if not found.note and found.holds != HOLDS:
         raise StatementsInvalid(f"{file}: {found.id} gives no reason (note)")
     if bool(found.where) == (found.holds == NOT_APPLICABLE):
@@ -214,87 +220,74 @@ _HEAD = """\
 <!-- Made by `make generate` from tests/conformance/*.toml and the tests' markers. Do not edit. -->
 # Conformance
 
-What the four specifications say, statement by statement: whether this proxy does it, where, and which tests show it. A
-statement that holds, and each deviation, has at least one test that says so by its marker
-(`@pytest.mark.conforms("{example}")`). CI fails where it has none, where a place named here is gone, and where this
-page is not what the tests say. The tests of `tests/e2e` run real brokers and clients.
+Every statement of the four specifications: deviations with their reasons, then what holds, then what does not apply.
 
-Statements are quoted as they stand, errors of spelling included; "…" leaves something out. *In short* are those that a
+| specification | statements | hold | deviate | not applicable |
+|---|---|---|---|---|
+{counts}
+
+“…” quotes a statement as it stands, errors of spelling included. Without quotation marks, in short, are those that a
 specification says over several lines, and the cases that its own implementation tests.
+
+Names in brackets lead to files of tests, a number says how many tests there (if several) show the statement: those that
+have its id in their marker, as `@pytest.mark.conforms("{example}")`. The tests of `tests/e2e` run real brokers and
+clients. The code that fulfils a statement is its `where` in `tests/conformance/*.toml`. CI fails where a statement that
+applies has no test, where such code is gone, and where this page is not what the tests say.
 """
+_CHAPTERS = {
+    DEVIATES: "Deviations",
+    HOLDS: "Statements that hold",
+    NOT_APPLICABLE: "Statements that do not apply",
+}
 
 
 def page(root: Path) -> str:
     """Write the page."""
-    specifications = load(root)
-    by_statement: dict[str, list[Mark]] = {}
-    for mark in marks(root):
-        by_statement.setdefault(mark.statement, []).append(mark)
-    lines = [_HEAD.format(example=specifications[-1].statements[0].id), *_summary(specifications)]
-    for one in specifications:
-        lines += ["", f"## {one.title}", "", f"[{one.name.upper()}]({one.source})"]
-        for section in dict.fromkeys(statement.section for statement in one.statements):
-            lines += ["", f"### {section}"]
-            for statement in one.statements:
-                if statement.section == section:
-                    lines += ["", *_entry(statement, by_statement.get(statement.id, []))]
-    return "\n".join(lines) + "\n"
+    specifications, found = load(root), list(dict.fromkeys(marks(root)))
+    files = {_short(mark.file): mark.file for mark in found}
+    if len(files) != len({mark.file for mark in found}):
+        raise StatementsInvalid("two files of tests have one name: their links would lead to the same file")
+    counts = "\n".join(map(_counts, specifications))
+    lines = [_HEAD.format(example=specifications[-1].statements[0].id, counts=counts).rstrip()]
+    for holds, chapter in _CHAPTERS.items():
+        lines += ["", f"## {chapter}"]
+        for one in specifications:
+            chosen = [statement for statement in one.statements if statement.holds == holds]
+            lines += ["", f"### {one.title}"] if chosen else []
+            for section in dict.fromkeys(statement.section for statement in chosen):
+                lines += ["", f"#### {section}", ""]
+                for statement in chosen:
+                    if statement.section == section:
+                        lines += _entry(statement, [mark for mark in found if mark.statement == statement.id])
+    return "\n".join([*lines, "", *(f"[{name}]: ../{file}" for name, file in sorted(files.items()))]) + "\n"
 
 
-def _summary(specifications: tuple[Specification, ...]) -> Iterator[str]:
-    yield "| specification | statements | hold | deviate | not applicable |"
-    yield "|---|---|---|---|---|"
-    for one in specifications:
-        counted = [sum(statement.holds == word for statement in one.statements) for word in _WORDS]
-        yield f"| {one.title} | {len(one.statements)} | {' | '.join(map(str, counted))} |"
-    yield ""
-    yield "| deviation | |"
-    yield "|---|---|"
-    for one in specifications:
-        for statement in one.statements:
-            if statement.holds == DEVIATES:
-                yield f"| {statement.deviation} | [{statement.id}](#{statement.id}) |"
+def _counts(one: Specification) -> str:
+    counted = [sum(statement.holds == word for statement in one.statements) for word in _WORDS]
+    return f"| [{one.title}]({one.source}) | {len(one.statements)} | {' | '.join(map(str, counted))} |"
 
 
 def _entry(statement: Statement, shown_by: list[Mark]) -> Iterator[str]:
-    short = ", in short" if statement.is_paraphrase else ""
-    yield f'<a id="{statement.id}"></a>**{statement.id}**: {_WORDS[statement.holds]}{short}'
-    yield ""
-    yield from _wrapped(_harmless(statement.says), "> ", "> ")
-    if statement.note:
-        yield ""
-        yield from _wrapped(statement.note, "", "")
-    if statement.where:
-        yield ""
-        yield from _wrapped(f"Where: {', '.join(map(_place, statement.where))}.", "", "")
-    if shown_by:
-        yield ""
-        yield from _wrapped(f"Shown by: {'; '.join(_by_file(shown_by))}.", "", "")
+    """Yield a statement's lines: one item of a list, of a deviation with its parts below it."""
+    says = statement.says.replace("<", "&lt;").replace("[", "\\[")
+    says = says if statement.is_paraphrase else f"“{says}”"
+    files = Counter(_short(mark.file) for mark in shown_by).items()
+    tests = ", ".join(f"[{name}]" if count == 1 else f"[{name}] {count}" for name, count in files)
+    if statement.holds == DEVIATES:
+        yield from _item(f"* **{statement.id}: {statement.deviation}.** {says}")
+        yield from _item(f"  * {statement.note}")
+        yield from _item(f"  * *For operators and clients:* {statement.effect}")
+        yield from _item(f"  * {tests}")
+    else:
+        yield from _item(
+            " ".join(filter(None, (f"* **{statement.id}**", says, statement.note, tests and f"({tests})")))
+        )
 
 
-def _harmless(quoted: str) -> str:
-    """Escape brackets and angles of a quotation for Markdown."""
-    return quoted.replace("<", "&lt;").replace("[", "\\[")
+def _short(file: Path) -> str:
+    return file.stem.removeprefix("test_")
 
 
-def _place(place: str) -> str:
-    name, _, symbol = place.partition(":")
-    link = f"[`{name}`]({'' if name.startswith('docs/') else '../'}{name.removeprefix('docs/')})"
-    return f"{link} `{symbol}`" if symbol else link
-
-
-def _by_file(shown_by: list[Mark]) -> Iterator[str]:
-    for file in dict.fromkeys(mark.file for mark in shown_by):
-        tests = dict.fromkeys(mark.test for mark in shown_by if mark.file == file)
-        yield f"[`{file}`](../{file}) {', '.join(f'`{test}`' for test in tests)}"
-
-
-def _wrapped(text: str, first: str, following: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=following,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _item(text: str) -> list[str]:
+    indent = " " * (text.index("*") + 2)
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

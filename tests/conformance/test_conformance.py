@@ -89,11 +89,22 @@ def tree(tmp_path: Path) -> Tree:
 def test_where_all_fits_together_nothing_is_wrong(tree: Tree) -> None:
     assert tree.problems() == []
     page = conformance.page(tree.root)
-    assert "| Kip-590 | 1 | 1 | 0 | 0 |" in page
-    assert "\n## Kip-590\n" in page
-    assert "**kip-590.1**: holds\n\n> It works.\n" in page
-    assert "[`code.py`](../code.py) `Thing.works`" in page
-    assert "[`tests/test_it.py`](../tests/test_it.py) `test_it`" in page
+    assert "| [Kip-590](https://example.org/kip-590) | 1 | 1 | 0 | 0 |" in page
+    assert "\n### Kip-590\n\n#### Design\n\n* **kip-590.1** “It works.” ([it])\n" in page
+    assert page.endswith("\n[it]: ../tests/test_it.py\n")
+
+
+def test_the_page_counts_the_tests_of_a_file_that_show_a_statement(tree: Tree) -> None:
+    test = (tree.root / "tests" / "test_it.py").read_text()
+    (tree.root / "tests" / "test_it.py").write_text(test + test.replace("test_it", "test_more") + test)
+    assert "* **kip-590.1** “It works.” ([it] 2)\n" in conformance.page(tree.root)
+
+
+def test_two_files_of_one_name_would_have_one_link(tree: Tree) -> None:
+    (tree.root / "tests" / "more").mkdir()
+    (tree.root / "tests" / "more" / "test_it.py").write_text(TEST.format(ids='"pip-1.1"'))
+    with pytest.raises(conformance.StatementsInvalid, match="two files of tests have one name"):
+        conformance.page(tree.root)
 
 
 def test_a_statement_without_a_test(tree: Tree) -> None:
@@ -101,12 +112,15 @@ def test_a_statement_without_a_test(tree: Tree) -> None:
     assert tree.problems() == ["pip-1.1 holds, but no test shows it"]
 
 
-def test_a_deviation_needs_a_test_too_and_stands_in_the_summary(tree: Tree) -> None:
-    tree.change('holds = "yes"', 'holds = "deviates"\ndeviation = "It stands"\nnote = "Because."')
+def test_a_deviation_needs_a_test_too_and_stands_first_with_reason_and_effect(tree: Tree) -> None:
+    tree.change('holds = "yes"', 'holds = "deviates"\ndeviation = "It stands"\nnote = "Because."\neffect = "Wait."')
     assert tree.problems() == []
-    assert "\n| It stands | [pip-1.1](#pip-1.1) |\n" in conformance.page(tree.root)
+    page = conformance.page(tree.root)
+    parts = ("“It works.”", "  * Because.", "  * *For operators and clients:* Wait.", "  * [it]\n")
+    assert "\n* **pip-1.1: It stands.** " + "\n".join(parts) in page
+    assert page.index("**pip-1.1: ") < page.index("**pip-30.1**")
     tree.test('"pip-30.1", "kip-590.1", "kip-368.1"')
-    assert tree.problems() == ["pip-1.1 **deviates**, but no test shows it"]
+    assert tree.problems() == ["pip-1.1 deviates, but no test shows it"]
 
 
 def test_a_statement_that_is_not_applicable_must_have_no_test(tree: Tree) -> None:
@@ -148,7 +162,9 @@ def test_a_place_that_is_not(tree: Tree, place: str) -> None:
     ("old", "new", "text"),
     [
         ('"yes"', '"maybe"', "pip-1.1 holds 'maybe'"),
-        ('"yes"', '"deviates"\ndeviation = "It stands"', "pip-1.1 gives no reason"),
+        ('"yes"', '"deviates"\ndeviation = "It stands"\neffect = "Wait."', "pip-1.1 gives no reason"),
+        ('"yes"', '"deviates"\ndeviation = "It stands"\nnote = "Because."', "its effect is ''"),
+        ('"yes"', '"yes"\neffect = "Wait."', "its effect is 'Wait.'"),
         ('"yes"', '"deviates"\nnote = "Because."', "its deviation is ''"),
         ('"yes"', '"yes"\ndeviation = "It stands"', "its deviation is 'It stands'"),
         ('"yes"', '"not applicable"\nnote = "Why."', "pip-1.1 says where"),
