@@ -391,7 +391,7 @@ def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, case: str) -> N
     if case in {"address taken", "spool taken"}:
         other = ReceiverProcess(write_config(tmp_path, spool))
     said = {
-        "unknown key": "limits: there is no key 'max_conections' here; did you mean",
+        "unknown key": "limits.max_conections: there is no such key; did you mean",
         "address taken": "listen.bind: ",
         "spool taken": "another receiver writes to this spool",
         "spool is a file": "spool.directory: ",
