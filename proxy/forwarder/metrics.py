@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
-from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationMetrics
+from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, BoundedLabel
 
 

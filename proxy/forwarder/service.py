@@ -20,17 +20,17 @@ from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.enforcement import Enforcement
+from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.shares import Place
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
-from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
-from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
+from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.client_session import ClientSession

@@ -24,8 +24,8 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
-from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
+from proxy.forwarder.relay.framed_relay import FramedRelay
+from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
 from proxy.forwarder.relay.splice_pump import SplicePump

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of

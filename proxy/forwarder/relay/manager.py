@@ -6,10 +6,12 @@ task belongs to a relay, and the fd store holds it for this forwarder's successo
 the same call; such a relay ends with the process.
 
 A relay is blind, unless it has a session that can expire or of which messages are counted
-(proxy.forwarder.relay.expiring.relay_session): then its frames are followed, in both directions.
+(proxy.forwarder.lifetime.terms): then its frames are followed, in both directions.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -19,28 +21,26 @@ from prometheus_client.registry import Collector
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.adoption import RelayAdopter
-from proxy.forwarder.relay.close_reason import PLANNED_CLOSE_REASONS, CloseReason
-from proxy.forwarder.relay.close_schedule import CloseSchedule
-from proxy.forwarder.relay.closer import RelayCloser
+from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
+from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason
+from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
+from proxy.forwarder.lifetime.session import ExpiringSession
+from proxy.forwarder.lifetime.session_factory import SessionFactory, SessionOptions
+from proxy.forwarder.relay.adoption import RelayAdopter, RelaysLeftBehind
+from proxy.forwarder.relay.closing import CloseSchedule, RelayCloser
 from proxy.forwarder.relay.engine import RelayEngine
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
-from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
-from proxy.forwarder.relay.expiring.session import ExpiringSession
-from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
+from proxy.forwarder.relay.framed_relay import FramedRelay
+from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
-from proxy.forwarder.relay.left_behind import RelaysLeftBehind
-from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions
 from proxy.forwarder.relay.pipes import PipePool
 from proxy.forwarder.relay.relay import Relay
-from proxy.forwarder.relay.session_factory import SessionFactory
 from proxy.forwarder.relay.sockets import ip_of, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.spliced_start import REPLACED, SplicedRelayStarter, close_descriptors_of
 from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.shared.relay_table import RelayTable
 
 STORE_WAIT_S = 5.0
@@ -48,6 +48,45 @@ STORE_PAUSE_S = 0.005
 """How long, and how often, a relay's start waits until the supervisor has taken the descriptors on their way to it: the
 kernel bounds them for a user without privileges.
 """
+
+
+def _ignore(_value: object) -> None:
+    """Do nothing: the default of callbacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayCallbacks:
+    """What the owner wants to know of relays.
+
+    ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
+    another connection; ``on_end`` with that of each that has ended here; ``on_handed_over`` with that of each that
+    has become a successor's; ``on_left_behind_gone`` with the client's IP address of each relay that has ended in a
+    predecessor, or that a successor looks after from now on.
+    """
+
+    on_end: Callable[[StoredRelay], None]
+    on_handed_over: Callable[[StoredRelay], None] = _ignore
+    on_left_behind_gone: Callable[[str], None] = _ignore
+    on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """The limits, clock and sessions of a forwarder's relays.
+
+    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
+    process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
+    principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
+    ``now``: seconds of a clock that only goes forward and is the same in a successor.
+    """
+
+    forwarders: int = 1
+    may_linger: Callable[[], bool] = lambda: True
+    owner_of: Callable[[StoredRelay], str] = lambda record: owner_of(record.principal, record.client_address)
+    principals_max: int = 100
+    principal_idle_s: float = 600.0
+    now: Callable[[], float] = time.monotonic
+    sessions: SessionOptions = field(default_factory=SessionOptions)
 
 
 class RelayManager(Collector):

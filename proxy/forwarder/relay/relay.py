@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.pipes import Pipe, PipeShare
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 

@@ -1,7 +1,7 @@
 """The splice pump: moves the bytes of one direction at a time, socket → pipe → socket, and ends directions.
 
 ``SplicePump.pump`` moves a portion of a blind direction, which is all that most relays ever need. A direction of which
-the frames are followed has another pump (proxy.forwarder.relay.expiring.splice_pump), made of the same parts.
+the frames are followed has another pump (proxy.forwarder.relay.framed_splice_pump), made of the same parts.
 ``Direction.pump`` is the one of the direction.
 
 The order of stores that a successor relies on is RelayTable's: bind a pipe before bytes enter it, count what has left

@@ -7,11 +7,11 @@ from typing import Self
 import trio
 
 from proto.command_heads import FrameInvalid
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.engine import RelayEngine
-from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
-from proxy.forwarder.relay.expiring.session import ExpiringSession
-from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
+from proxy.forwarder.relay.framed_relay import FramedRelay
+from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES
 from proxy.forwarder.relay.relay import Relay

@@ -6,7 +6,7 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.expiring.relay_session import RelaySession
+from proxy.forwarder.lifetime.terms import RelaySession
 
 
 class RelayStartFailed(Exception):

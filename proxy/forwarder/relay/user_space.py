@@ -10,12 +10,11 @@ from functools import partial
 import trio
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.close_schedule import until_quiet
+from proxy.forwarder.lifetime.closing import CloseReason, until_quiet
+from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.copy_loop import copy_streams
-from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
-from proxy.forwarder.relay.expiring.session import ExpiringSession
+from proxy.forwarder.relay.framed_copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.sockets import LINGER_S
 from proxy.forwarder.relay.start import RelayStart

@@ -8,7 +8,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.relay.expiring.relay_session import RelaySession
+from proxy.forwarder.lifetime.terms import RelaySession
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused

@@ -1,6 +1,6 @@
 """How long the authentication of one client lasts: in lookup mode, and what a relay needs to know of it.
 
-Sessions can expire (KIP-368). A relay looks at the frames of those (proxy.forwarder.relay.expiring.relay_session). In
+Sessions can expire (KIP-368). A relay looks at the frames of those (proxy.forwarder.lifetime.terms). In
 lookup mode all frames are read in any case, and the client is asked for fresh credentials on its own connection.
 """
 
@@ -19,9 +19,9 @@ from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
-from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
-from proxy.forwarder.relay.expiring.relay_session import (
+from proxy.forwarder.lifetime.metrics import NoReauthReason
+from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
+from proxy.forwarder.lifetime.terms import (
     ChallengePermission,
     Reauthenticate,
     ReauthenticatorFactory,
@@ -29,7 +29,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
     challenge_permission,
     passes_challenges_on,
 )
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
+from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator

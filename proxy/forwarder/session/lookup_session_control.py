@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from proto.session_clock import SessionClock
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.session import ExpiringSession
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientIdentity, Reauthenticator
 
@@ -42,7 +42,7 @@ LifetimeEvent = ChallengeDue | VerdictKnown | SessionClosing | LifetimeOver
 
 
 class LookupSessionControl:
-    """The control of a session in lookup mode (proxy.forwarder.relay.expiring.session.SessionControl).
+    """The control of a session in lookup mode (proxy.forwarder.lifetime.session.SessionControl).
 
     ``has_ended``: set by the session's lifetime, from when on the client can be sent nothing.
     """

@@ -197,7 +197,7 @@ class Reauthenticator:
         """Identity of the last successful re-authentication; None before the first one."""
 
     async def reauthenticate(self, command: BaseCommand) -> Verdict:
-        """Have an AUTH_RESPONSE verified, one at a time, as proxy.forwarder.relay.expiring.relay_session describes.
+        """Have an AUTH_RESPONSE verified, one at a time, as proxy.forwarder.lifetime.terms describes.
 
         Raises RpcError.
         """

@@ -11,7 +11,7 @@ Four parts, one after the other, all of cells of eight bytes:
   moved, and one more. The first two rows are no relay's: they sum up the relays that have ended.
   A relay that stays in a forwarder which was replaced keeps its rows, and that process alone writes them until it sets
   ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the current forwarder's.
-* One row for each direction of a framed relay, written and read by proxy.forwarder.relay.expiring.journal; the first
+* One row for each direction of a framed relay, written and read by proxy.forwarder.relay.framed_journal; the first
   two sum up again.
 * One row for each principal of which the use is counted by name (proxy.forwarder.relay.usage): sums of relays that have
   ended. Relays refer to it by its number, so it gets another name only while no relay does.

@@ -16,7 +16,7 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.relay.expiring.relay_session import RelaySession
+from proxy.forwarder.lifetime.terms import RelaySession
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.rpc.errors import RpcError

@@ -20,7 +20,7 @@ from proto import commands
 from proto.commands import AUTH_REFRESH
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
+from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
 
 WALL_CLOCK_S = 1_800_000_000
 

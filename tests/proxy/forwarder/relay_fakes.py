@@ -18,20 +18,20 @@ from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.expiring.broker_reauthentication import (
+from proxy.forwarder.lifetime.broker_reauthentication import (
     BeginExchange,
     BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
-from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.relay_session import (
+from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime.session_factory import SessionOptions
+from proxy.forwarder.lifetime.terms import (
     ReauthenticatorFactory,
     RelaySession,
     reauthentication_unavailable,
 )
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
+from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials

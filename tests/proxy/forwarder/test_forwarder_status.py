@@ -10,9 +10,9 @@ from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.relay_session import reauthentication_unavailable
-from proxy.forwarder.relay.expiring.session import ExpiringSession
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import ExpiringSession
+from proxy.forwarder.lifetime.terms import reauthentication_unavailable
 
 
 def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NOT_CLOSING) -> ExpiringSession:

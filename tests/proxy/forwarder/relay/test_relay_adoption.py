@@ -30,8 +30,7 @@ from relay_fakes import (
 
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions
+from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.left_behind: use is exact for relays that cannot move, through one successor after another."""
+"""proxy.forwarder.relay.adoption: use is exact for relays that cannot move, through one successor after another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import trio.testing
 from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, until
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
-from proxy.forwarder.relay import left_behind, user_space
+from proxy.forwarder.relay import adoption, user_space
+from proxy.forwarder.relay.adoption import RelaysLeftBehind
 from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
@@ -24,7 +24,7 @@ CLIENT_IP = "203.0.113.7"
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is to take a second."""
-    monkeypatch.setattr(left_behind, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(adoption, "LOOK_INTERVAL_S", 0.01)
 
 
 class Stream:

@@ -34,10 +34,10 @@ from proto.commands import CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.framed_stream import Action
 from proto.session_clock import ReauthenticationFailure
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
-from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX
+from proxy.forwarder.lifetime import broker_reauthentication, reauthentication
+from proxy.forwarder.lifetime.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX
 from proxy.forwarder.workers.authentication import Challenge, Verdict
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row

@@ -37,8 +37,8 @@ from proto.commands import AUTH_REFRESH
 from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, OriginalData, Principal, StoredRelay, StoredSession
-from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX
+from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX
+from proxy.forwarder.lifetime.terms import RelaySession, stored_grace_ms
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial

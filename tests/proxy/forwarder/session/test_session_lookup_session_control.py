@@ -11,7 +11,7 @@ from forwarder_fakes import (
 from lifetime_fakes import FAILED, Begin, Held, answer_again, token, unix_ms
 
 from proto.session_clock import Phase
-from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.lifetime.closing import CloseReason
 
 # ---- when a session ends, and when its client is asked
 

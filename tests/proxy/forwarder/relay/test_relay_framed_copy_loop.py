@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.copy_loop: sessions that expire within a relay through user space, over streams in
+"""proxy.forwarder.relay.framed_copy_loop: sessions that expire within a relay through user space, over streams in
 memory."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from relay_fakes import about_relay, new_relays, read, read_all
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge

@@ -1,7 +1,7 @@
 """The journal of framed relays: what a forwarder writes to the relay table of them, and a successor reads.
 
 Framed rows of the table are written and read here, except for the stores that the pump makes for each portion
-(proxy.forwarder.relay.expiring.splice_pump).
+(proxy.forwarder.relay.framed_splice_pump).
 
 **Killed at any step.** A successor asks the kernel how much of a stream was consumed
 (proxy.runtime.network.stream_position), and finds in the relay table, always written *before* the step that it
@@ -29,9 +29,9 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_STOP
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, ClockSnapshot, Phase, SessionClock
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
-from proxy.forwarder.relay.expiring.session import FrameCursor, Injection
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import FrameCursor, Injection
+from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.network.stream_position import consumed_bytes

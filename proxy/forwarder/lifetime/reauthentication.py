@@ -26,10 +26,9 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, ReauthenticationFailure, SessionClock
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.close_reason import PLANNED_CLOSE_REASONS, CloseReason
-from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason, ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.session import INJECTION_BYTES_MAX, ExpiringSession, parse_frame_command
+from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason, until_quiet
+from proxy.forwarder.lifetime.metrics import NoReauthReason, ReauthenticationMetrics
+from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, ExpiringSession, parse_frame_command
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.rpc.errors import RpcError

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.close_schedule, and how relays are ended by the proxy itself: spread, gently, in time."""
+"""proxy.forwarder.relay.closing, and how relays are ended by the proxy itself: spread, gently, in time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay import close_schedule, closer, user_space
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.close_schedule import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule, until_quiet
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
+from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
+from proxy.forwarder.relay import closing, user_space
+from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
@@ -245,7 +245,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     async def until_quiet(_position: object) -> None:
         await event.wait()
 
-    for module in (closer, user_space):
+    for module in (closing, user_space):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -446,14 +446,14 @@ async def test_a_broker_is_silent_when_it_has_said_nothing_for_a_moment(
 ) -> None:
     said_until_s = 0.35
     await until_quiet(lambda: min(trio.current_time(), said_until_s))
-    assert said_until_s < trio.current_time() <= said_until_s + 2 * close_schedule.QUIET_S
+    assert said_until_s < trio.current_time() <= said_until_s + 2 * QUIET_S
 
 
 async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     await until_quiet(trio.current_time)
-    assert trio.current_time() == pytest.approx(close_schedule.QUIET_S_MAX, abs=2 * close_schedule.QUIET_S)
+    assert trio.current_time() == pytest.approx(QUIET_S_MAX, abs=2 * QUIET_S)
 
 
 # ---- relays in user space

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.enforcement: sessions whose ends are only observed, in both kinds of relay and in
+"""proxy.forwarder.lifetime.enforcement: sessions whose ends are only observed, in both kinds of relay and in
 lookup mode."""
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.rpc_pb2 import Principal
 from proxy.config.types import Config
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.enforcement import UNKNOWN_LISTENER, Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
-from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.enforcement import UNKNOWN_LISTENER, Enforcement
+from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
+from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S

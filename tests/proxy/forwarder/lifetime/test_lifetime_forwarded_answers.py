@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.forwarded_answers, in both kinds of relay: the broker has the client's credentials,
+"""proxy.forwarder.lifetime.forwarded_answers, in both kinds of relay: the broker has the client's credentials,
 too, and asks for fresh ones. The client is asked once for both, and only an accepted answer goes on.
 """
 
@@ -31,14 +31,14 @@ from relay_fakes import Lane, Place, about_relay, expect, new_relays, read, read
 
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.forwarded_answers import ForwardedAnswers
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
-from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, INJECTION_BYTES_MAX
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.enforcement import Enforcement
+from proxy.forwarder.lifetime.forwarded_answers import ForwardedAnswers
+from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
+from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, INJECTION_BYTES_MAX
+from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.rpc.errors import RpcConnectionLost
 

@@ -3,7 +3,7 @@
 A relay's connection to its broker carries the proxy's own credentials. Where these expire, the relay's frames are
 inspected: the broker's challenges are removed from its stream (splice_pump, copy_loop of this package) and answered
 here with credentials from an auth worker. The client never sees them. With forwarded credentials the broker challenges
-the client instead (proxy.forwarder.relay.expiring.forwarded_answers).
+the client instead (proxy.forwarder.lifetime.forwarded_answers).
 
 Bounds: one exchange at a time in a relay (a second challenge before the answer ends the relay), started at most once a
 second; rounds as in a handshake (proto.broker_exchange); one task per relay with a challenge to answer.
@@ -19,8 +19,8 @@ from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.session import (
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import (
     BROKER_ANSWER_BYTES_MAX,
     ExpiringSession,
     RelaySessionControl,

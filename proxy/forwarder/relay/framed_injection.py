@@ -9,11 +9,11 @@ from collections.abc import Callable
 from proto.broker_exchange import ExchangePhase
 from proto.framed_stream import Own
 from proto.session_clock import Phase
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.control import SplicedSessionControl
-from proxy.forwarder.relay.expiring.framed_relay import FramedDirection
-from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import INJECTION_BYTES_MAX, FrameCursor, Injection
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, FrameCursor, Injection
+from proxy.forwarder.relay.framed_control import SplicedSessionControl
+from proxy.forwarder.relay.framed_journal import FramedJournal
+from proxy.forwarder.relay.framed_relay import FramedDirection
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 _INJECTIONS: dict[Own, tuple[Injection, int]] = {

@@ -1,8 +1,8 @@
 """State of a session with inspected frames within its relay, and the interfaces around it.
 
-Two pumps read frame boundaries: proxy.forwarder.relay.expiring.splice_pump in the kernel, and
-proxy.forwarder.relay.expiring.copy_loop in memory. Both report to the same ReauthenticationHandler
-(proxy.forwarder.relay.expiring.reauthentication), which acts on a relay through its SessionControl.
+Two pumps read frame boundaries: proxy.forwarder.relay.framed_splice_pump in the kernel, and
+proxy.forwarder.relay.framed_copy_loop in memory. Both report to the same ReauthenticationHandler
+(proxy.forwarder.lifetime.reauthentication), which acts on a relay through its SessionControl.
 """
 
 import enum
@@ -17,9 +17,9 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, ReauthenticationFailure, SessionClock
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, stored_grace_ms
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.enforcement import Enforcement
+from proxy.forwarder.lifetime.terms import Reauthenticate, stored_grace_ms
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.shared.relay_table import TO_BROKER
 
@@ -231,8 +231,8 @@ class RelaySessionControl(SessionControl, Protocol):
 class BrokerChallengeHandler(Protocol):
     """Receiver of the challenges of a relay's broker that do not pass to the client.
 
-    The implementations are proxy.forwarder.relay.expiring.broker_reauthentication.BrokerReauthentication, where the
-    broker asks the proxy itself, and proxy.forwarder.relay.expiring.forwarded_answers.ForwardedAnswers, where it asks
+    The implementations are proxy.forwarder.lifetime.broker_reauthentication.BrokerReauthentication, where the
+    broker asks the proxy itself, and proxy.forwarder.lifetime.forwarded_answers.ForwardedAnswers, where it asks
     the client.
     ``control``: set when the relay begins. ``challenge_truncated``: a predecessor lost the beginning of the challenge
     that is being removed from the stream.
@@ -268,7 +268,7 @@ class BrokerChallengeHandler(Protocol):
 class ReauthenticationHandler(Protocol):
     """Receiver of what a relay's pump finds in a session's frames.
 
-    The implementation is proxy.forwarder.relay.expiring.reauthentication.ReauthenticationCoordinator.
+    The implementation is proxy.forwarder.lifetime.reauthentication.ReauthenticationCoordinator.
     """
 
     def on_answer(self, session: ExpiringSession, frame: bytes) -> None:

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.broker_reauthentication in relays through user space, over streams in memory: as
+"""proxy.forwarder.lifetime.broker_reauthentication in relays through user space, over streams in memory: as
 behind TLS."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from relay_fakes import about_relay, expect, new_relays, read_all
 from proto import commands
 from proto.framed_stream import CHALLENGE_BYTES_MAX
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
-from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.options import SessionOptions
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
+from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
 

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.broker_reauthentication in spliced relays: the broker asks the proxy, and the client
+"""proxy.forwarder.lifetime.broker_reauthentication in spliced relays: the broker asks the proxy, and the client
 sees nothing."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from proto import commands
 from proto.broker_handshake import ROUNDS_MAX
 from proto.framed_stream import CHALLENGE_BYTES_MAX
 from proto.frames import encode_frame
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
-from proxy.forwarder.relay.expiring.broker_reauthentication import LOST_ROUNDS, NO_CREDENTIALS, OUT_OF_TURN, TOO_LARGE
-from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.session import (
+from proxy.forwarder.lifetime import broker_reauthentication, reauthentication
+from proxy.forwarder.lifetime.broker_reauthentication import LOST_ROUNDS, NO_CREDENTIALS, OUT_OF_TURN, TOO_LARGE
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
+from proxy.forwarder.lifetime.session import (
     BROKER_ANSWER_BYTES_MAX,
     INJECTION_BYTES_MAX,
 )

@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.splice_pump: sessions that expire within a relay, over real sockets on loopback."""
+"""proxy.forwarder.relay.framed_splice_pump: sessions that expire within a relay, over real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.relay_frames import SLOW_FRAMES_MAX
 from proto.session_clock import NEVER
+from proxy.forwarder.lifetime import reauthentication
+from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
+from proxy.forwarder.lifetime.session import PEEK_BYTES, ExpiringSession
+from proxy.forwarder.lifetime.terms import challenge_permission
 from proxy.forwarder.relay import engine
-from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.relay_session import challenge_permission
-from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
-from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
+from proxy.forwarder.relay.framed_splice_pump import HEADER_PEEK_BYTES
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge

@@ -17,9 +17,9 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.framed_stream import Action, Own
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
-from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import ExpiringSession, ReauthenticationHandler
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
-from proxy.forwarder.relay.expiring.session import ExpiringSession, ReauthenticationHandler
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream

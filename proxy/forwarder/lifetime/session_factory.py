@@ -1,12 +1,35 @@
 """The factory of relays' expiring sessions: for relays that start, and for those of a predecessor."""
 
+from dataclasses import dataclass, field
+
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
-from proxy.forwarder.relay.expiring.forwarded_answers import ForwardedAnswers, RequestChallenge
-from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, RelaySession
-from proxy.forwarder.relay.expiring.session import ExpiringSession
-from proxy.forwarder.relay.options import SessionOptions
+from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
+from proxy.forwarder.lifetime.enforcement import Enforcement
+from proxy.forwarder.lifetime.forwarded_answers import ForwardedAnswers, RequestChallenge
+from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
+from proxy.forwarder.lifetime.session import ExpiringSession
+from proxy.forwarder.lifetime.terms import (
+    Reauthenticate,
+    ReauthenticatorFactory,
+    RelaySession,
+    reauthentication_unavailable,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How the sessions of a forwarder's relays are authenticated again.
+
+    ``reauthenticator_factory`` makes what verifies the answers of clients of a predecessor's relays; ``enforcement``
+    tells whether sessions' ends close connections, in lookup mode, too; ``broker_factory`` answers brokers that
+    challenge the proxy itself; None: with no credentials.
+    """
+
+    reauthenticator_factory: ReauthenticatorFactory = reauthentication_unavailable
+    enforcement: Enforcement = field(default_factory=Enforcement)
+    broker_factory: BrokerReauthenticationFactory | None = None
+    metrics: ReauthenticationMetrics = field(default_factory=lambda: ReauthenticationMetrics(None))
 
 
 class SessionFactory:

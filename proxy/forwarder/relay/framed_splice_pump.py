@@ -12,7 +12,7 @@ What a peek costs is the copy, so where frames are large only their headers are 
 
 A turn is bounded: by ``PEEK_BYTES`` and ``FILL_BYTES``, and in frames that take longer (proto.relay_frames).
 
-Before every step proxy.forwarder.relay.expiring.journal has written down what a successor must know. Only the methods
+Before every step proxy.forwarder.relay.framed_journal has written down what a successor must know. Only the methods
 that run for each portion write the table's cells themselves, since a method call costs more than the store that it
 makes: ``PIPE`` in ``_move``, ``BOUNDARY`` and ``MESSAGES`` in ``_let_pass``.
 """
@@ -25,16 +25,16 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.framed_stream import Action
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
-from proxy.forwarder.relay.expiring.control import SplicedSessionControl
-from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
-from proxy.forwarder.relay.expiring.injection import FrameInjector
-from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import (
+from proxy.forwarder.lifetime.session import (
     PEEK_BYTES,
     FrameCursor,
     Injection,
     ReauthenticationHandler,
 )
+from proxy.forwarder.relay.framed_control import SplicedSessionControl
+from proxy.forwarder.relay.framed_injection import FrameInjector
+from proxy.forwarder.relay.framed_journal import FramedJournal
+from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
 from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT, RelayTable

@@ -1,6 +1,9 @@
-"""Why the proxy itself closes a relay."""
+"""Why the proxy itself closes a relay, and the wait for the last answers before it does."""
 
 import enum
+from collections.abc import Callable
+
+import trio
 
 
 class CloseReason(enum.IntEnum):
@@ -28,3 +31,17 @@ class CloseReason(enum.IntEnum):
 
 PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
 """Why a relay is closed although nothing is wrong with it."""
+
+
+QUIET_S = 0.1
+QUIET_S_MAX = 1.0
+"""A broker that is silent for QUIET_S has answered what it was sent; none is waited for longer than QUIET_S_MAX."""
+
+
+async def until_quiet(position: Callable[[], object], *, quiet_s: float = QUIET_S, most_s: float = QUIET_S_MAX) -> None:
+    """Wait until ``position`` is the same after ``quiet_s``, at most ``most_s``."""
+    deadline = trio.current_time() + most_s
+    before: object = None
+    while (now := position()) != before and trio.current_time() < deadline:
+        before = now
+        await trio.sleep(quiet_s)

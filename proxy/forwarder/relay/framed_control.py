@@ -1,10 +1,10 @@
-"""SessionControl of a relay in the splice engine (proxy.forwarder.relay.expiring.splice_pump)."""
+"""SessionControl of a relay in the splice engine (proxy.forwarder.relay.framed_splice_pump)."""
 
 from proto.framed_stream import Own
-from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
-from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor, ReauthenticationHandler
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor, ReauthenticationHandler
+from proxy.forwarder.relay.framed_journal import FramedJournal
+from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 

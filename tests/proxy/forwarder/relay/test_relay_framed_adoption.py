@@ -1,4 +1,4 @@
-"""proxy.forwarder.relay.expiring.splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or
+"""proxy.forwarder.relay.framed_splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or
 doubled, no boundary
 lost, and a client that had to authenticate again still has to.
 """
@@ -42,9 +42,9 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import HEADER_BYTES
-from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
-from proxy.forwarder.relay.expiring import session as followed
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
+from proxy.forwarder.lifetime import broker_reauthentication, reauthentication
+from proxy.forwarder.lifetime import session as followed
+from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.shared.relay_table import EXCHANGE, PHASE, TO_BROKER, TO_CLIENT, framed_row
 

@@ -1,11 +1,11 @@
-"""proxy.forwarder.relay.expiring.reauthentication_metrics: the label `method` is bounded."""
+"""proxy.forwarder.lifetime.metrics: the label `method` is bounded."""
 
 from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason, ReauthenticationMetrics
+from proxy.forwarder.lifetime.metrics import NoReauthReason, ReauthenticationMetrics
 from proxy.runtime.observability.metrics import LABEL_VALUES_MAX
 
 PREFIX = "pulsar_proxy_"

@@ -1,7 +1,7 @@
 """A spliced relay of which the frames are followed: its session, and where frames begin in each direction."""
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor
+from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor
 from proxy.forwarder.relay.relay import Direction, Relay
 
 

@@ -15,7 +15,7 @@ answer is lost. Bounds: one answer waits for its boundary in a relay, and client
 from collections.abc import Callable
 
 from proto.broker_exchange import ExchangePhase
-from proxy.forwarder.relay.expiring.session import ExpiringSession, RelaySessionControl
+from proxy.forwarder.lifetime.session import ExpiringSession, RelaySessionControl
 
 RequestChallenge = Callable[[ExpiringSession], None]
 """Callable that has a session's client challenged as soon as possible."""
