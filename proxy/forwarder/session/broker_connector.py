@@ -83,14 +83,11 @@ class BrokerConnector:
 
     def _on_opened(self, outcome: Outcome) -> None:
         self._opening = None
-        match outcome:
-            case None:
-                self._tasks.start_soon(self._open_in_task)
-            case BrokerLink():
-                self._link = outcome
-                self._on_done(None)
-            case _:
-                self._on_done(_failure(outcome))
+        if isinstance(outcome, BrokerLink):
+            self._link = outcome
+            self._on_done(None)
+        else:
+            self._on_done(_failure(outcome))
 
     async def _open_in_task(self) -> None:
         try:

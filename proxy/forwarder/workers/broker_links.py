@@ -1,6 +1,6 @@
 """Links to brokers for relays: the target is checked by a lookup worker and here, then dialled in the client's name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,7 +10,6 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.connect_rules import broker_connect
 from proto.pulsar_pb2 import CommandConnect
-from proto.rpc_frames import Reply
 from proto.rpc_pb2 import Method, OriginalData, OtherBroker, ResolveTargetRequest, ResolveTargetResponse
 from proxy import __version__
 from proxy.common.logs import get_logger
@@ -31,8 +30,6 @@ from proxy.runtime.network.credentials import Credentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.pool import RpcPool
-
-_RESOLVE_TARGET = int(Method.RESOLVE_TARGET)  # a constant: access to an enum's member costs a look-up each time
 
 Target = ResolveTargetResponse | OtherBroker
 
@@ -76,59 +73,31 @@ class BrokerLinks:
         self._auth = auth
         self._lookup = lookup
         self._known: dict[str, tuple[float, ResolveTargetResponse]] = {}
-        self.can_open_now = config.brokers.credentials is None and self.dialer.is_plain
-        """Whether BrokerOpening may open links."""
+        self._is_plain = config.brokers.credentials is None and self.dialer.is_plain
 
     # ---- a target
 
-    def _target_request(self, asked: BrokerRequest) -> ResolveTargetRequest:
-        target = asked.connect.proxy_to_broker_url
-        return ResolveTargetRequest(
-            target=target,
-            client_address=asked.client_address,
-            principal_name=asked.identity.role,
-            sealed_principal=asked.identity.sealed,
-            any_broker=not target,
-        )
-
     def known_target(self, asked: BrokerRequest) -> ResolveTargetResponse | None:
-        """Return what a lookup worker has said of the same target a moment ago, if one address was allowed.
+        """Return the target of a link that was opened a moment ago, if BrokerOpening may dial it; else None.
 
-        What it says does not depend on the client.
+        What a lookup worker says of a target does not depend on the client.
         """
         known = self._known.get(asked.connect.proxy_to_broker_url)
         return known[1] if known is not None and known[0] > trio.current_time() else None
 
-    def remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
-        """Have ``known_target`` return an answer, for KNOWN_S; none for a client that takes any broker."""
-        name = asked.connect.proxy_to_broker_url
-        if 0 < len(name) <= KNOWN_NAME_CHARACTERS_MAX:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[name] = trio.current_time() + KNOWN_S, target
-
-    def resolve_target_now(
-        self, asked: BrokerRequest, deadline: float, on_reply: Callable[[Reply | None], None]
-    ) -> bool:
-        """Ask a lookup worker where to dial, if one can be asked at once; return False otherwise.
-
-        ``on_reply`` gets the reply, or None where there will be none (RpcClient.start_call).
+    def _remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
+        """Have ``known_target`` return a target, which was checked, for KNOWN_S, if it has one address to dial, and no
+        reason to look closer at it; none for a client that takes any broker.
         """
-        return self._lookup.pick_client().start_call(
-            _RESOLVE_TARGET,
-            self._target_request(asked).SerializeToString(),
-            on_reply,
-            timeout_ms=self.config.brokers.handshake_timeout_ms,
-            deadline=deadline,
-        )
-
-    def can_dial_now(self, target: ResolveTargetResponse) -> bool:
-        """Return whether there is one address to dial, which was checked a moment ago."""
-        if len(target.addresses) != 1 or target.others or self.dialer.may_lead_back(target.port):
-            return False
-        if "%" in target.addresses[0]:  # a scope would be looked up
-            return False
-        return self._dial_check.check_target_now(HostPort(target.host, target.port), target.addresses)
+        name = asked.connect.proxy_to_broker_url
+        is_simple = len(target.addresses) == 1 and "%" not in target.addresses[0]  # a scope would be looked up
+        if not (is_simple and self._is_plain and 0 < len(name) <= KNOWN_NAME_CHARACTERS_MAX):
+            return
+        if target.others or self.dialer.may_lead_back(target.port):
+            return
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[name] = trio.current_time() + KNOWN_S, target
 
     async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
         """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""
@@ -184,7 +153,13 @@ class BrokerLinks:
         """
         target = await self._lookup.pick_client().call(
             Method.RESOLVE_TARGET,
-            self._target_request(asked),
+            ResolveTargetRequest(
+                target=asked.connect.proxy_to_broker_url,
+                client_address=asked.client_address,
+                principal_name=asked.identity.role,
+                sealed_principal=asked.identity.sealed,
+                any_broker=not asked.connect.proxy_to_broker_url,
+            ),
             ResolveTargetResponse,
             timeout_s=seconds(self.config.brokers.handshake_timeout_ms),
             retry=True,
@@ -192,6 +167,7 @@ class BrokerLinks:
         if target.denial:
             raise TargetRefused(target.denial, target.detail)
         link, opened, credentials = await self._open_first(asked, [target, *target.others])
+        self._remember_target(asked, target)
         answers = bool(self._answers_challenges(asked, opened, credentials))
         return replace(link, answers_challenges=answers, original_data=opened.original_data)
 

@@ -1,7 +1,7 @@
-"""The broker's side of a relay, opened by callback: the target, the connection and the handshake need no task.
+"""The broker's side of a relay, opened by callback: the connection and the handshake need no task.
 
-For what is usual: brokers on plain TCP, no credentials of the proxy's own, and a target with one address, which was
-checked here a moment ago. All else is opened by BrokerLinks.open_link, in a task: the opening says so.
+For what is usual: brokers on plain TCP, no credentials of the proxy's own, and a target with one address, to which a
+link was opened a moment ago (BrokerLinks.known_target). All else is opened by BrokerLinks.open_link, in a task.
 """
 
 import os
@@ -10,15 +10,13 @@ import socket
 from collections.abc import Callable
 
 import trio
-from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.addresses import HostPort
 from proto.broker_handshake import BrokerHandshake, Challenged, Connected, HandshakeEvent, Refused, SendData
 from proto.errors import RemoteProtocolError
-from proto.rpc_frames import Reply
-from proto.rpc_pb2 import ResolveTargetResponse, Status
-from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest, TargetRefused
+from proto.rpc_pb2 import ResolveTargetResponse
+from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import RECEIVE_BYTES, Reactor
 from proxy.runtime.loop.tasks import seconds
@@ -32,15 +30,12 @@ from proxy.runtime.network.broker_link import (
     too_slow,
 )
 from proxy.runtime.network.credentials import NoCredentials
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcDeadlineExceeded, RpcError
 
-_OK = int(Status.OK)
 _IN = select.EPOLLIN
 _IN_AND_OUT = select.EPOLLIN | select.EPOLLOUT
 _CREDENTIALS = NoCredentials()
 
-Outcome = BrokerLink | TargetRefused | BrokerLinkFailed | RpcError | None
-"""None: the link has to be opened in a task."""
+Outcome = BrokerLink | BrokerLinkFailed
 
 
 class BrokerOpening:
@@ -49,7 +44,6 @@ class BrokerOpening:
     __slots__ = (
         "_address",
         "_asked",
-        "_asks_until",
         "_broker",
         "_deadline",
         "_dialled_at",
@@ -71,6 +65,8 @@ class BrokerOpening:
         reactor: Reactor,
         deadlines: Deadlines,
         asked: BrokerRequest,
+        *,
+        target: ResolveTargetResponse,
         on_done: Callable[[Outcome], None],
     ) -> None:
         self._links = links
@@ -82,22 +78,24 @@ class BrokerOpening:
         self._is_over = False
         self._sock: socket.socket | None = None
         self._unsent = b""
-        self._target: ResolveTargetResponse
-        self._broker: HostPort
-        self._address = ""
+        self._target = target
+        self._broker, self._address = HostPort(target.host, target.port), target.addresses[0]
         self._is_connected = False
         self._handshake_timeout_s = seconds(links.config.brokers.handshake_timeout_ms)
-        self._asks_until = self._dialled_at = 0.0
+        self._dialled_at = 0.0
 
     def start(self) -> None:
-        """Dial the target, once a lookup worker has allowed it."""
-        known = self._links.known_target(self._asked)
-        if known is not None and self._links.can_dial_now(known):
-            self._dial(known)
-            return
-        self._asks_until = current_tick().now + self._handshake_timeout_s
-        if not self._links.resolve_target_now(self._asked, self._asks_until, self._on_resolved):
-            self._finish(None)
+        """Dial the target."""
+        config = self._links.config.brokers
+        self._unsent = commands.connect(self._links.connect_for(self._asked, self._target, _CREDENTIALS, "", b""))
+        self._dialled_at = current_tick().now
+        self._deadline.set(self._dialled_at + seconds(min(config.connect_timeout_ms, config.handshake_timeout_ms)))
+        try:
+            self._sock = self._links.dialer.start_connection(self._address, self._broker.port)
+        except OSError as error:
+            self._finish(self._not_reached(error))
+        else:
+            self._send()  # to a broker nearby the connection is established already
 
     def abandon(self) -> None:
         """Close what is open: the client has gone."""
@@ -119,46 +117,7 @@ class BrokerOpening:
             self._close()
         self._on_done(outcome)
 
-    # ---- the target
-
-    def _on_resolved(self, reply: Reply | None) -> None:
-        if self._is_over:
-            return
-        if reply is None:
-            too_late = trio.current_time() >= self._asks_until
-            no_answer = RpcDeadlineExceeded(f"no answer within {self._handshake_timeout_s} s")
-            self._finish(no_answer if too_late else None)  # the worker has gone: a task asks another
-            return
-        if reply.status != _OK:
-            self._finish(RpcCallRefused(reply.status, reply.detail))
-            return
-        try:
-            target = ResolveTargetResponse.FromString(reply.response)
-        except DecodeError:
-            self._finish(None)
-            return
-        if target.denial:
-            self._finish(TargetRefused(target.denial, target.detail))
-        elif self._links.can_dial_now(target):
-            self._links.remember_target(self._asked, target)
-            self._dial(target)
-        else:
-            self._finish(None)
-
     # ---- the connection
-
-    def _dial(self, target: ResolveTargetResponse) -> None:
-        self._target, self._broker, self._address = target, HostPort(target.host, target.port), target.addresses[0]
-        config = self._links.config.brokers
-        self._unsent = commands.connect(self._links.connect_for(self._asked, target, _CREDENTIALS, "", b""))
-        self._dialled_at = current_tick().now
-        self._deadline.set(self._dialled_at + seconds(min(config.connect_timeout_ms, config.handshake_timeout_ms)))
-        try:
-            self._sock = self._links.dialer.start_connection(self._address, target.port)
-        except OSError as error:
-            self._finish(self._not_reached(error))
-        else:
-            self._send()  # to a broker nearby the connection is established already
 
     def _not_reached(self, error: OSError) -> BrokerLinkFailed:
         return not_reached(self._broker, "unreachable", f"{self._address}: {error.strerror or error}")

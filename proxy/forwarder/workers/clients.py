@@ -151,10 +151,10 @@ class WorkerClients:
         self, asked: BrokerRequest, deadlines: Deadlines, on_done: Callable[[Outcome], None]
     ) -> BrokerOpening | None:
         """Start to open a link without a task; return None where that is not possible."""
-        reactor = current_reactor()
-        if reactor is None or not self._broker_links.can_open_now:
+        reactor, target = current_reactor(), self._broker_links.known_target(asked)
+        if reactor is None or target is None:
             return None
-        opening = BrokerOpening(self._broker_links, reactor, deadlines, asked, on_done)
+        opening = BrokerOpening(self._broker_links, reactor, deadlines, asked, target=target, on_done=on_done)
         opening.start()
         return opening
 

@@ -5,7 +5,7 @@ of the brokers of ``brokers.service_url`` the forwarder asks DNS itself, and onl
 use otherwise.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 import trio
 
@@ -14,9 +14,6 @@ from proxy.config.types import Brokers
 from proxy.runtime.dns.resolver import ResolutionFailed, Resolver, is_address
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.dial_rules import Address, DialRules, TargetDenied, effective_address, forbidden_reason
-
-ALLOWED_S = 1.0
-ALLOWED_MAX = 1_000
 
 
 class DialCheck:
@@ -30,8 +27,6 @@ class DialCheck:
         """Those of SRV records, once DNS has said them. They, and their addresses, count while DNS fails, as in lookup
         workers.
         """
-        self._allowed: dict[tuple[HostPort | str, ...], float] = {}
-        """Until when what was checked is allowed without another check."""
         self._found: dict[str, frozenset[Address]] = {}
         self._resolver = Resolver(
             nursery,
@@ -39,18 +34,8 @@ class DialCheck:
             ttl_max_s=seconds(config.dns_ttl_max_ms),
         )
 
-    async def check_target(self, broker: HostPort, addresses: Collection[str]) -> None:
+    async def check_target(self, broker: HostPort, addresses: Iterable[str]) -> None:
         """Raise TargetDenied where a broker may not be dialled at one of these addresses, or at its port."""
-        await self._check_target(broker, addresses)
-        if len(self._allowed) >= ALLOWED_MAX:
-            self._allowed.clear()
-        self._allowed[broker, *addresses] = trio.current_time() + ALLOWED_S
-
-    def check_target_now(self, broker: HostPort, addresses: Collection[str]) -> bool:
-        """Return whether the same is allowed and no DNS need be asked for it, or was asked a moment ago."""
-        return self._allowed.get((broker, *addresses), 0.0) > trio.current_time()
-
-    async def _check_target(self, broker: HostPort, addresses: Collection[str]) -> None:
         ports = {host.port for host in self._url.hosts}
         if not self._is_port_allowed(broker.port, ports) and not self._url.hosts:  # SRV records say which ports
             ports = {host.port for host in await self._own_hosts()}

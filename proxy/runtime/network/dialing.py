@@ -47,11 +47,9 @@ class Dialer:
 
     def start_connection(self, address: str, port: int) -> socket.socket:
         """Start to connect to an IP address, and return the socket, which does not block. Raises OSError."""
-        family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock = socket.socket(_family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            tune_socket(sock)
-            set_congestion_control(sock, self.config.congestion_control)
+            _prepare_socket(sock, self.config.congestion_control)
             with contextlib.suppress(BlockingIOError):
                 sock.connect((address, port))
         except BaseException:
@@ -144,12 +142,20 @@ def _is_ipv6(address: str) -> bool:
     return ":" in address
 
 
+def _family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
+
+
+def _prepare_socket(sock: socket.socket | trio.socket.SocketType, congestion_control: str) -> None:
+    """Set the options of a socket that is to be connected to a broker. Raises OSError."""
+    tune_socket(sock)
+    set_congestion_control(sock, congestion_control)
+
+
 async def _connect(address: str, port: int, congestion_control: str) -> trio.SocketStream:
-    family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    sock = trio.socket.socket(_family_of(address), socket.SOCK_STREAM)
     try:
-        tune_socket(sock)
-        set_congestion_control(sock, congestion_control)
+        _prepare_socket(sock, congestion_control)
         await sock.connect((address, port))
     except BaseException:
         sock.close()

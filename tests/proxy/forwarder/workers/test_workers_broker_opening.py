@@ -11,14 +11,13 @@ import pytest
 import trio
 from forwarder_fakes import ALICE, CLIENT, connect, make_config
 from relay_fakes import until
-from test_workers_clients import FakeClient, FakePool
+from test_workers_clients import FakePool
 
 from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
-from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.rpc_frames import Reply
-from proto.rpc_pb2 import OtherBroker, ResolveTargetRequest, ResolveTargetResponse, Status
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
+from proto.rpc_pb2 import Method, OtherBroker, ResolveTargetResponse
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
@@ -26,7 +25,6 @@ from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.errors import RpcCallRefused
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
 
@@ -46,33 +44,36 @@ class Setup:
         self.outcomes: list[Outcome] = []
         self.accepted: list[trio.SocketStream] = []
 
-    def open(self, target: str | None = None) -> BrokerOpening:
-        command = connect(self.target if target is None else target).connect
+    def open(self, connect: CommandConnect | None = None) -> BrokerOpening:
         opening = BrokerOpening(
             self.links,
             self.reactor,
             self.deadlines,
-            BrokerRequest(command, IDENTITY, CLIENT),
-            self.outcomes.append,
+            self.request(connect),
+            target=self.allowed(),
+            on_done=self.outcomes.append,
         )
         opening.start()
         return opening
 
-    async def check_once(self) -> None:
-        """Let the target be checked, as the first connection in a task does."""
-        await self.links._check_dialled(HostPort("127.0.0.1", self.port), ["127.0.0.1"])
+    def request(self, command: CommandConnect | None = None) -> BrokerRequest:
+        return BrokerRequest(connect(self.target).connect if command is None else command, IDENTITY, CLIENT)
 
-    @property
-    def asked(self) -> list[FakeClient]:
-        return [client for client in self.lookup.clients if client.asked_now]
+    def allowed(self, **fields: Any) -> ResolveTargetResponse:
+        """The lookup worker's answer: by default the listening broker."""
+        return ResolveTargetResponse(**({"host": "127.0.0.1", "port": self.port, "addresses": ["127.0.0.1"]} | fields))
 
-    def answer(
-        self, response: ResolveTargetResponse | None = None, *, status: int = Status.OK, detail: str = ""
-    ) -> None:
-        """The lookup worker's answer to the last question; by default the listening broker."""
-        response = response or ResolveTargetResponse(host="127.0.0.1", port=self.port, addresses=["127.0.0.1"])
-        [(_, _, on_reply, _, _)] = self.asked[-1].asked_now
-        on_reply(Reply(1, status, response.SerializeToString(), False, detail))
+    async def open_in_task(self, answer: ResolveTargetResponse, connect: CommandConnect | None = None) -> None:
+        """Open a link as the first client of a moment does; it is closed again."""
+        self.lookup.answers[Method.RESOLVE_TARGET] = answer
+
+        async def greet() -> None:
+            await (await self.accept()).send_all(CONNECTED)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(greet)
+            link = await self.links.open_link(self.request(connect))
+        await link.stream.aclose()
 
     async def accept(self) -> trio.SocketStream:
         sock, _ = await trio.socket.from_stdlib_socket(self.listener).accept()
@@ -81,10 +82,8 @@ class Setup:
         return stream
 
     async def dialled(self) -> trio.SocketStream:
-        """The broker's end of an opening that has been dialled, once CONNECT is there."""
-        await self.check_once()
+        """The broker's end of an opening, once CONNECT is there."""
         self.open()
-        self.answer()
         stream = await self.accept()
         assert (await read_command(stream)).type == BaseCommand.CONNECT
         return stream
@@ -141,13 +140,7 @@ CONNECTED = commands.connected(CommandConnected(server_version="the broker"))
 
 
 async def test_a_link_is_opened_and_what_follows_connected_is_kept(setup: Setup) -> None:
-    await setup.check_once()
     setup.open()
-    [(_, body, _, _, _)] = setup.asked[0].asked_now
-    assert ResolveTargetRequest.FromString(body) == ResolveTargetRequest(
-        target=setup.target, client_address=CLIENT, principal_name="alice", sealed_principal=b"sealed", any_broker=False
-    )
-    setup.answer()
     broker = await setup.accept()
     command = (await read_command(broker)).connect
     assert (command.original_principal, command.proxy_to_broker_url) == ("alice", "")
@@ -163,109 +156,79 @@ async def test_a_link_is_opened_and_what_follows_connected_is_kept(setup: Setup)
     assert await broker.receive_some() == b"from the client"
 
 
-async def test_a_target_that_was_allowed_a_moment_ago_is_dialled_without_a_question(
+async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await (await setup.dialled()).send_all(CONNECTED)
-    await until(lambda: len(setup.outcomes) == 1)
-    setup.open()
-    await (await setup.accept()).send_all(CONNECTED)
-    await until(lambda: len(setup.outcomes) == 2)
-    assert len(setup.asked) == 1
+    assert setup.links.known_target(setup.request()) is None
+    await setup.open_in_task(setup.allowed())
+    assert setup.links.known_target(setup.request()) == setup.allowed()
+    assert setup.links.known_target(setup.request(connect("another:6650").connect)) is None
     monkeypatch.setattr("proxy.forwarder.workers.broker_links.KNOWN_S", -1.0)
-    setup.links._known.clear()
-    for _ in range(2):
-        setup.open()
-        setup.answer()
-        await (await setup.accept()).send_all(CONNECTED)
-    await until(lambda: len(setup.outcomes) == 4)
-    assert len(setup.asked) == 3, "one that was allowed longer ago is asked for"
+    await setup.open_in_task(setup.allowed())
+    assert setup.links.known_target(setup.request()) is None, "one that was allowed longer ago is asked for"
+
+
+async def test_a_target_that_the_forwarder_itself_denies_is_never_known(setup: Setup) -> None:
+    """Security: a captured lookup worker names what no relay may be dialled to."""
+    answer = setup.allowed(addresses=["169.254.169.254"])
+    setup.lookup.answers[Method.RESOLVE_TARGET] = answer
+    with pytest.raises(TargetRefused):
+        await setup.links.open_link(setup.request())
+    assert setup.links.known_target(setup.request()) is None
 
 
 async def test_the_targets_that_are_known_are_bounded(setup: Setup) -> None:
-    answer = ResolveTargetResponse(host="b", port=1, addresses=["10.0.0.1"])
     for number in range(KNOWN_MAX + 10):
-        asked = BrokerRequest(connect(f"b{number}:1").connect, IDENTITY, CLIENT)
-        setup.links.remember_target(asked, answer)
+        setup.links._remember_target(setup.request(connect(f"b{number}:1").connect), setup.allowed())
         assert len(setup.links._known) <= KNOWN_MAX
-    for name in ("", "b" * 400):  # any broker; a name that takes memory
-        asked = BrokerRequest(connect().connect, IDENTITY, CLIENT)
-        asked.connect.proxy_to_broker_url = name
-        setup.links.remember_target(asked, answer)
-        assert setup.links.known_target(asked) is None
+    long = setup.request(connect("b" * 400).connect)  # a name that takes memory
+    setup.links._remember_target(long, setup.allowed())
+    assert setup.links.known_target(long) is None
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "fields",
     [
-        ResolveTargetResponse(host="127.0.0.1", port=1, addresses=["127.0.0.1"]),  # never checked
-        ResolveTargetResponse(host="127.0.0.1", port=1, addresses=["127.0.0.1", "127.0.0.2"]),
-        ResolveTargetResponse(host="127.0.0.1", port=1, addresses=["127.0.0.1"], others=[OtherBroker(host="b")]),
-        ResolveTargetResponse(host="b", port=1),
-        ResolveTargetResponse(host="b", port=1, addresses=["fe80::1%eth0"]),
+        {"addresses": ["127.0.0.1", "127.0.0.2"]},
+        {"others": [OtherBroker(host="127.0.0.1", port=1, addresses=["127.0.0.1"])]},
+        {"addresses": ["fe80::1%eth0"]},
     ],
 )
-async def test_what_needs_a_task_is_dialled_by_none(
-    setup: Setup, answer: ResolveTargetResponse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Dialer, "start_connection", lambda *_: pytest.fail("dialled"))
-    await setup.check_once()
-    setup.open()
-    setup.answer(answer)
-    assert setup.outcomes == [None]
+async def test_a_target_that_needs_a_closer_look_is_a_tasks_to_dial(setup: Setup, fields: dict[str, Any]) -> None:
+    setup.links._remember_target(setup.request(), setup.allowed(**fields))
+    assert setup.links.known_target(setup.request()) is None
+    setup.links._remember_target(setup.request(), setup.allowed())
+    assert setup.links.known_target(setup.request()) is not None
+
+
+async def test_a_client_that_takes_any_broker_gets_one_in_turn(setup: Setup) -> None:
+    anywhere = connect(setup.target).connect
+    anywhere.proxy_to_broker_url = ""
+    await setup.open_in_task(setup.allowed(), anywhere)
+    assert setup.links.known_target(setup.request(anywhere)) is None
 
 
 async def test_a_target_that_may_be_the_proxy_itself_is_left_to_the_task_that_looks(setup: Setup) -> None:
-    await setup.check_once()
     setup.links.dialer._own_ports = frozenset({setup.port})
-    setup.open()
-    setup.answer()
-    assert setup.outcomes == [None]
+    setup.links._remember_target(setup.request(), setup.allowed())
+    assert setup.links.known_target(setup.request()) is None
 
 
-async def test_without_a_lookup_worker_or_its_answer_a_task_asks(setup: Setup) -> None:
-    setup.lookup.reached = False
-    setup.open()
-    setup.lookup.reached = True
-    setup.open()
-    [(_, _, on_reply, _, _)] = setup.asked[-1].asked_now
-    on_reply(None)
-    setup.open()
-    [(_, _, on_reply, _, _)] = setup.asked[-1].asked_now
-    on_reply(Reply(1, Status.OK, b"\xff", False, ""))
-    assert setup.outcomes == [None, None, None]
-
-
-async def test_a_lookup_worker_that_does_not_answer_in_time_is_not_asked_again(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
+@pytest.mark.parametrize(
+    "brokers", [{"credentials": {"method": "token", "file": "x"}}, {"service_url": "pulsar+ssl://127.0.0.1:6651"}]
+)
+async def test_with_tls_or_credentials_of_the_proxys_all_is_a_tasks(
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, brokers: dict[str, Any]
 ) -> None:
-    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=1)
-    setup.open()
-    [(_, _, on_reply, timeout_ms, deadline)] = setup.asked[-1].asked_now
-    assert timeout_ms == 1
-    await trio.sleep_until(deadline)
-    on_reply(None)
-    assert str(setup.outcomes[0]) == "no answer within 0.001 s"
+    setup = Setup(nursery, reactor, deadlines, **brokers)
+    setup.links._remember_target(setup.request(), setup.allowed())
+    assert setup.links.known_target(setup.request()) is None
     close(setup)
 
 
-async def test_a_denied_target_and_a_refused_call_are_told(setup: Setup) -> None:
-    setup.open()
-    setup.answer(ResolveTargetResponse(denial="host", detail="why"))
-    setup.open()
-    setup.answer(status=Status.PRINCIPAL_DESERIALIZATION_FAILURE, detail="expired")
-    denied, refused = setup.outcomes
-    assert isinstance(denied, TargetRefused)
-    assert (denied.reason, str(denied)) == ("host", "why")
-    assert isinstance(refused, RpcCallRefused)
-    assert refused.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE
-
-
 async def test_a_broker_that_does_not_listen_is_unreachable(setup: Setup) -> None:
-    await setup.check_once()
     setup.listener.close()
     setup.open()
-    setup.answer()
     failed = await setup.outcome()
     assert isinstance(failed, BrokerLinkFailed)
     assert failed.reason == "unreachable"
@@ -277,10 +240,8 @@ async def test_without_a_descriptor_the_broker_is_unreachable(setup: Setup, monk
     def none_left(*_: Any) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    await setup.check_once()
     monkeypatch.setattr(Dialer, "start_connection", none_left)
     setup.open()
-    setup.answer()
     assert "Too many open files" in str(await setup.outcome())
 
 
@@ -345,9 +306,7 @@ async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_ti
     for one in queued:
         one.setblocking(False)
         one.connect_ex(("127.0.0.1", setup.port))
-    await setup.check_once()
     setup.open()
-    setup.answer()
     failed = await setup.outcome()
     assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: no answer within 300 ms"
     for one in queued:
@@ -356,13 +315,7 @@ async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_ti
 
 
 async def test_a_large_connect_is_sent_as_the_broker_takes_it(setup: Setup) -> None:
-    await setup.check_once()
-    command = connect(setup.target, client_version="v" * 8_000_000).connect
-    opening = BrokerOpening(
-        setup.links, setup.reactor, setup.deadlines, BrokerRequest(command, IDENTITY, CLIENT), setup.outcomes.append
-    )
-    opening.start()
-    setup.answer()
+    setup.open(connect(setup.target, client_version="v" * 8_000_000).connect)
     broker = await setup.accept()
     received = 0
     while received < 8_000_000:
@@ -371,19 +324,12 @@ async def test_a_large_connect_is_sent_as_the_broker_takes_it(setup: Setup) -> N
     assert isinstance(await setup.outcome(), BrokerLink)
 
 
-@pytest.mark.parametrize("when", ["asked", "dialled"])
-async def test_an_opening_that_is_abandoned_closes_its_connection_and_tells_no_more(setup: Setup, when: str) -> None:
-    await setup.check_once()
+async def test_an_opening_that_is_abandoned_closes_its_connection_and_tells_no_more(setup: Setup) -> None:
     opening = setup.open()
-    if when == "dialled":
-        setup.answer()
-        broker = await setup.accept()
-        await read_command(broker)
+    broker = await setup.accept()
+    await read_command(broker)
     opening.abandon()
-    if when == "dialled":
-        assert await broker.receive_some() == b""
-    else:
-        setup.answer()
+    assert await broker.receive_some() == b""
     assert setup.outcomes == []
     assert not setup.is_watched()
     assert not setup.deadlines._by_grain
