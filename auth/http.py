@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import trio
 
+from auth.errors import AuthError
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
@@ -33,7 +34,7 @@ _DISCOVERY = "/.well-known/openid-configuration"
 _ERROR_CODE = re.compile(r"[a-z_]{1,40}")  # RFC 6749, section 5.2, and those who extend it
 
 
-class HttpFailed(Exception):
+class HttpFailed(AuthError):
     """No answer, or none that is of use; says why, without what was sent."""
 
 

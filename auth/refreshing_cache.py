@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import trio
 
+from auth.errors import AuthError
 from auth.http import HttpFailed
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.single_flight import SingleFlight
@@ -18,7 +19,7 @@ from proxy.runtime.loop.single_flight import SingleFlight
 ValueT = TypeVar("ValueT")
 
 
-class NotAvailable(Exception):
+class NotAvailable(AuthError):
     """There is no usable value; the text says why."""
 
 

@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
+from auth.errors import AuthError
+
 ROLE_CHARACTERS_MAX = 1024
 
 
-class AuthenticationDenied(Exception):
+class AuthenticationDenied(AuthError):
     """Denial of a client: its credential is wrong, missing or not acceptable.
 
     ``reason`` is a short stable name, fit for a metric's label; the text is for the log and holds no secret. Neither
@@ -237,5 +239,5 @@ class OneForAllBrokers(ABC):
         """Return the data, for CONNECT and for every challenge. Raises CredentialsUnavailable."""
 
 
-class CredentialsUnavailable(Exception):
+class CredentialsUnavailable(AuthError):
     """The proxy's own credentials are not available; the text says why, without them."""

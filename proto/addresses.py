@@ -8,6 +8,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from proto.errors import ProtoError
+
 _PORT_MAX = 65535
 _CLIENT_PREFIX_BITS = 64
 _WIDE_PREFIX_BITS = {4: 24, 6: 48}
@@ -20,7 +22,7 @@ _SRV_SCHEMES = {"pulsar+srv": "_pulsar._tcp", "pulsar+ssl+srv": "_pulsar-ssl._tc
 _TLS_URLS = (f"{_TLS_SCHEME}://", f"{_TLS_SCHEME}+srv://")
 
 
-class AddressInvalid(ValueError):
+class AddressInvalid(ProtoError, ValueError):
     """A text that is no address. The message states the text and the reason, fit for operators and clients."""
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
+from proto.errors import ProtoError
 from proto.lookup_requests import LookupRequest, RequestParser
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
@@ -26,7 +27,7 @@ _NO_PRINCIPAL = Principal()
 _REQUESTS_TAG = bytes((EnvelopeRequest.REQUESTS_FIELD_NUMBER << 3 | 2,))
 
 
-class EnvelopeRefused(Exception):
+class EnvelopeRefused(ProtoError):
     """An Envelope, or a request in it, that is not accepted.
 
     ``error`` is an EnvelopeResponse.Error; the text is for the log.

@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from proto.errors import ProtoError
 from proto.lookup_kinds import LookupKind, client_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.varints import varint
@@ -41,7 +42,7 @@ _VARINT_BYTES_MAX = 10
 _MORE = 0x80
 
 
-class RequestRefused(Exception):
+class RequestRefused(ProtoError):
     """A request that is not sent to any broker. ``code`` is Pulsar's, the text is for the client.
 
     The answer goes under the request's own id.

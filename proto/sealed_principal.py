@@ -15,6 +15,7 @@ import math
 
 from google.protobuf.message import DecodeError
 
+from proto.errors import ProtoError
 from proto.rpc_pb2 import Principal, SealedPrincipal
 
 SEAL_KEY_BYTES = 32
@@ -26,7 +27,7 @@ _OVERHEAD_BYTES_MAX = 64
 _CONTEXT = b"pulsar-trio-proxy sealed principal 1\0"
 
 
-class SealBroken(Exception):
+class SealBroken(ProtoError):
     """Bytes that are no sealed principal. The text is "malformed" or "forged"."""
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
+from analytics.errors import AnalyticsError
 from analytics.tables.partitions import hour_of
 from analytics.tables.store import Tables, attempt
 
@@ -42,7 +43,7 @@ _KINDS: Final = {"histograms": "histogram", "samples": "value"}
 """Table → the column that its rows have. In the order in which the tables change."""
 
 
-class TooManyHours(Exception):
+class TooManyHours(AnalyticsError):
     """A batch touches more hours than is plausible."""
 
 

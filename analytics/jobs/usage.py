@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
+from analytics.errors import AnalyticsError
 from analytics.jobs.defaults import LATENESS_HOURS, LOOKBACK_DAYS, SILENT_HOURS
 from analytics.jobs.progress import Progress
 from analytics.jobs.rollup import midnight, waiting_hours
@@ -61,7 +62,7 @@ class UsageReport:
     no_counts: dict[str, int] = field(default_factory=dict)
 
 
-class CannotReopen(Exception):
+class CannotReopen(AnalyticsError):
     """Hours to reopen have no rollup any more: recomputing them would lose their usage."""
 
 

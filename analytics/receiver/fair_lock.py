@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 import trio
 
+from analytics.errors import AnalyticsError
 
-class LockTimeoutError(Exception):
+
+class LockTimeoutError(AnalyticsError):
     """The lock was not acquired within the timeout."""
 
 

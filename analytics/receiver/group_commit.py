@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from analytics.errors import AnalyticsError
 from analytics.receiver.config import Spool
 from analytics.receiver.metrics import Metrics
 from analytics.spool.records import SpoolError
@@ -14,7 +15,7 @@ from proxy.common.logs import get_logger
 GROUP_BYTES_MAX = 16 * 1024 * 1024
 
 
-class NotCommittedError(Exception):
+class NotCommittedError(AnalyticsError):
     """The record was not committed, and may be sent again. The text says why; `reason` is a metric's label."""
 
     def __init__(self, reason: str, text: str) -> None:

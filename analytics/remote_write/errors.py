@@ -2,8 +2,10 @@
 
 from typing import Self
 
+from analytics.errors import AnalyticsError
 
-class DecodeError(Exception):
+
+class DecodeError(AnalyticsError):
     """A body that can never be decoded, however often it is sent; the text says why."""
 
 

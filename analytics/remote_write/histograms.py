@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import google.protobuf.message
 
+from analytics.errors import AnalyticsError
 from analytics.remote_write.bounds import CEILING, Bounds
 from analytics.remote_write.remote_pb2 import BucketSpan
 from analytics.remote_write.remote_pb2 import Histogram as Message
@@ -23,7 +24,7 @@ _BYTES_MIN, _BYTES_PER_BUCKET_MAX = 256, 64  # of a message; the most that a buc
 _WHOLE_MAX = 2.0**53  # beyond it sums of floating point numbers are not exact
 
 
-class HistogramError(ValueError):
+class HistogramError(AnalyticsError, ValueError):
     """An invalid histogram; the text says why."""
 
 

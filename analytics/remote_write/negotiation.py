@@ -3,12 +3,14 @@
 import functools
 from email.message import Message
 
+from analytics.errors import AnalyticsError
+
 _MEDIA_TYPE = "application/x-protobuf"
 _MESSAGES = {"prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 _HEADER_CHARACTERS_MAX = 256
 
 
-class UnsupportedError(Exception):
+class UnsupportedError(AnalyticsError):
     """An unsupported content type or encoding (415). The text says what is supported."""
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from analytics.errors import AnalyticsError
+
 HOURS_MAX: Final = 1500
 YEARS_MAX: Final = 10
 
 
-class BadSpan(ValueError):
+class BadSpan(AnalyticsError, ValueError):
     """An invalid period; the text says why."""
 
 

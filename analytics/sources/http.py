@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from analytics.errors import AnalyticsError
 from analytics.remote_write.decode import Columns, Counts
 from analytics.remote_write.series import Series
 from analytics.sources.options import BadOption, Options
@@ -54,7 +55,7 @@ ERROR_BYTES_MAX = 4096
 _RETRYABLE_STATUSES = {408, 429, 500, 502, 503, 504}
 
 
-class QueryFailed(Exception):
+class QueryFailed(AnalyticsError):
     """A query without an answer, or with an error as the answer."""
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from analytics.errors import AnalyticsError
 from analytics.series import REPLICA_LABELS
 from analytics.sources.rows import SCHEMAS
 
 
-class BadOption(ValueError):
+class BadOption(AnalyticsError, ValueError):
     """An unknown, missing or invalid option of a data source."""
 
 

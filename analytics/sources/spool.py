@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from analytics.errors import AnalyticsError
 from analytics.remote_write.decode import Decoder
 from analytics.remote_write.errors import DecodeError
 from analytics.sources.options import BadOption, Options
@@ -33,7 +34,7 @@ REPORTED_MAX = 20
 """Skipped places of one split that are reported one by one."""
 
 
-class LostSegments(Exception):
+class LostSegments(AnalyticsError):
     """The spool no longer has the position at which ingest goes on."""
 
 

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from analytics.errors import AnalyticsError
+
 FORMAT = 1
 BODY_BYTES_MAX = 256 * 1024 * 1024
 """A longer length in a header is damage, even if its CRC matches."""
@@ -28,7 +30,7 @@ RECORD_HEADER_BYTES = _RECORD.size + _CRC.size
 _SEARCH_BYTES = 1024 * 1024
 
 
-class SpoolError(Exception):
+class SpoolError(AnalyticsError):
     """A spool that cannot be used; the text says where and what to do."""
 
 

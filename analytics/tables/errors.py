@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from analytics.errors import AnalyticsError
 
-class TablesError(Exception):
+
+class TablesError(AnalyticsError):
     """The tables cannot be read or changed; the text has the place and the reason."""
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from analytics.errors import AnalyticsError
 from analytics.transforms.counters import NO_START
 
 CUSTOM_BOUNDS: Final = -53
@@ -29,7 +30,7 @@ SCHEMA_MAX: Final = 8
 BUCKETS_MAX: Final = 100_000
 
 
-class Incompatible(Exception):
+class Incompatible(AnalyticsError):
     """Two histograms have no bounds in common."""
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import trio
 
 from lookup.connections.losses import ConnectionLoss
+from lookup.errors import LookupWorkerError
 from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
@@ -45,7 +46,7 @@ class AnswerReceiver(Protocol):
         ...
 
 
-class BrokerConnectionLost(Exception):
+class BrokerConnectionLost(LookupWorkerError):
     """The connection ended before the answer came; whether the broker saw the request is unknown.
 
     ``loss``: the request was under way, and perhaps the broker closed the connection upon it.

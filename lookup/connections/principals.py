@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from weakref import WeakValueDictionary, finalize
 
+from lookup.errors import LookupWorkerError
 from proto.connect_rules import PROXIES_MAX, OriginalCredentials
 from proxy.runtime.fairness.byte_budget import ByteBudget
 
@@ -12,7 +13,7 @@ captured one what fits an RPC frame.
 """
 
 
-class CredentialsRefused(Exception):
+class CredentialsRefused(LookupWorkerError):
     """Forwarded credentials beyond the bound."""
 
 

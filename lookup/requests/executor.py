@@ -15,6 +15,7 @@ from lookup.connections.broker_connection import AnswerReceiver, BrokerConnectio
 from lookup.connections.losses import LossHistory
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
+from lookup.errors import LookupWorkerError
 from lookup.targets.rules import LocateBroker, Target, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
@@ -37,7 +38,7 @@ TRIES_MAX = 20
 """
 
 
-class LookupFailed(Exception):
+class LookupFailed(LookupWorkerError):
     """A lookup that ends with an error of the proxy's own: Pulsar's code, a text for the client, ``detail`` for the
     log.
     """

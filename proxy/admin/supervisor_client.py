@@ -6,6 +6,7 @@ import socket
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
+from proxy.common.errors import ProxyError
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
@@ -23,7 +24,7 @@ SILENCE_S_MAX = 15.0
 """After this long without an answer the supervisor counts as unresponsive; shorter delays are a busy machine's."""
 
 
-class ChannelLost(Exception):
+class ChannelLost(ProxyError):
     """The supervisor has closed the socket."""
 
 

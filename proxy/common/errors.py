@@ -1,5 +1,16 @@
-"""Errors that the proxy and the analytics both raise."""
+"""The proxy's errors.
+
+ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ConfigError, DialFailed, ForkFailed, MessageTooLong,
+    MetricsTooLarge, NoMoreConnections, NotSupervisor, ReloadRefused, ResolutionFailed, RpcError, RpcRefused,
+    StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TlsFailed, TrialNotRun, UpgradeRefused, WriterFull,
+    WrongListener
+RpcError: RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
+"""
 
 
-class ConfigError(Exception):
+class ProxyError(Exception):
+    """Root of the proxy's errors."""
+
+
+class ConfigError(ProxyError):
     """A configuration that cannot be used; its text names the key and says what is wrong with it."""

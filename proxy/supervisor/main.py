@@ -13,7 +13,7 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
-from proxy.common.errors import ConfigError
+from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.changes import changes_that_need_new_processes, new_binds, reload_refusal
 from proxy.config.load import load_config, load_plan
@@ -343,7 +343,7 @@ def _log_plan(plan: MemoryPlan) -> None:
         get_logger().warning("some clients may be refused by brokers", reason=warning)
 
 
-class StoppedBySecondSignal(Exception):
+class StoppedBySecondSignal(ProxyError):
     """An operator has sent a second signal: the cluster ends without a drain."""
 
 

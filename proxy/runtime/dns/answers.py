@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from proto.addresses import HostPort
+from proxy.common.errors import ProxyError
 
 
-class ResolutionFailed(Exception):
+class ResolutionFailed(ProxyError):
     """A name has no address or no SRV records; the text gives the reason."""
 
 

@@ -11,6 +11,7 @@ from proto.broker_handshake import BrokerHandshake, Challenged, Connected, Refus
 from proto.errors import RemoteProtocolError
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proto.rpc_pb2 import OriginalData
+from proxy.common.errors import ProxyError
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.network.dialing import Dialer, DialFailed
@@ -24,7 +25,7 @@ RETRYABLE_REFUSALS = frozenset({ServerError.ServiceNotReady, ServerError.TooMany
 PROXY_CREDENTIALS_REFUSED = "The broker does not accept the proxy's own credentials"
 
 
-class BrokerLinkFailed(Exception):
+class BrokerLinkFailed(ProxyError):
     """No link to a broker. ``reason``: a short stable name for metrics; ``code`` and ``message``: for the client; the
     exception's text: for the log. ``refusal``: the broker's own error, if it sent one.
     """

@@ -13,6 +13,7 @@ import ipaddress
 from collections.abc import Collection
 
 from proto.addresses import HostPort
+from proxy.common.errors import ProxyError
 from proxy.config.types import Brokers
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -35,7 +36,7 @@ PULSAR_PORTS = frozenset({6650, 6651})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-class TargetDenied(Exception):
+class TargetDenied(ProxyError):
     """A denial. ``reason``: a short stable name for metrics. The text is for the log, never for the client."""
 
     def __init__(self, reason: str, detail: str) -> None:

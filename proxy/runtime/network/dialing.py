@@ -10,6 +10,7 @@ from itertools import zip_longest
 import trio
 
 from proto.addresses import HostPort, parse_host_port, speaks_tls
+from proxy.common.errors import ProxyError
 from proxy.config.binds import is_own_listener
 from proxy.config.types import Brokers
 from proxy.runtime.loop.tasks import seconds
@@ -20,7 +21,7 @@ ATTEMPT_DELAY_S = 0.25
 """RFC 8305, 5: "Connection Attempt Delay"."""
 
 
-class DialFailed(Exception):
+class DialFailed(ProxyError):
     """No connection. ``reason``: a short stable name for metrics; the text is for the log."""
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -14,7 +14,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
-from proxy.common.errors import ConfigError
+from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
@@ -29,7 +29,7 @@ _NEVER_RESUMED = "TLSv1.3"  # without tickets
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 
-class TlsFailed(Exception):
+class TlsFailed(ProxyError):
     """The TLS handshake failed; the text gives the reason, for a log."""
 
 

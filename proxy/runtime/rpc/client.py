@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
@@ -36,7 +37,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 
 
-class NoMoreConnections(Exception):
+class NoMoreConnections(ProxyError):
     """No further connection can be made; a Connect function raises it to end ``RpcClient.run``."""
 
 
@@ -271,7 +272,7 @@ class RpcClient:
             self._pending.pop(correlation_id, None)
 
 
-class WrongListener(OSError):
+class WrongListener(ProxyError, OSError):
     """Another process than expected listens at a Unix socket's path: it has put a socket of its own in its place."""
 
 

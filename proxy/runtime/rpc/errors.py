@@ -1,9 +1,10 @@
 """Errors of RPC calls, on the calling side."""
 
 from proto.rpc_pb2 import Status
+from proxy.common.errors import ProxyError
 
 
-class RpcError(Exception):
+class RpcError(ProxyError):
     """An RPC call that brought no response."""
 
     @property

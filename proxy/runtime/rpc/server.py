@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from proto.roles import may_call
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Method, Status
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
@@ -70,7 +71,7 @@ class StreamingHandler:
 Identify = Callable[[trio.socket.SocketType], Caller | None]
 
 
-class RpcRefused(Exception):
+class RpcRefused(ProxyError):
     """A handler's refusal; the caller gets it as the reply's status and detail."""
 
     def __init__(self, status: int, detail: str) -> None:

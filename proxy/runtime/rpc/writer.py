@@ -4,10 +4,11 @@ import os
 
 import trio
 
+from proxy.common.errors import ProxyError
 from proxy.runtime.loop.tick import current_tick
 
 
-class WriterFull(Exception):
+class WriterFull(ProxyError):
     """The peer reads too slowly: the write buffer is at its bound."""
 
 

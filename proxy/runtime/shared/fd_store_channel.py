@@ -14,6 +14,7 @@ import trio
 from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import StoreMessage
+from proxy.common.errors import ProxyError
 
 DESCRIPTORS_MAX = 250
 """In one message; the kernel takes 253 (SCM_MAX_FD)."""
@@ -36,11 +37,11 @@ _BUFFERS = [_BUFFER]
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
 
 
-class StoreLost(Exception):
+class StoreLost(ProxyError):
     """The other end of the channel is gone."""
 
 
-class MessageTooLong(Exception):
+class MessageTooLong(ProxyError):
     """The content is more than one message may hold."""
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import trio
 
 from proto.roles import Role
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import Connect
 from proxy.runtime.rpc.peers import Caller, bound_path, peer_credentials
@@ -42,7 +43,7 @@ class ProcessStat(NamedTuple):
     began: int
 
 
-class AncestryUnknown(Exception):
+class AncestryUnknown(ProxyError):
     """The ancestors of a process cannot be determined. The text names the process."""
 
 
@@ -133,7 +134,7 @@ def _has_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-class NotSupervisor(OSError):
+class NotSupervisor(ProxyError, OSError):
     """A process listens at control.sock that cannot be told from a worker. The text is for the operator."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
-from proxy.common.errors import ConfigError
+from proxy.common.errors import ConfigError, ProxyError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
@@ -17,7 +17,7 @@ from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
 
-class UpgradeRefused(Exception):
+class UpgradeRefused(ProxyError):
     """An upgrade was refused, and the running program goes on. The text is the reason."""
 
 

@@ -16,6 +16,7 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Reasons, Text
 from proxy import __version__
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
@@ -85,7 +86,7 @@ _PARTS: dict[str, Any] = {NEAR_EXPIRY: NearExpiry, "brokers": list[_Broker], "me
 """Types of the parts on which readers of a status rely."""
 
 
-class MetricsTooLarge(Exception):
+class MetricsTooLarge(ProxyError):
     """A worker's metrics exceed METRICS_BYTES_MAX."""
 
 

@@ -11,6 +11,7 @@ import sys
 import msgspec
 import trio
 
+from proxy.common.errors import ProxyError
 from proxy.config.load import worker_environment
 from proxy.config.trial import TRIAL_TIMEOUT_S, BrokerTrial
 from proxy.config.types import Config
@@ -23,7 +24,7 @@ START_GRACE_S = 10.0
 """Time beyond the trial's own, for a busy machine to start the process."""
 
 
-class TrialNotRun(Exception):
+class TrialNotRun(ProxyError):
     """The trial came to no result, which says nothing of the settings. The text is the reason."""
 
 

@@ -9,6 +9,7 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, FileStamp, Method, TakeOverFilesRequest
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.trial import broker_files
 from proxy.config.types import Config
@@ -19,7 +20,7 @@ from proxy.supervisor.processes.worker_process import WorkerProcess
 CONFIGURE_TIMEOUT_S = 10.0
 
 
-class ReloadRefused(Exception):
+class ReloadRefused(ProxyError):
     """A new configuration was not taken over, and the old one is still in force. The text is the reason."""
 
 

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from proto.roles import Role
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.load import worker_environment
 from proxy.runtime.process.fork_request import REQUEST_BYTES_MAX, ForkReply, ForkRequest
@@ -30,7 +31,7 @@ PAUSE_S = 1.0
 NO_FILES = FileAccess()
 
 
-class ForkFailed(OSError):
+class ForkFailed(ProxyError, OSError):
     """A worker that could not be forked; the text is the reason."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from proto.addresses import parse_host_port
+from proxy.common.errors import ProxyError
 
 BACKLOG = 4096
 CONTROL_SOCKET = "control.sock"
@@ -21,7 +22,7 @@ LOCK_FILE = "supervisor.lock"
 PRIVILEGED_PORTS_END = 1024
 
 
-class StartFailed(Exception):
+class StartFailed(ProxyError):
     """The cluster cannot start. The text names the obstacle and what to do about it."""
 
 

@@ -1,0 +1,12 @@
+"""The analytics' errors. ConfigError, which the proxy raises too, is in proxy.common.errors.
+
+AnalyticsError: BadOption, BadSpan, CannotReopen, DecodeError, HistogramError, Incompatible, LockTimeoutError,
+    LostSegments, NotCommittedError, QueryFailed, SpoolError, TablesError, TooManyHours, UnsupportedError
+DecodeError: BoundError, TooLargeError
+SpoolError: SpoolFullError
+TablesError: ChangedMeanwhile, NoTables, OtherFormat
+"""
+
+
+class AnalyticsError(Exception):
+    """Root of the analytics' errors."""
