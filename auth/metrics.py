@@ -1,6 +1,7 @@
 """Metrics of the auth worker, under the Java proxy's names where it has them."""
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -47,20 +48,17 @@ class AuthMetrics:
     providers: ProviderNames
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._success = Counter(
-            "pulsar_authentication_success",
-            "Authentications that succeeded.",
-            ["provider_name", "auth_method"],
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        self._success = counter(
+            "pulsar_authentication_success", "Authentications that succeeded.", ["provider_name", "auth_method"]
         )
-        self._failures = Counter(
+        self._failures = counter(
             "pulsar_authentication_failures",
             "Authentications that failed, by reason.",
             ["provider_name", "auth_method", "reason"],
-            registry=registry,
         )
         self.broker_credentials_end = BrokerCredentialsEnd(registry)
-        self._expired = Counter("pulsar_expired_token", "Tokens that had expired.", registry=registry)
+        self._expired = counter("pulsar_expired_token", "Tokens that had expired.")
         self._rounds = Histogram(
             "pulsar_proxy_authentication_round_seconds",
             "Time that one round of authentication took in the auth worker.",

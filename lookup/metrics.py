@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -33,20 +34,17 @@ class LookupMetrics(Collector):
         self._times = {kind: _Times() for kind in _REQUESTS}
         self._errors: dict[tuple[str, str], int] = {}
         registry.register(self)
-        self._invalid = Counter(
+        counter = partial(Counter, registry=registry)
+        self._invalid = counter(
             "pulsar_proxy_invalid_lookup_requests",
             "Requests of lookup mode that no broker was shown, as it would close the connection upon them, by reason.",
             ["request", "reason"],
-            registry=registry,
         )
-        self._envelope_errors = Counter(
-            "pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"], registry=registry
-        )
-        self._denied = Counter(
+        self._envelope_errors = counter("pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"])
+        self._denied = counter(
             "pulsar_proxy_denied_targets",
             "Relay targets (proxy_to_broker_url) that were denied, by reason.",
             ["reason"],
-            registry=registry,
         )
 
     def count_request(self, kind: str) -> None:
@@ -127,44 +125,34 @@ class BrokerMetrics:
     """State of the brokers of ``brokers.service_url``; brokers that are no longer found are forgotten."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._up = Gauge(
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, labelnames=["broker"], registry=registry)
+        self._up = gauge(
             "pulsar_proxy_broker_up",
             "Whether a broker of brokers.service_url answered when last looked at (1) or not (0).",
-            ["broker"],
-            registry=registry,
         )
-        self._ejected = Gauge(
+        self._ejected = gauge(
             "pulsar_proxy_broker_set_aside",
             "Whether a broker of brokers.service_url is ejected as it failed (1) or not (0).",
-            ["broker"],
-            registry=registry,
         )
-        self._credentials_accepted = Gauge(
+        self._credentials_accepted = gauge(
             "pulsar_proxy_broker_credentials_accepted",
             "Whether a broker of brokers.service_url takes the proxy's own credentials (1) or not (0).",
-            ["broker"],
-            registry=registry,
         )
-        self._checks_original_credentials = Gauge(
+        self._checks_original_credentials = gauge(
             "pulsar_proxy_broker_checks_original_credentials",
             "Whether a broker of brokers.service_url checks clients' own credentials (1) or not (0).",
-            ["broker"],
-            registry=registry,
         )
-        self._ejections = Counter(
-            "pulsar_proxy_broker_ejections", "Brokers that were ejected, by reason.", ["reason"], registry=registry
-        )
-        self._fatal_requests = Counter(
+        self._ejections = counter("pulsar_proxy_broker_ejections", "Brokers that were ejected, by reason.", ["reason"])
+        self._fatal_requests = counter(
             "pulsar_proxy_fatal_lookup_requests",
             "Requests of lookup mode upon which a broker closed a connection that carried nothing else.",
             ["request"],
-            registry=registry,
         )
-        self._dns_failures = Counter(
+        self._dns_failures = counter(
             "pulsar_proxy_dns_failures",
             "Names not resolved: brokers' (of brokers.service_url) or targets' (that clients or brokers name).",
             ["names"],
-            registry=registry,
         )
         self.reauthentication_seconds = broker_reauthentication_seconds(registry)
 

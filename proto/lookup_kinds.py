@@ -8,6 +8,7 @@ are newer than this proxy.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import (
@@ -75,6 +76,11 @@ _FIELD_BY_RESPONSE_TYPE = {
     **{kind.response_type: kind.response_field for kind in KINDS.values()},
 }
 
+_FAILED: dict[int, int] = {
+    BaseCommand.LOOKUP_RESPONSE: CommandLookupTopicResponse.Failed,
+    BaseCommand.PARTITIONED_METADATA_RESPONSE: CommandPartitionedTopicMetadataResponse.Failed,
+}
+
 
 def kind_of(command: BaseCommand) -> LookupKind:
     """Return the kind of a request of lookup mode.
@@ -136,36 +142,15 @@ def failure_answer(kind: LookupKind, request_id: int, code: int, message: str) -
 
     A topic list has no field for an error of its own; its failures are plain CommandErrors, as a broker sends them.
     """
-    if kind.response_type == BaseCommand.LOOKUP_RESPONSE:
-        return BaseCommand(
-            type=kind.response_type,
-            lookup_topic_response={
-                "response": CommandLookupTopicResponse.Failed,
-                "request_id": request_id,
-                "error": code,
-                "message": message,
-            },
-        )
-    if kind.response_type == BaseCommand.PARTITIONED_METADATA_RESPONSE:
-        return BaseCommand(
-            type=kind.response_type,
-            partition_metadata_response={
-                "response": CommandPartitionedTopicMetadataResponse.Failed,
-                "request_id": request_id,
-                "error": code,
-                "message": message,
-            },
-        )
+    fields: dict[str, Any] = {"request_id": request_id}
     if kind.response_type == BaseCommand.GET_SCHEMA_RESPONSE:
-        return BaseCommand(
-            type=kind.response_type,
-            get_schema_response={
-                "request_id": request_id,
-                "error_code": code,
-                "error_message": message,
-            },
-        )
-    return BaseCommand(type=BaseCommand.ERROR, error={"request_id": request_id, "error": code, "message": message})
+        fields |= {"error_code": code, "error_message": message}
+    elif kind.response_type in _FAILED:
+        fields |= {"response": _FAILED[kind.response_type], "error": code, "message": message}
+    else:
+        return BaseCommand(type=BaseCommand.ERROR, error={**fields, "error": code, "message": message})
+    answer: dict[str, Any] = {"type": kind.response_type, kind.response_field: fields}
+    return BaseCommand(**answer)
 
 
 def shorten_answer(answer: BaseCommand, kind: LookupKind) -> BaseCommand:

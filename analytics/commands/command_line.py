@@ -26,6 +26,12 @@ STDERR_FILENO: Final = 2
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells report it."""
 
+
+def number_option(name: str, type_: click.ParamType[Any], default: float, text: str) -> Callable[[Any], Any]:
+    """Return an option of a number that has a default."""
+    return click.option(name, type=type_, default=default, show_default=True, help=text)
+
+
 tables_option = click.option(
     "--tables",
     "root",
@@ -36,26 +42,23 @@ tables_option = click.option(
 spool_option: Final = click.option(
     "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
 )
-keep_spool_option: Final = click.option(
+keep_spool_option: Final = number_option(
     "--keep-spool-hours",
-    type=click.IntRange(min=KEEP_SPOOL_FOREVER),
-    default=KEEP_SPOOL_HOURS,
-    show_default=True,
-    help="Remove spool segments that are in the tables after this time; -1: never.",
+    click.IntRange(min=KEEP_SPOOL_FOREVER),
+    KEEP_SPOOL_HOURS,
+    "Remove spool segments that are in the tables after this time; -1: never.",
 )
-lateness_option: Final = click.option(
+lateness_option: Final = number_option(
     "--lateness-hours",
-    type=click.FloatRange(min=0),
-    default=LATENESS_HOURS,
-    show_default=True,
-    help="An hour closes when all instances have samples from this long after its end. Later ones are left out.",
+    click.FloatRange(min=0),
+    LATENESS_HOURS,
+    "An hour closes when all instances have samples from this long after its end. Later ones are left out.",
 )
-silent_option: Final = click.option(
+silent_option: Final = number_option(
     "--silent-hours",
-    type=click.FloatRange(min=0),
-    default=SILENT_HOURS,
-    show_default=True,
-    help="An instance that sent nothing for this long, while others of its cluster did, is gone.",
+    click.FloatRange(min=0),
+    SILENT_HOURS,
+    "An instance that sent nothing for this long, while others of its cluster did, is gone.",
 )
 jobs_option: Final = click.option(
     "--job",

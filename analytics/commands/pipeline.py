@@ -21,6 +21,7 @@ from analytics.commands.command_line import (
     jobs_option,
     keep_spool_option,
     lateness_option,
+    number_option,
     replica_option,
     silent_option,
     spool_option,
@@ -174,13 +175,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 @click.option("--report", metavar="FILE", help="Also write the page about the last 24 hours.")
 @click.option("--keep", multiple=True, metavar="TABLE=DAYS", help="Retention of a table, as expire takes it.")
 @keep_spool_option
-@click.option(
-    "--compact-limit",
-    type=click.IntRange(min=1),
-    default=PARTITIONS_MAX,
-    show_default=True,
-    help="Partitions that one turn compacts, at most.",
-)
+@number_option("--compact-limit", click.IntRange(min=1), PARTITIONS_MAX, "Partitions that one turn compacts, at most.")
 @lateness_option
 @silent_option
 @jobs_option

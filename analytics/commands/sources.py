@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 
 import click
 
-from analytics.commands.command_line import job_session, keep_spool_option, replica_option, spool_option, tables_option
+from analytics.commands.command_line import (
+    job_session,
+    keep_spool_option,
+    number_option,
+    replica_option,
+    spool_option,
+    tables_option,
+)
 from analytics.jobs.defaults import BACKFILL_BATCH_HOURS, MAX_BYTES_PER_BATCH
 from analytics.jobs.quiet import verbose_option
 
@@ -21,12 +28,11 @@ from analytics.jobs.quiet import verbose_option
     metavar="SECONDS",
     help="Run forever, polling for new samples this often. Default: ingest what there is, and exit.",
 )
-@click.option(
+@number_option(
     "--max-bytes-per-batch",
-    type=click.IntRange(min=1),
-    default=MAX_BYTES_PER_BATCH,
-    show_default=True,
-    help="Of the spool; it becomes about ten times as much in memory.",
+    click.IntRange(min=1),
+    MAX_BYTES_PER_BATCH,
+    "Of the spool; it becomes about ten times as much in memory.",
 )
 @keep_spool_option
 @replica_option

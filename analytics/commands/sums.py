@@ -11,6 +11,7 @@ from analytics.commands.command_line import (
     job_session,
     jobs_option,
     lateness_option,
+    number_option,
     silent_option,
     tables_option,
 )
@@ -21,19 +22,17 @@ from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 @click.command("rollup")
 @tables_option
-@click.option(
+@number_option(
     "--lookback-days",
-    type=click.IntRange(min=1, max=90),
-    default=LOOKBACK_DAYS,
-    show_default=True,
-    help="A counter's growth over a gap is counted if the gap is shorter. Always give the same.",
+    click.IntRange(min=1, max=90),
+    LOOKBACK_DAYS,
+    "A counter's growth over a gap is counted if the gap is shorter. Always give the same.",
 )
-@click.option(
+@number_option(
     "--hours-per-change",
-    type=click.IntRange(min=1),
-    default=HOURS_PER_CHANGE,
-    show_default=True,
-    help="Hours that become visible together, and that a kill costs at most.",
+    click.IntRange(min=1),
+    HOURS_PER_CHANGE,
+    "Hours that become visible together, and that a kill costs at most.",
 )
 @verbose_option
 def rollup(root: str, lookback_days: int, hours_per_change: int) -> None:
@@ -49,13 +48,7 @@ def rollup(root: str, lookback_days: int, hours_per_change: int) -> None:
 @lateness_option
 @silent_option
 @jobs_option
-@click.option(
-    "--lookback-days",
-    type=click.IntRange(min=1, max=90),
-    default=LOOKBACK_DAYS,
-    show_default=True,
-    help="As given to rollup.",
-)
+@number_option("--lookback-days", click.IntRange(min=1, max=90), LOOKBACK_DAYS, "As given to rollup.")
 @click.option(
     "--reopen-from",
     type=click.DateTime(["%Y-%m-%dT%H"]),

@@ -6,27 +6,20 @@ from datetime import UTC, datetime
 
 import click
 
-from analytics.commands.command_line import job_session, tables_option
+from analytics.commands.command_line import job_session, number_option, tables_option
 from analytics.jobs.defaults import CLOSED_AFTER_HOURS, HISTORY_DAYS, HISTORY_DAYS_MIN, KEEP_DAYS, PARTITIONS_MAX
 from analytics.jobs.quiet import verbose_option
 
 
 @click.command("compact")
 @tables_option
-@click.option(
+@number_option(
     "--closed-after-hours",
-    type=click.IntRange(min=0),
-    default=CLOSED_AFTER_HOURS,
-    show_default=True,
-    help="Leave a partition alone until it ended this long ago: late samples would only make small files again.",
+    click.IntRange(min=0),
+    CLOSED_AFTER_HOURS,
+    "Leave a partition alone until it ended this long ago: late samples would only make small files again.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=PARTITIONS_MAX,
-    show_default=True,
-    help="Partitions in one run, at most.",
-)
+@number_option("--limit", click.IntRange(min=1), PARTITIONS_MAX, "Partitions in one run, at most.")
 @verbose_option
 def compact(root: str, closed_after_hours: int, limit: int) -> None:
     """Make few large files of many small ones."""
@@ -47,12 +40,11 @@ def compact(root: str, closed_after_hours: int, limit: int) -> None:
     + ", ".join(f"{table}={days}" for table, days in KEEP_DAYS.items())
     + ", all others forever.",
 )
-@click.option(
+@number_option(
     "--history-days",
-    type=click.IntRange(min=HISTORY_DAYS_MIN),
-    default=HISTORY_DAYS,
-    show_default=True,
-    help="How long replaced, compacted and expired files stay on disk, for versions of the past.",
+    click.IntRange(min=HISTORY_DAYS_MIN),
+    HISTORY_DAYS,
+    "How long replaced, compacted and expired files stay on disk, for versions of the past.",
 )
 @verbose_option
 def expire(root: str, keep: tuple[str, ...], history_days: int) -> None:

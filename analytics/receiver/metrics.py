@@ -14,11 +14,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Answered requests.", "version", "code")
-        self.request_seconds = Histogram(
-            f"{_PREFIX}request_seconds",
-            "From the end of a write request's body to its response.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.request_seconds = self._histogram(
+            "request_seconds", "From the end of a write request's body to its response.", _SECONDS
         )
         self.samples = self._counter("samples", "Samples committed, stale markers among them.", "version")
         self.histograms = self._counter("histograms", "Native histograms committed.", "version")
@@ -38,15 +35,8 @@ class Metrics:
             "connections_displaced", "Connections closed in favour of newer ones."
         )
         self.tls_failures = self._counter("tls_handshake_failures", "TLS handshakes that did not succeed.")
-        self.commit_seconds = Histogram(
-            f"{_PREFIX}commit_seconds",
-            "Write and fdatasync of one group.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.group_requests = Histogram(
-            f"{_PREFIX}commit_group_requests", "Requests in one group.", buckets=_GROUP, registry=self.registry
-        )
+        self.commit_seconds = self._histogram("commit_seconds", "Write and fdatasync of one group.", _SECONDS)
+        self.group_requests = self._histogram("commit_group_requests", "Requests in one group.", _GROUP)
         self.spool_bytes = self._gauge("spool_bytes", "Size of the spool's segments.")
         self.spool_unconsumed_segments = self._gauge(
             "spool_unconsumed_segments", "Segments that the ingest job has not read to their end."
@@ -64,3 +54,6 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"{_PREFIX}{name}", text, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}", text, buckets=buckets, registry=self.registry)

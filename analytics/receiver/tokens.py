@@ -1,10 +1,9 @@
-"""Bearer tokens (RFC 6750). Only digests are kept in memory; each check compares all of them in constant time."""
+"""The senders' bearer tokens, of which only digests are kept in memory."""
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxy.common.bearer_tokens import token_digest
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
 
@@ -31,20 +30,4 @@ def read_tokens(files: Sequence[str]) -> Digests:
         raise ConfigError(f"{KEY}: {', '.join(files)}: {len(tokens)} tokens; there must be 1 to {TOKENS_MAX}")
     if any(len(token) < TOKEN_BYTES_MIN for token in tokens):
         raise ConfigError(f"{KEY}: {', '.join(files)}: a token is shorter than {TOKEN_BYTES_MIN} bytes")
-    return tuple(map(_digest, tokens))
-
-
-def is_authorized(header: bytes, digests: Digests) -> bool:
-    """Return True if an Authorization header holds one of the tokens."""
-    scheme, _, token = header.partition(b" ")
-    if scheme.lower() != b"bearer":
-        return False
-    digest = _digest(token.strip())
-    matches = [
-        hmac.compare_digest(digest, known) for known in digests
-    ]  # all of them: no early exit that timing could reveal
-    return any(matches)
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+    return tuple(map(token_digest, tokens))

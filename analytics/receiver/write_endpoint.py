@@ -20,11 +20,12 @@ from analytics.receiver.http_server import Headers, RequestHead, Response
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.request_parser import ParsedRequest, RequestParser
 from analytics.receiver.token_bucket import TokenBucket
-from analytics.receiver.tokens import Digests, is_authorized
+from analytics.receiver.tokens import Digests
 from analytics.remote_write.decode import Counts
 from analytics.remote_write.errors import BoundError, BoundFault, DecodeError, TooLargeError
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
 from analytics.spool.records import pack_record
+from proxy.common.bearer_tokens import is_authorized
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import ReloadingFile
 

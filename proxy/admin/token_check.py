@@ -1,8 +1,6 @@
 """Check of the token of ``admin.token_file``, which the protected paths of the admin port require."""
 
-import hashlib
-import hmac
-
+from proxy.common.bearer_tokens import is_authorized, token_digest
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
@@ -24,14 +22,5 @@ class TokenCheck:
         """Return True if a request with these values of the header may read the protected paths."""
         if self._token is None:
             return True
-        token = await self._token.current_value()
-        if len(authorization) != 1:
-            return False
-        scheme, _, given = authorization[0].partition(b" ")
-        # Digests are compared, since the time of a comparison reveals the token's length.
-        same = hmac.compare_digest(_digest(given.strip()), _digest(token))
-        return same and scheme.lower() == b"bearer"
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+        digest = token_digest(await self._token.current_value())
+        return len(authorization) == 1 and is_authorized(authorization[0], (digest,))

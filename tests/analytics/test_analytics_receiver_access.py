@@ -21,9 +21,10 @@ from analytics.receiver.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, confi
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.service import open_spool
 from analytics.receiver.tls import reloading_tls_context
-from analytics.receiver.tokens import is_authorized, read_tokens, reloading_token_digests
+from analytics.receiver.tokens import read_tokens, reloading_token_digests
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import Disk
+from proxy.common.bearer_tokens import is_authorized
 from proxy.common.errors import ConfigError
 from proxy.common.logs import Throttle, get_logger
 from proxy.common.reloading_file import ReloadingFile

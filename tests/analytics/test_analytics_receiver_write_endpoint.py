@@ -13,10 +13,10 @@ from analytics.receiver.config import Limits
 from analytics.receiver.group_commit import NotCommittedError
 from analytics.receiver.http_server import RequestHead, Response
 from analytics.receiver.metrics import Metrics
-from analytics.receiver.tokens import _digest
 from analytics.receiver.write_endpoint import PATH, WriteEndpoint
 from analytics.remote_write.decode import Decoder
 from analytics.spool.records import RECORD_HEADER_BYTES
+from proxy.common.bearer_tokens import token_digest
 
 VERSIONS = [1, 2]
 TS = 1_760_000_000_000
@@ -46,7 +46,7 @@ class FakeCommit:
 
 class FakeTokens:
     async def current_value(self) -> tuple[bytes, ...]:
-        return (_digest(b"another-token-entirely"), _digest(TOKEN))
+        return (token_digest(b"another-token-entirely"), token_digest(TOKEN))
 
 
 class Case:

@@ -38,22 +38,22 @@ async def configure_all(workers: Iterable[WorkerProcess], old: Config, new: Conf
         except RpcError as error:
             if not isinstance(error, RpcCallRefused):
                 worker.kill()  # unknown whether it took the configuration, or will once it wakes up
-            await _roll_back(changed, old)
+            await configure_or_kill(changed, old)
             raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error.reason}") from None
         changed.append(worker)
 
 
 async def configure_or_kill(workers: Iterable[WorkerProcess], config: Config) -> None:
-    """Give a new configuration to admin workers; kill one that refuses, its successor starts with it.
+    """Give a configuration to workers without a vote on it; kill one that refuses, its successor starts with it.
 
-    They have no vote on the reload, since they read unauthenticated input.
+    Those are admin workers, since they read unauthenticated input, and where a reload is taken back all.
     """
     for worker in workers:
         try:
             await _configure(worker, config)
         except RpcError as error:
             get_logger().error(
-                "the admin worker did not take over the configuration; ending it", pid=worker.pid, reason=str(error)
+                "a worker did not take over a configuration; ending it", pid=worker.pid, reason=str(error)
             )
             worker.kill()
 
@@ -106,14 +106,3 @@ async def take_over_files(
 async def _configure(worker: WorkerProcess, config: Config) -> None:
     request = ConfigureRequest(config=encode_config_for(worker.role, config))
     await worker.send_command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
-
-
-async def _roll_back(changed: list[WorkerProcess], config: Config) -> None:
-    for worker in changed:
-        try:
-            await _configure(worker, config)
-        except RpcError as error:
-            get_logger().error(
-                "a worker did not take back a configuration; ending it", pid=worker.pid, reason=str(error)
-            )
-            worker.kill()
