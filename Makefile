@@ -31,13 +31,13 @@ coverage: ## make check, with the coverage that a release must have: twice the t
 	@$(LOCAL).check --coverage $(ARGS)
 
 fuzz: ## feed parsers with hostile bytes (Atheris); ARGS="--seconds 60 --parser frames"
-	@$(LOCAL).fuzz $(ARGS)
+	@$(LOCAL).programs fuzz $(ARGS)
 
 bench: ## measure
-	@$(LOCAL).bench $(ARGS)
+	@$(LOCAL).programs bench $(ARGS)
 
 bench-analytics: ## measure the analytics; ARGS="--samples 1000000" for less, ARGS=--write for docs/
-	@$(LOCAL).bench_analytics $(ARGS)
+	@$(LOCAL).programs bench-analytics $(ARGS)
 
 images: ## build the container images (root); ARGS=--twice compares two builds, ARGS=--archives writes dist/
 	@$(LOCAL).images $(ARGS)

@@ -39,8 +39,7 @@ from proto.sealed_principal import seal
 from proxy.common.logs import get_logger
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
-from proxy.runtime.dns.hostnames import Hostnames
-from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.dns.resolver import Hostnames, Resolver
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget
 from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX, owner_of
 from proxy.runtime.loop.tasks import seconds

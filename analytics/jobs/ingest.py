@@ -17,8 +17,7 @@ from analytics.jobs.defaults import KEEP_SPOOL_FOREVER, KEEP_SPOOL_HOURS, MAX_BY
 from analytics.jobs.progress import Progress
 from analytics.sources.spool import PrometheusSpool, batch_end, check_segments_present, position_text
 from analytics.spool import reader
-from analytics.spool.identity import spool_id
-from analytics.spool.positions import Position
+from analytics.spool.positions import Position, spool_id
 from analytics.spool.retention import record_consumed
 from analytics.tables.store import Tables
 

@@ -3,6 +3,7 @@
 An endpoint checks a request's head first and may reject the request without reading its body.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -11,8 +12,8 @@ from typing import Protocol
 import h11
 import trio
 
-from analytics.receiver.body_budget import BodyBudget
 from analytics.receiver.config import Limits
+from proxy.common.networks import network_of
 
 HEADER_BYTES_MAX = 16 * 1024
 READ_BYTES = 256 * 1024
@@ -82,6 +83,35 @@ class Endpoint(Protocol):
         """Account for a response sent before the body was read (`head` is None for malformed HTTP); return the response
         to send.
         """
+
+
+class BodyBudget:
+    """Budget of body bytes in memory. One sender gets at most half of it, so that it cannot block the others."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held_bytes = 0
+        self._bytes_max = bytes_max
+        self._by_sender: Counter[str] = Counter()
+
+    def reserve_bytes(self, address: str, size_bytes: int) -> bool:
+        """Reserve `size_bytes` for a sender's address; return False, and reserve nothing, beyond the budget."""
+        sender = network_of(address)
+        if (
+            self.held_bytes + size_bytes > self._bytes_max
+            or self._by_sender[sender] + size_bytes > self._bytes_max // 2
+        ):
+            return False
+        self.held_bytes += size_bytes
+        self._by_sender[sender] += size_bytes
+        return True
+
+    def release_bytes(self, address: str, size_bytes: int) -> None:
+        """Release `size_bytes` that were reserved for the address."""
+        sender = network_of(address)
+        self.held_bytes -= size_bytes
+        self._by_sender[sender] -= size_bytes
+        if self._by_sender[sender] <= 0:
+            del self._by_sender[sender]
 
 
 class HttpServer:

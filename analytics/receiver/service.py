@@ -11,11 +11,10 @@ from pathlib import Path
 import trio
 
 from analytics.receiver.admin_endpoint import AdminEndpoint
-from analytics.receiver.config import Config, parse_address
+from analytics.receiver.config import Config, Tls, parse_address
 from analytics.receiver.group_commit import GroupCommit
 from analytics.receiver.http_server import HttpServer, Peer
 from analytics.receiver.metrics import Metrics
-from analytics.receiver.tls import reloading_tls_context
 from analytics.receiver.tokens import reloading_token_digests
 from analytics.receiver.write_endpoint import WriteEndpoint
 from analytics.spool.repair import RepairReport
@@ -26,6 +25,8 @@ from proxy.common.networks import network_of
 from proxy.common.reloading_file import ReloadingFile
 
 ADMIN_CONNECTIONS_MAX = 32
+TLS_KEY = "listen.tls"
+_TLS_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,35 @@ async def serve(
             await commit.finished.wait()
             background.cancel_scope.cancel()
     get_logger().info("the receiver has ended; all acknowledged requests are on the disk")
+
+
+def reloading_tls_context(config: Tls | None) -> ReloadingFile[ssl.SSLContext] | None:
+    """Return the TLS context for new connections, reloaded when its files change; None for plain HTTP.
+
+    Raises ConfigError.
+    """
+    if config is None:
+        return None
+    files = [file for file in (config.certificate, config.key, config.client_ca) if file]
+    return ReloadingFile(TLS_KEY, files, lambda: _tls_context(config))
+
+
+def _tls_context(config: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _TLS_VERSIONS[config.minimum_version]
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.certificate, config.key, password=_no_passphrase)
+        if config.client_ca:
+            context.load_verify_locations(config.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except ssl.SSLError as error:
+        raise ConfigError(f"{TLS_KEY}: {error.reason or error}: do certificate, key and client_ca fit?") from None
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ConfigError(f"{TLS_KEY}.key: needs a passphrase, which cannot be entered here")
 
 
 class ConnectionLimiter:

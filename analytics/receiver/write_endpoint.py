@@ -19,7 +19,6 @@ from analytics.receiver.group_commit import GroupCommit, NotCommittedError
 from analytics.receiver.http_server import Headers, RequestHead, Response
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.request_parser import ParsedRequest, RequestParser
-from analytics.receiver.token_bucket import TokenBucket
 from analytics.receiver.tokens import Digests
 from analytics.remote_write.decode import Counts
 from analytics.remote_write.errors import BoundError, BoundFault, DecodeError, TooLargeError
@@ -34,6 +33,34 @@ RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30, "busy": 5}
 FAULTS_REPORTED_MAX = 3
 
 _DIGITS_MAX = 19
+
+
+class TokenBucket:
+    """Token bucket of one second's capacity. A request may overdraw it; then all wait until the debt is repaid.
+
+    So a single request larger than the bucket is accepted, and the long-term rate still holds. A rate of 0 means no
+    limit.
+    """
+
+    def __init__(self, per_second: int, clock: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._level = float(per_second)
+        self._at = clock()
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next request is allowed; 0 means now."""
+        if not self._per_second:
+            return 0.0
+        now = self._clock()
+        self._level = min(self._per_second, self._level + (now - self._at) * self._per_second)
+        self._at = now
+        return max(0.0, -self._level / self._per_second)
+
+    def withdraw(self, amount: int) -> None:
+        """Withdraw tokens, even more than there are."""
+        if self._per_second:
+            self._level -= amount
 
 
 class _Rejection(Exception):

@@ -5,9 +5,11 @@ crash could still lose. It is overwritten in place (one small write, checked by 
 failure it may be old, never ahead; the writer corrects it at its start.
 """
 
+import contextlib
 import os
 import struct
 import time
+import uuid
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ _CRC = struct.Struct("<I")
 _MAGIC = b"PRWMARK1"
 _READ_ATTEMPTS_MAX = 5
 _READ_PAUSE_S = 0.002
+IDENTITY = "id"
 
 
 class Position(NamedTuple):
@@ -93,3 +96,17 @@ def _parse(data: bytes) -> Position | None:
     if magic != _MAGIC or _CRC.unpack_from(data, _POSITION.size)[0] != zlib.crc32(data[: _POSITION.size]):
         return None
     return Position(segment, offset)
+
+
+def spool_id(directory: str | os.PathLike[str]) -> str:
+    """Return the spool's identity; made once: an emptied, reused directory is another. Raises OSError."""
+    root = Path(directory)
+    target = root / IDENTITY
+    if not target.exists():
+        temporary = root / f"{IDENTITY}.{uuid.uuid4().hex}"
+        temporary.write_text(uuid.uuid4().hex)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(temporary, target)
+        temporary.unlink()
+        sync_directory(root)
+    return target.read_text().strip()

@@ -13,14 +13,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from local import go_tools
-from local.environment import ROOT, Environment, clean_environment
+from local.environment import ROOT, Environment, clean_environment, install_list, pip_check, pip_install
 from local.generate import stale
 from local.test import ERRORS, SIDE_BY_SIDE, become, prepare
-from local.wheel import try_wheel
 
 _TOOLS = {
     "format": ("ruff", "format", "--check", "."),
@@ -32,6 +33,41 @@ _COVERAGE = ("--cov", "--cov-report=term:skip-covered", "-p", "tests.coverage_ga
 _COVERAGE_DIRECTORY = ROOT / "build" / "coverage"
 _SLOWEST = ("--durations=30", "--durations-min=8")
 """The slowest tests, reported at the end."""
+
+_CONFIG = """\
+[cluster]
+runtime_dir = "{directory}/run"
+
+[[listener]]
+bind = "127.0.0.1:6650"
+
+[brokers]
+service_url = "pulsar://localhost:6651"
+"""
+
+
+def try_wheel(environment: Environment) -> None:
+    """Build the wheel, install it elsewhere, call its commands. CalledProcessError if any of it fails."""
+    with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
+        directory = Path(name)
+        build = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
+        _run([*build, "--no-deps", "--no-build-isolation", "-w", name, str(environment.root)], directory)
+        _run([sys.executable, "-m", "venv", "venv"], directory)
+        (wheel,) = directory.glob("*.whl")
+        python = directory / "venv/bin/python"
+        _run(install_list(python, "proxy"), environment.root)
+        _run([*pip_install(python), str(wheel)], directory)
+        _run(pip_check(python), directory)
+        command = str(directory / "venv/bin/pulsar-trio-proxy")
+        config = directory / "config.toml"
+        config.write_text(_CONFIG.format(directory=directory))
+        _run([command, "--help"], directory)
+        _run([command, "check", "--config", str(config)], directory)
+        _run([str(directory / "venv/bin/pulsar-proxy-analytics"), "--help"], directory)
+
+
+def _run(command: list[str], directory: Path) -> None:
+    subprocess.run(command, check=True, cwd=directory, env=clean_environment(), stdin=subprocess.DEVNULL)
 
 
 def _tool(environment: Environment, command: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -73,17 +72,6 @@ def become(environment: Environment, module: str, *arguments: str, with_local: b
     if with_local:
         variables["PYTHONPATH"] = str(environment.root / "deploy")
     os.execve(environment.python, command, variables)
-
-
-def prepare_and_become(target: str, prepare: Callable[[list[str]], Environment], module: str) -> int:
-    """Prepare by the arguments of `make target`, then become a module of the tree with them; return 1 on an error."""
-    arguments = sys.argv[1:]
-    try:
-        environment = prepare(arguments)
-    except ERRORS as error:
-        print(f"\nmake {target}: {error}", file=sys.stderr)
-        return 1
-    return become(environment, module, *arguments, with_local=True)
 
 
 def main() -> int:

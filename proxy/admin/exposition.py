@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 
-from proxy.runtime.fairness.utf8 import utf8_bytes
+from proxy.runtime.fairness.byte_budget import utf8_bytes
 
 PROCESS_BYTES_MAX = 4 * 1024 * 1024
 """Bound for one process: 1,000 principals (metrics.principals_max) take ten lines of at most 360 bytes each."""

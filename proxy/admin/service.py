@@ -4,20 +4,28 @@ It reads unauthenticated input, so it holds no key: its configuration has no sec
 itself is that of its callers.
 """
 
-from collections.abc import Mapping
+import fnmatch
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, TypeVar
 
 import trio
 
+from proto.addresses import AddressInvalid, parse_host_port
 from proxy.admin.application import AdminApplication
-from proxy.admin.host_check import HostCheck
 from proxy.admin.http import HttpServer
-from proxy.admin.kept import CoalescingCache
 from proxy.admin.scrape import MetricsScrape
 from proxy.admin.supervisor_client import ChannelLost, SupervisorClient
-from proxy.admin.token_check import TokenCheck
+from proxy.common.bearer_tokens import is_authorized, token_digest
 from proxy.common.errors import ConfigError
-from proxy.config.types import Config
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
+from proxy.config.admin_token import read_admin_token
+from proxy.config.types import Admin, Config
+from proxy.runtime.dns.resolver import is_address
+from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.server import Handler, StreamingHandler
 
 METRICS_KEPT_S = 1.0
@@ -27,6 +35,89 @@ READINESS_KEPT_S = 0.5
 STATUS_KEPT_S = 0.1
 DRAIN_S_MAX = 1.0
 """Time for a request under way when the worker ends."""
+
+_HTTP_PORT = 80
+_KEY = "admin.token_file"
+
+ValueT = TypeVar("ValueT")
+
+
+class CoalescingCache(Generic[ValueT]):
+    """``make`` is never run twice at a time, and not again until ``keep_s`` seconds after its end, however many ask.
+
+    From its end, not from its beginning: what takes longer than it is kept would otherwise never pause.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[ValueT]], keep_s: float) -> None:
+        self._make = make
+        self._keep_s = keep_s
+        self._value: ValueT | None = None
+        self._error: RpcError | None = None
+        self._ended = float("-inf")
+        self._flight = SingleFlight(self._run)
+
+    async def current(self) -> ValueT:
+        """Return the value, at most ``keep_s`` old at the time of the call. Raises RpcError where there is none."""
+        if self._flight.is_under_way or trio.current_time() - self._ended >= self._keep_s:
+            await self._flight.result()
+        if self._value is None:
+            raise self._error or RpcError("no worker answered")
+        return self._value
+
+    async def _run(self) -> None:
+        try:
+            self._value, self._error = await self._make(), None
+        except RpcError as error:
+            self._value, self._error = None, error
+        except Exception as error:  # noqa: BLE001 -- the next time it may succeed
+            get_logger().error("the admin port met a defect", exc_info=error)
+            self._value, self._error = None, None
+        finally:
+            self._ended = trio.current_time()
+
+
+class TokenCheck:
+    """Checks the ``Authorization`` of requests. Raises ConfigError where the file cannot be used at the start.
+
+    A file that becomes unusable later leaves the previous token in force.
+    """
+
+    def __init__(self, config: Admin) -> None:
+        file = config.token_file
+        self._token = ReloadingFile(_KEY, (file,), lambda: read_admin_token(file)) if file else None
+
+    async def is_allowed(self, authorization: list[bytes]) -> bool:
+        """Return True if a request with these values of the header may read the protected paths."""
+        if self._token is None:
+            return True
+        digest = token_digest(await self._token.current_value())
+        return len(authorization) == 1 and is_authorized(authorization[0], (digest,))
+
+
+class HostCheck:
+    """Checks the ``Host`` of requests against ``admin.allowed_hosts``.
+
+    A page that an operator's browser shows can give its own host name the admin port's address (DNS rebinding). The
+    browser then lets it read what the port answers, as of one origin; it sends that name as ``Host``.
+    """
+
+    def __init__(self, config: Admin) -> None:
+        names = ("localhost", parse_host_port(config.bind).host, *config.allowed_hosts)
+        self._names = [re.compile(fnmatch.translate(name.lower().removesuffix("."))) for name in names]
+
+    def is_own_host(self, host: bytes) -> bool:
+        """Return True for an IP address, an allowed name, or no ``Host`` at all, with or without a port.
+
+        No page can take an IP address for its name, and every browser sends ``Host``; probes of load balancers by
+        HTTP/1.0 do not.
+        """
+        if not host:
+            return True
+        try:
+            name = parse_host_port(host.decode("latin-1"), default_port=_HTTP_PORT).host.lower().removesuffix(".")
+        except AddressInvalid:
+            name = ""  # only `*` allows it
+        return is_address(name) or any(pattern.match(name) for pattern in self._names)
 
 
 class CachedClusterView:

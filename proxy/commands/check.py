@@ -11,7 +11,7 @@ from auth.broker_credentials import broker_authentication
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from proxy.admin.token_check import TokenCheck
+from proxy.admin.service import TokenCheck
 from proxy.commands.connect import ClientMethods
 from proxy.common.errors import ConfigError
 from proxy.config.methods import ANONYMOUS, forwarding_warnings

@@ -30,8 +30,8 @@ from proxy.supervisor.handover.exec_handover import (
     HandoverState,
     SerializedHandover,
     exec_next_program,
+    installed_program_fault,
 )
-from proxy.supervisor.handover.installed_program import installed_program_fault
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport

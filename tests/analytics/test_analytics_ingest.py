@@ -18,7 +18,7 @@ from analytics.jobs.progress import Progress
 from analytics.remote_write.remote_pb2 import BucketSpan, Histogram
 from analytics.sources.spool import LostSegments
 from analytics.spool import reader
-from analytics.spool.identity import IDENTITY, spool_id
+from analytics.spool.positions import IDENTITY, spool_id
 from analytics.spool.retention import read_consumed_position
 from analytics.tables.change import TableChange
 from analytics.tables.store import Tables

@@ -13,14 +13,13 @@ import trio
 import trio.testing
 import trustme
 
-from analytics.receiver import tls as tls_module
+from analytics.receiver import service
 from analytics.receiver.admin_endpoint import AdminEndpoint
+from analytics.receiver.command import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from analytics.receiver.config import Config, Log, Spool, Tls, load_config, parse_address
 from analytics.receiver.http_server import RequestHead
-from analytics.receiver.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from analytics.receiver.metrics import Metrics
-from analytics.receiver.service import open_spool
-from analytics.receiver.tls import reloading_tls_context
+from analytics.receiver.service import open_spool, reloading_tls_context
 from analytics.receiver.tokens import read_tokens, reloading_token_digests
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import Disk
@@ -160,7 +159,7 @@ def test_certificates_that_cannot_be_used(authority: trustme.CA, tmp_path: Path)
     with pytest.raises(ConfigError, match="No such file"):
         reloading_tls_context(config)
     with pytest.raises(ConfigError, match="passphrase"):
-        tls_module._no_passphrase()
+        service._no_passphrase()
 
 
 # ---- configuration

@@ -9,10 +9,9 @@ import trio
 from receiver_requests import CONTENT_TYPES, OneSeries, compressed, named, raw
 
 from analytics.receiver import request_parser
-from analytics.receiver.body_budget import BodyBudget
 from analytics.receiver.config import Limits
 from analytics.receiver.fair_lock import FairLock, LockTimeoutError
-from analytics.receiver.http_server import RequestHead, Response
+from analytics.receiver.http_server import BodyBudget, RequestHead, Response
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.write_endpoint import PATH, WriteEndpoint
 from analytics.remote_write import bounds as bounds_module

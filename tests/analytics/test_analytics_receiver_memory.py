@@ -12,7 +12,7 @@ PAGES = 256
 PROGRAM = f"""
 import resource
 import numpy as np
-from analytics.receiver import memory
+from analytics.receiver import command
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -31,6 +31,6 @@ print(faults() - before)
 
 @pytest.mark.parametrize(("keep", "least", "most"), [(True, 0, PAGES), (False, ROUNDS * PAGES // 4, 10**9)])
 def test_memory_of_a_request_serves_the_next(keep: bool, least: int, most: int) -> None:
-    program = PROGRAM.replace("KEEP", "memory.retain_freed_memory()" if keep else "")
+    program = PROGRAM.replace("KEEP", "command.retain_freed_memory()" if keep else "")
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert least <= int(found.stdout) <= most

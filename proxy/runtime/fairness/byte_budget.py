@@ -80,3 +80,8 @@ class ByteReservation:
         """Transfer the reservation to another owner."""
         self._budget.transfer_bytes(self._owner, owner, self.size_bytes)
         self._owner = owner
+
+
+def utf8_bytes(text: str) -> int:
+    """Return the number of bytes that a text takes in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -24,9 +24,12 @@ The memory is sparse: rows that were never used cost nothing, so the second part
 """
 
 import mmap
+import os
 import sys
 import time
 from collections.abc import Iterable
+
+from proxy.runtime.shared.memory import create_shared_memory
 
 RELAYS_MAX = (1 << 17) - 1
 """Relays of one forwarder."""
@@ -421,3 +424,26 @@ class RelayTable:
                 mine[2] += cells[framed_row(relay_id, TO_BROKER) + MESSAGES]
                 mine[3] += cells[framed_row(relay_id, TO_CLIENT) + MESSAGES]
         return sums
+
+
+def create_table() -> int:
+    """Create memory for a table, all zero; return its descriptor."""
+    return create_shared_memory("relay-table", TABLE_BYTES)
+
+
+def upgrade_table(descriptor: int) -> int:
+    """Return a table in this program's size: a copy of one that an older program created, or the same.
+
+    Closes the descriptor if a copy was made. Parts are only ever added behind those that are there; the rest of a copy
+    is zero. No process may use the table meanwhile.
+    """
+    size = os.fstat(descriptor).st_size
+    if size >= TABLE_BYTES:
+        return descriptor
+    new = create_table()
+    with mmap.mmap(descriptor, size) as old, mmap.mmap(new, TABLE_BYTES) as copy:
+        used = int.from_bytes(old[IDS_USED * 8 : IDS_USED * 8 + 8], sys.byteorder)
+        rows = min(size, row(min(used, RELAYS_MAX) + 1, TO_BROKER) * 8)
+        copy[:rows] = old[:rows]
+    os.close(descriptor)
+    return new

@@ -2,15 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import trio
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
+from proxy import __version__
 from proxy.common.logs import get_logger
 from proxy.config.changes import (
     changes_that_need_new_processes,
@@ -20,10 +22,10 @@ from proxy.config.files import files_of_role
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.observability.metrics import new_registry
+from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
-from proxy.supervisor.cluster.listeners import ClientListeners
-from proxy.supervisor.cluster.metrics import ClusterMetrics
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -41,7 +43,7 @@ from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
 from proxy.supervisor.processes.library_files import files_of_libraries
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.open_files import stored_descriptors_max
-from proxy.supervisor.startup.sockets import RuntimeDirectory
+from proxy.supervisor.startup.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
 
 START_TIMEOUT_S = 30.0
 PEERS_TIMEOUT_S = 5.0
@@ -52,6 +54,72 @@ START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
 """Order in which roles become ready; a drain goes the other way. No role waits for the admin worker."""
 
 SEAL_KEY_ROLES = frozenset({Role.AUTH, Role.LOOKUP})  # the roles that seal or open principals
+
+
+class ClientListeners:
+    """Sockets by their configured address. Those of the program before an exec are taken over.
+
+    Raises StartFailed for an address that cannot be bound. After an exec, the cluster goes on without that listener:
+    the connections that the program before has left must not end by it.
+    """
+
+    def __init__(self, config: Config, handover: HandoverState) -> None:
+        self.sockets: list[socket.socket] = []
+        self._binds: list[str] = []
+        for index, listener in enumerate(config.listener):
+            sock = handover.take_listener(listener.bind)
+            try:
+                sock = sock or bind_tcp(f"listener[{index}].bind", listener.bind)
+            except StartFailed as error:
+                if handover.generation == 1:
+                    raise
+                get_logger().error("the cluster goes on without a listener", reason=str(error))
+                continue
+            self.sockets.append(sock)
+            self._binds.append(listener.bind)
+
+    def start_listening(self) -> None:
+        """Accept clients into the backlog; called once all workers that serve them are ready."""
+        for sock in self.sockets:
+            sock.listen(BACKLOG)
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of the sockets that are still open."""
+        return [sock.fileno() for sock in self.sockets if sock.fileno() >= 0]
+
+    def descriptors_by_bind(self) -> dict[str, int]:
+        """Return the descriptors by configured address, for the next program."""
+        return {bind: sock.fileno() for bind, sock in zip(self._binds, self.sockets, strict=True)}
+
+    def close(self) -> None:
+        """Close all sockets: the kernel refuses further clients."""
+        for sock in self.sockets:
+            sock.close()
+
+
+class ClusterMetrics:
+    """A registry with the supervisor's metrics. ``stored_relays`` returns the number of relays in the fd store."""
+
+    def __init__(self, roles: Iterable[Role], stored_relays: Callable[[], int]) -> None:
+        self.registry = new_registry()
+        self.registry.register(ProcessMetrics())
+        self._restarts = Counter(
+            "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
+        )
+        for role in roles:
+            self._restarts.labels(of=role.value)
+        stored = Gauge(
+            "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
+        )
+        stored.set_function(stored_relays)
+        info = Gauge(
+            "pulsar_proxy_build_info", "Always 1; the version is the label.", ["version"], registry=self.registry
+        )
+        info.labels(version=__version__).set(1)
+
+    def count_restart(self, role: Role) -> None:
+        """Count a worker that has ended and is replaced."""
+        self._restarts.labels(of=role.value).inc()
 
 
 class Cluster:

@@ -21,12 +21,15 @@ from proto.roles import Role
 from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
+from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.signals import SIGNALS
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 _STANDARD_DESCRIPTOR_MAX = 2
 _WRITE_BYTES = 1 << 20
 _PROGRAM = (sys.executable, "-P", "-m", "proxy")
+
+CHECK_TIMEOUT_S = 30.0
 
 
 class SerializedFdStoreSlot(msgspec.Struct, frozen=True):
@@ -209,3 +212,18 @@ def exec_next_program(state: SerializedHandover, config_file: Path) -> NoReturn:
         os.close(memory)
         for number in state.descriptors():
             os.set_inheritable(number, False)
+
+
+async def installed_program_fault(config_file: Path) -> str:
+    """Run the installed program's ``check``; return what is wrong with it, or with the configuration; "" if nothing."""
+    with trio.move_on_after(CHECK_TIMEOUT_S):
+        try:
+            with child_reaper.pause_while_spawning():  # its process id is not known here
+                command = check_command_line(config_file)
+                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        except OSError as error:
+            return f"the program that is installed now cannot be run: {error}"
+        if done.returncode:
+            return f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}"
+        return ""
+    return "the program that is installed now does not answer"

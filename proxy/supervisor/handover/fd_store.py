@@ -29,8 +29,7 @@ from proxy.runtime.shared.fd_store_channel import (
     StoreLost,
     close_descriptors,
 )
-from proxy.runtime.shared.relay_table import RELAYS_MAX
-from proxy.runtime.shared.relay_table_memory import create_table, upgrade_table
+from proxy.runtime.shared.relay_table import RELAYS_MAX, create_table, upgrade_table
 from proxy.supervisor.handover.address_tables import AddressTableChannel
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024

@@ -6,18 +6,19 @@ only reads its calls, on a socket of the worker's own (proxy/admin/supervisor_cl
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Generic, TypeVar
 
 import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Status, Text
 from proxy.common.logs import get_logger
+from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
-from proxy.supervisor.operators.paced import RateLimitedAnswer
 from proxy.supervisor.operators.report import ClusterReport, MetricsTooLarge
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
@@ -29,9 +30,29 @@ FRAME_BYTES_MAX = 64 * 1024
 CONCURRENT_CALLS_MAX = 32
 """Concurrent calls: each may make the supervisor call every worker."""
 
-
 REPORT_INTERVAL_S = 0.2
 """Shortest time between the starts of two reports of a kind: each makes every forwarder scan all its sessions."""
+
+ValueT = TypeVar("ValueT")
+
+
+class RateLimitedAnswer(Generic[ValueT]):
+    """Runs ``make`` once for all who ask at the same time, and begins at most once in ``interval_s`` seconds.
+
+    Nothing is kept: who asks after a run waits for the next one.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[ValueT]], interval_s: float) -> None:
+        self._make = make
+        self._interval_s = interval_s
+        self._began_at_s = float("-inf")
+        self.current = SingleFlight(self._begin).result
+        """Return a fresh answer. Raises what ``make`` raises, in all callers that wait for it."""
+
+    async def _begin(self) -> ValueT:
+        await trio.sleep_until(self._began_at_s + self._interval_s)
+        self._began_at_s = trio.current_time()
+        return await self._make()
 
 
 class AdminChannel:

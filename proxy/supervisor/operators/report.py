@@ -21,7 +21,7 @@ from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
 from proxy.config.types import Listener
-from proxy.runtime.fairness.utf8 import utf8_bytes
+from proxy.runtime.fairness.byte_budget import utf8_bytes
 from proxy.runtime.observability.metrics import render_metrics
 from proxy.runtime.observability.near_expiry import NearExpiry, merge_near_expiry
 from proxy.runtime.process.process_identity import ProcessIdentity

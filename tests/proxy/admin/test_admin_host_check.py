@@ -1,10 +1,10 @@
-"""proxy.admin.host_check: the names and addresses for which the admin port answers."""
+"""proxy.admin.service: the names and addresses for which the admin port answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from proxy.admin.host_check import HostCheck
+from proxy.admin.service import HostCheck
 from proxy.config.types import Admin
 
 CONFIG = Admin(bind="admin.internal:8080", allowed_hosts=("Proxy.example.com", "*.pulsar.svc"))

@@ -1,4 +1,4 @@
-"""proxy.admin.kept: an answer is made once for all who ask in the same moment."""
+"""proxy.admin.service: an answer is made once for all who ask in the same moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin.kept import CoalescingCache
+from proxy.admin.service import CoalescingCache
 from proxy.runtime.rpc.errors import RpcError
 
 

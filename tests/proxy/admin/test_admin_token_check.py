@@ -1,4 +1,4 @@
-"""proxy.admin.token_check: the token of admin.token_file."""
+"""proxy.admin.service: the token of admin.token_file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin.token_check import TokenCheck
+from proxy.admin.service import TokenCheck
 from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX, read_admin_token
 from proxy.config.types import Admin

@@ -13,7 +13,6 @@ from proto.rpc_pb2 import Method
 from proxy.config.types import Config
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
 from proxy.supervisor.cluster import cluster as cluster_module
-from proxy.supervisor.cluster import listeners as listeners_module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import ServeChannel
 from proxy.supervisor.handover.exec_handover import HandoverState
@@ -54,7 +53,7 @@ class Setup:
         self.serve_admin: ServeChannel | None = None
         self._clusters: list[Cluster] = []
         monkeypatch.setattr(cluster_module, "WorkerProcess", self.workshop)
-        monkeypatch.setattr(listeners_module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
+        monkeypatch.setattr(cluster_module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
 
     def make(self, handover: HandoverState | None = None, **tables: Any) -> Cluster:
         handover = handover or HandoverState(seal_key=KEY)

@@ -29,8 +29,7 @@ from proxy.config.types import Config
 from proxy.runtime.shared.relay_table import RELAYS_MAX
 from proxy.supervisor import main
 from proxy.supervisor.broker_changes import BrokerChanges
-from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
-from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
+from proxy.supervisor.handover.exec_handover import CHECK_TIMEOUT_S, SIGNALS, HandoverState, SerializedHandover
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
     REPLY_GRACE_S,

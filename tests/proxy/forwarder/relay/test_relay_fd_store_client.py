@@ -26,7 +26,7 @@ from proxy.runtime.shared.fd_store_channel import (
     close_descriptors,
     create_store_sockets,
 )
-from proxy.runtime.shared.relay_table_memory import create_table
+from proxy.runtime.shared.relay_table import create_table
 
 
 class Channel:

@@ -23,10 +23,10 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
+    create_table,
     framed_row,
     row,
 )
-from proxy.runtime.shared.relay_table_memory import create_table
 from tests.analytics.counter_model import Sample, windows
 from tests.proxy.runtime.shared.test_shared_relay_table import Died, Fragile
 

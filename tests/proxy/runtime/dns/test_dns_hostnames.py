@@ -1,4 +1,4 @@
-"""proxy.runtime.dns.hostnames: names that Trio itself looks up."""
+"""proxy.runtime.dns.resolver: names that Trio itself looks up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import trio
 from fake_dns import Names
 
-from proxy.runtime.dns.hostnames import Hostnames
-from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.dns.resolver import Hostnames, Resolver
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
+    create_table,
     framed_row,
     row,
+    upgrade_table,
 )
-from proxy.runtime.shared.relay_table_memory import create_table, upgrade_table
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.supervisor.broker_changes import IN_FORCE_WAIT_S
-from proxy.supervisor.handover.installed_program import CHECK_TIMEOUT_S
+from proxy.supervisor.handover.exec_handover import CHECK_TIMEOUT_S
 from proxy.supervisor.operators.ancestry import NotSupervisor
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
 from proxy.supervisor.processes.broker_trial import START_GRACE_S
@@ -46,7 +46,6 @@ STATUS: dict[str, Any] = {
     "authentication": True,
     "workers": [],
 }
-
 
 NOTHING = Empty()
 

@@ -1,4 +1,4 @@
-"""proxy.supervisor.operators.paced: an expensive answer is made once for all, and not too often."""
+"""proxy.supervisor.operators.admin_channel: an expensive answer is made once for all, and not too often."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.supervisor.operators.paced import RateLimitedAnswer
+from proxy.supervisor.operators.admin_channel import RateLimitedAnswer
 
 
 class Maker:
