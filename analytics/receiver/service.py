@@ -21,7 +21,7 @@ from analytics.spool.repair import RepairReport
 from analytics.spool.writer import Disk, SpoolLimits, SpoolWriter
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
-from proxy.common.networks import network_of
+from proxy.common.networks import network_of, peer_address
 from proxy.common.reloading_file import ReloadingFile
 
 ADMIN_CONNECTIONS_MAX = 32
@@ -128,7 +128,7 @@ class ConnectionLimiter:
 
     async def handle_connection(self, stream: trio.SocketStream) -> None:
         """Serve one connection and close it. Raises no error of the connection."""
-        peer, scope = Peer(_peer_address(stream)), trio.CancelScope()
+        peer, scope = Peer(peer_address(stream)), trio.CancelScope()
         if len(self._connections) >= self._connections_max and not self._displace_connection():
             if self._metrics is not None:
                 self._metrics.connections_refused.inc()
@@ -188,14 +188,6 @@ class ConnectionLimiter:
             return
         peer.authenticated = context.verify_mode is ssl.CERT_REQUIRED
         await self.server.serve_connection(secured, peer)
-
-
-def _peer_address(stream: trio.SocketStream) -> str:
-    """Return the peer's address; empty if it has disconnected."""
-    try:
-        return str(stream.socket.getpeername()[0])
-    except OSError:
-        return ""
 
 
 async def _serve_senders(

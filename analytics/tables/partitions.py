@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from analytics.tables.schemas import View
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-HOUR_FORMAT: Final = "%Y-%m-%dT%H"
 
 
 class Partition(NamedTuple):

@@ -67,15 +67,6 @@ class Admin:
         """Create `tenant/namespace`."""
         self.request("PUT", f"namespaces/{namespace}", {})
 
-    def set_retention(self, namespace: str, minutes: int, megabytes: int) -> None:
-        """Keep acknowledged messages; -1 is without limit."""
-        body = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
-        self.request("POST", f"namespaces/{namespace}/retention", body)
-
-    def unload_namespace(self, namespace: str) -> None:
-        """Make the broker release the namespace; clients look it up again."""
-        self.request("PUT", f"namespaces/{namespace}/unload")
-
     def grant_namespace(self, namespace: str, role: str, actions: Sequence[str] = _PRODUCE_AND_CONSUME) -> None:
         """Allow a role these actions on all topics of the namespace."""
         self.request("POST", f"namespaces/{namespace}/permissions/{role}", list(actions))
@@ -93,14 +84,6 @@ class Admin:
     def create_partitioned_topic(self, topic: str, partitions: int) -> None:
         """Create a topic with partitions."""
         self.request("PUT", f"{_topic_path(topic)}/partitions", partitions)
-
-    def update_partitions(self, topic: str, partitions: int) -> None:
-        """Raise the number of partitions."""
-        self.request("POST", f"{_topic_path(topic)}/partitions", partitions)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic, in use or not."""
-        self.request("DELETE", f"{_topic_path(topic)}?force=true")
 
     def unload_topic(self, topic: str) -> None:
         """Make the broker release the topic; clients look it up again."""

@@ -4,7 +4,9 @@ PIP-1: "If the downstream broker replies with a redirection, the proxy will have
 reply to client once it has the final response."
 """
 
+import contextlib
 from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -36,6 +38,9 @@ FATAL_REQUEST_TEXT = "The broker closes the connection upon this request"
 TRIES_MAX = 20
 """How often one request is asked: after each lost connection it is one of half as many suspects, of a million at first.
 """
+
+_AskBroker = Callable[[HostPort, LocateBroker, BaseCommand], Awaitable[BaseCommand]]
+"""LookupExecutor._ask_broker for one request."""
 
 
 class LookupFailed(LookupWorkerError):
@@ -167,9 +172,10 @@ class LookupExecutor:
         losses = losses or LossHistory()
         try:
             with trio.fail_at(deadline):
+                ask = partial(self._ask_broker, kind, principal, losses)
                 if answer is None:
-                    answer = await self._ask_configured_brokers(command, kind, principal, losses)
-                answer = await self._follow_redirects(answer, command, kind, principal, losses)
+                    answer = await self._ask_configured_brokers(ask, command, principal, losses)
+                answer = await self._follow_redirects(ask, answer, command, kind)
         except trio.TooSlowError:
             return self.timeout_answer(command, kind, principal, client)
         except LookupFailed as failed:
@@ -182,12 +188,7 @@ class LookupExecutor:
         return self.finish_answer(answer, kind, principal, client)
 
     async def _follow_redirects(
-        self,
-        answer: BaseCommand,
-        command: BaseCommand,
-        kind: LookupKind,
-        principal: LookupPrincipal,
-        losses: LossHistory,
+        self, ask: _AskBroker, answer: BaseCommand, command: BaseCommand, kind: LookupKind
     ) -> BaseCommand:
         """Follow redirects to the final answer; raises LookupFailed."""
         request = BaseCommand()
@@ -200,7 +201,7 @@ class LookupExecutor:
             broker = self._parse_redirect(self._broker_url(response, tls=self._tls))
             checked = partial(self._locate_redirect, broker)
             named = self._brokers.broker_named(broker) or broker
-            answer = await self._ask_named_broker(named, checked, request, kind, principal, losses)
+            answer = await _ask_named_broker(ask, named, checked, request)
         if self.is_final_answer(answer, kind):
             return answer
         raise LookupFailed(
@@ -210,7 +211,7 @@ class LookupExecutor:
         )
 
     async def _ask_configured_brokers(
-        self, command: BaseCommand, kind: LookupKind, principal: LookupPrincipal, losses: LossHistory
+        self, ask: _AskBroker, command: BaseCommand, principal: LookupPrincipal, losses: LossHistory
     ) -> BaseCommand:
         """Ask the configured brokers in order, until one can be asked. Raises LookupFailed.
 
@@ -229,9 +230,7 @@ class LookupExecutor:
             tries_left -= 1
             broker = waiting.popleft()
             try:
-                return await self._ask_broker(
-                    broker, partial(_locate_configured, broker), command, kind, principal, losses
-                )
+                return await ask(broker, partial(_locate_configured, broker), command)
             except _ConnectionLost as error:
                 failed = error
                 waiting.append(broker)
@@ -239,31 +238,14 @@ class LookupExecutor:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
 
-    async def _ask_named_broker(  # noqa: PLR0917 -- the request, and what belongs to it
-        self,
-        broker: HostPort,
-        locate: LocateBroker,
-        command: BaseCommand,
-        kind: LookupKind,
-        principal: LookupPrincipal,
-        losses: LossHistory,
-    ) -> BaseCommand:
-        """Ask the one broker that can answer. A lookup may be sent twice, so a connection that broke is replaced."""
-        for _ in range(TRIES_MAX - 1):
-            try:
-                return await self._ask_broker(broker, locate, command, kind, principal, losses)
-            except _ConnectionLost:
-                continue
-        return await self._ask_broker(broker, locate, command, kind, principal, losses)
-
     async def _ask_broker(  # noqa: PLR0917 -- the request, and what belongs to it
         self,
-        broker: HostPort,
-        locate: LocateBroker,
-        command: BaseCommand,
         kind: LookupKind,
         principal: LookupPrincipal,
         losses: LossHistory,
+        broker: HostPort,
+        locate: LocateBroker,
+        command: BaseCommand,
     ) -> BaseCommand:
         """Ask one broker.
 
@@ -340,6 +322,16 @@ class LookupExecutor:
         self._brokers.port_pairs.learn_urls(url, self._broker_url(response, tls=not self._tls))
         response.broker_service_url = response.broker_service_url_tls = url
         response.proxy_through_service_url = True
+
+
+async def _ask_named_broker(
+    ask: _AskBroker, broker: HostPort, locate: LocateBroker, command: BaseCommand
+) -> BaseCommand:
+    """Ask the one broker that can answer. A lookup may be sent twice, so a connection that broke is replaced."""
+    for _ in range(TRIES_MAX - 1):
+        with contextlib.suppress(_ConnectionLost):
+            return await ask(broker, locate, command)
+    return await ask(broker, locate, command)
 
 
 def _is_redirect(answer: BaseCommand) -> bool:

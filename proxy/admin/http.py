@@ -14,6 +14,7 @@ import h11
 import trio
 
 from proxy.common.logs import get_logger
+from proxy.common.networks import peer_address
 
 CONNECTIONS_MAX = 256
 HEAD_BYTES_MAX = 8 * 1024
@@ -89,7 +90,7 @@ class HttpServer:
                         get_logger().error("the admin port cannot accept a connection", reason=str(error))
                         await trio.sleep(ACCEPT_PAUSE_S)
                         continue
-                    await self.admit_connection(stream, _address(stream), nursery)
+                    await self.admit_connection(stream, peer_address(stream), nursery)
 
     async def admit_connection(self, stream: trio.abc.HalfCloseableStream, address: str, nursery: trio.Nursery) -> None:
         """Serve a connection in a task of its own; displace another one where there are too many."""
@@ -174,10 +175,3 @@ async def _linger(stream: trio.abc.HalfCloseableStream) -> None:
     with trio.move_on_after(LINGER_S):
         while left > 0 and (data := await stream.receive_some(left)):
             left -= len(data)
-
-
-def _address(stream: trio.SocketStream) -> str:
-    try:
-        return str(stream.socket.getpeername()[0])
-    except OSError:  # it has gone
-        return ""

@@ -1,6 +1,8 @@
-"""The network that an IP address is counted under, where clients or senders have equal shares."""
+"""IP addresses of peers, and the network that one is counted under, where clients or senders have equal shares."""
 
 import socket
+
+import trio
 
 
 def network_of(address: str) -> str:
@@ -18,3 +20,11 @@ def network_of(address: str) -> str:
     if packed.startswith(b"\0" * 10 + b"\xff\xff"):
         return socket.inet_ntop(socket.AF_INET, packed[12:])
     return socket.inet_ntop(socket.AF_INET6, packed[:8] + b"\0" * 8) + "/64"
+
+
+def peer_address(stream: trio.SocketStream) -> str:
+    """Return the peer's IP address; empty if it has disconnected."""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""

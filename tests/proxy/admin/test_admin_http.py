@@ -213,7 +213,7 @@ async def test_a_listener_until_it_is_told_to_stop(
     setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Those that are here are answered. Out of descriptors, it waits for some."""
-    monkeypatch.setattr(http, "_address", lambda _stream: "10.0.0.1")
+    monkeypatch.setattr(http, "peer_address", lambda _stream: "10.0.0.1")
     ours, theirs = trio.testing.memory_stream_pair()
     ended = trio.Event()
 
