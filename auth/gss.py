@@ -16,23 +16,12 @@ from proxy.common.files import copy_into_memory
 from proxy.common.reloading_file import ReloadingFile
 
 try:
-    import gssapi
+    import gssapi as gssapi  # noqa: PLC0414 -- for the modules that import this one
 except (ImportError, OSError) as error:  # OSError: Python's half is there, the system's libraries are not
     raise ConfigError(
         "authentication.sasl and method sasl of brokers.credentials: need the package's extra `kerberos` "
         f"(pip install 'pulsar-trio-proxy[kerberos]'): {error}"
     ) from None
-
-__all__ = [
-    "NO_LAYER",
-    "Keytab",
-    "acceptor_credentials",
-    "context_end_unix_ms",
-    "error_text",
-    "gssapi",
-    "principal_name",
-    "run_in_thread",
-]
 
 NO_LAYER = b"\x01\x00\x00\x00"
 """RFC 4752, section 3.3: the security layer "none", and hence a largest message of no size at all."""

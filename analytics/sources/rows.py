@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from analytics.series import METRIC_NAME, counter_id, metric_and_labels, replica_id, series_id
+from analytics.series import counter_id, metric_and_labels, replica_id, series_id
 from analytics.tables.schemas import HISTOGRAM
 
 if TYPE_CHECKING:
@@ -258,6 +258,3 @@ def _times_or_null(ms: Integers) -> Any:
     import pyarrow as pa
 
     return pa.array(ms * 1000, mask=ms == 0).view(pa.timestamp("us", tz="UTC"))
-
-
-__all__ = ["METRIC_NAME", "SCHEMAS", "RowBuilder"]

@@ -21,7 +21,7 @@ from analytics.sources.options import BadOption, Options
 from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder
 from analytics.spool import reader
 from analytics.spool.positions import Position
-from analytics.spool.records import Damage
+from analytics.spool.records import Damage, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,7 +219,7 @@ class _SkipReport:
         self._places += 1
         self._print_place(damage.offset, damage.next_offset, f"{damage.reason}; what they held is lost")
 
-    def report_faulty_series(self, record: reader.Record, faults: dict[int, str]) -> None:
+    def report_faulty_series(self, record: Record, faults: dict[int, str]) -> None:
         """Report the invalid series of a request; its others are read."""
         self._faulty += len(faults)
         if faults:

@@ -18,18 +18,6 @@ from analytics.spool.records import (
 )
 from analytics.spool.segments import NUMBER_MAX, Segment, list_segment_numbers, segment_path
 
-__all__ = [
-    "Damage",
-    "Position",
-    "Record",
-    "Segment",
-    "SpoolError",
-    "committed_end",
-    "count_bytes_after",
-    "list_segments",
-    "read_records",
-]
-
 BEGIN = Position(0, 0)
 
 

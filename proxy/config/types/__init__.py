@@ -4,6 +4,9 @@ Every type is frozen and forbids unknown fields, so a misspelt key is an error t
 of a name. A key exists only for a feature that exists: a key without effect would mislead.
 """
 
+# mypy: implicit-reexport
+# ruff: noqa: F401 -- the tables of all modules are imported from here
+
 from proxy.config.types.authentication import (
     Authentication,
     BasicAuthentication,
@@ -30,42 +33,6 @@ from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
 from proxy.config.types.connections import Limits, Relay, Session
 from proxy.config.types.listeners import Listener, ListenerTls
 from proxy.config.types.operation import Admin, Cluster, Log, Metrics, Reload, Shutdown
-
-__all__ = [
-    "MIB",
-    "PULSAR_FRAME_BYTES_MAX",
-    "Admin",
-    "Authentication",
-    "BasicAuthentication",
-    "BrokerCredentials",
-    "BrokerTls",
-    "Brokers",
-    "Cluster",
-    "Config",
-    "CongestionControl",
-    "Limits",
-    "Listener",
-    "ListenerTls",
-    "Log",
-    "Metrics",
-    "NonEmpty",
-    "NonNegative",
-    "OidcAuthentication",
-    "Port",
-    "PortPair",
-    "Positive",
-    "Relay",
-    "Reload",
-    "SaslAuthentication",
-    "ScramAuthentication",
-    "Session",
-    "Shutdown",
-    "Strict",
-    "TlsAuthentication",
-    "TlsVersion",
-    "TokenAuthentication",
-    "Workers",
-]
 
 
 class Config(Strict, frozen=True):
