@@ -31,7 +31,7 @@ from proxy.forwarder.listen.transports import ListenerTransport, listener_transp
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
-from proxy.forwarder.relay.sockets import ip_of
+from proxy.forwarder.relay.sockets import ip_of, tune_listener
 from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.failures import limit_text
@@ -42,8 +42,8 @@ from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
-from proxy.runtime.network.dialing import tune_socket
 from proxy.runtime.network.tls import TlsFailed
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
@@ -130,7 +130,7 @@ class ForwarderService:
         fd_store = FdStoreClient(adopt_socket(context.descriptors.store), crash_safe=config.crash_safe)
         handover = await fd_store.receive_handover()
         self._listeners = [adopt_socket(descriptor) for descriptor in handover.listeners]
-        self._tune_listeners()
+        self._tune_listeners(context.config)
         callbacks = RelayCallbacks(
             on_end=self._on_relay_end,
             on_live=self._on_relay_live,
@@ -212,15 +212,15 @@ class ForwarderService:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
-            self._tune_listeners()
+            self._tune_listeners(config)
         workers.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = workers
 
-    def _tune_listeners(self) -> None:
+    def _tune_listeners(self, config: Config) -> None:
         """Set options of the listeners' sockets, which the connections that they accept inherit."""
         for listener, transport in zip(self._listeners, self._transports, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
-                tune_socket(listener)
+                tune_listener(listener, config.relay)
                 set_congestion_control_of_accepted(listener, transport.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
@@ -295,7 +295,7 @@ class ForwarderService:
             )
         return services
 
-    def _admit_client(self, index: int, stream: trio.SocketStream, peer: tuple[str, int]) -> None:
+    def _admit_client(self, index: int, stream: TcpStream, peer: tuple[str, int]) -> None:
         """Start the session of a client that a listener has accepted, or turn it away."""
         if self._accepting.cancel_called:  # in the instant of a drain, which would not wait for it
             stream.socket.close()
@@ -321,7 +321,7 @@ class ForwarderService:
     async def _accept_tls_client(
         self,
         listener: ListenerTransport,
-        transport: trio.SocketStream,
+        transport: TcpStream,
         client: ClientEndpoint,
         admitted: AdmittedConnection,
         handshake: trio.CancelScope,
@@ -393,7 +393,7 @@ class ForwarderService:
             principal=principal,
         )
 
-    async def _turn_away(self, stream: trio.SocketStream, client: str, reason: Refusal, *, mute: bool) -> None:
+    async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, *, mute: bool) -> None:
         """Close a client's connection because of a limit; ``mute``: an error would cost a TLS handshake."""
         self._metrics.rejected_connections.labels(reason=reason.value).inc()
         get_logger().warning("a client was turned away", client=client, reason=reason.value, key=f"limits.{reason}")

@@ -8,6 +8,7 @@ import trio
 
 from proxy.common.logs import get_logger
 from proxy.forwarder.listen.admission import Admission
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 GIVE_WAY_S = 0.002
 """How long a forwarder with more than its share of the clients leaves a new one to the others."""
@@ -29,7 +30,7 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 async def accept_clients(
     listener: socket.socket,
     admission: Admission,
-    on_client: Callable[[trio.SocketStream, tuple[str, int]], None],
+    on_client: Callable[[TcpStream, tuple[str, int]], None],
 ) -> None:
     """Accept until cancelled. ``on_client`` is called with each connection, and its IP address and port."""
     turning_away_until = float("-inf")
@@ -53,7 +54,7 @@ async def accept_clients(
                         await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
                     break  # any other error is of this one client, which has gone again
                 sock.setblocking(False)
-                on_client(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), address[:2])
+                on_client(TcpStream(sock), address[:2])
                 if _should_wait(admission) or admission.has_more_than_its_share():
                     break
 

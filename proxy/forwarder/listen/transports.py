@@ -4,6 +4,7 @@ import trio
 
 from proxy.config.types import Config, Listener
 from proxy.runtime.loop.tasks import close_gracefully
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import ListenerContexts, TlsFailed, TlsStream
 
 
@@ -16,7 +17,7 @@ class ListenerTransport:
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
     async def accept_client(
-        self, transport: trio.SocketStream, *, timeout_s: float
+        self, transport: TcpStream, *, timeout_s: float
     ) -> tuple[trio.abc.HalfCloseableStream, bytes]:
         """Shake hands with a client. Return its stream, and its certificate (DER; empty: none).
 

@@ -29,7 +29,8 @@ from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.relay import Relay, shut_down
 from proxy.forwarder.relay.sockets import read_to_the_end
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
-from proxy.runtime.process.descriptors import adopt_stream
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.process.descriptors import adopt_socket
 
 CLOSE_S_MAX = 10.0
 """How long a relay may take to close gently."""
@@ -220,13 +221,12 @@ class RelayCloser:
         if relay.broken:
             self._nursery.start_soon(self._linger, relay)
             return
-        for descriptor in relay.sockets:
-            shut_down(descriptor, socket.SHUT_RDWR)  # the store's copy would keep it open
+        for descriptor in relay.sockets:  # of which both directions have ended, for the store's copy, too
             os.close(descriptor)
         self._ledger.release_relay(relay.record.id)
 
     async def _linger(self, relay: Relay) -> None:
-        streams = [adopt_stream(descriptor) for descriptor in relay.sockets]
+        streams = [TcpStream(adopt_socket(descriptor)) for descriptor in relay.sockets]
         try:
             async with trio.open_nursery() as nursery:
                 for stream in streams:

@@ -41,6 +41,7 @@ from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFai
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.fairness.owners import owner_of
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import RelayTable
 
 STORE_WAIT_S = 5.0
@@ -149,7 +150,7 @@ class RelayManager(Collector):
         The client receives nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
         client, broker, record = start.client, start.broker, start.stored
-        if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
+        if self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream):
             relay = await self._start_spliced(start, client, broker)
             if self._engine.frozen:
                 self._release_handed_over(relay)
@@ -158,8 +159,7 @@ class RelayManager(Collector):
             return
         session = self._prepare_start(start)
         try:
-            for stream in (client, broker):
-                tune_for_relay(transport_of(stream), start.config)
+            tune_for_relay(transport_of(client), transport_of(broker), start.config)
         except OSError as error:  # it has gone again
             self._ledger.release_rows(record.id)
             raise RelayStartFailed(f"a relay cannot begin: {error}") from error
@@ -169,7 +169,7 @@ class RelayManager(Collector):
         self._user_space.start_relay(in_user_space, start)
         self._on_live(in_user_space)
 
-    async def _start_spliced(self, start: RelayStart, client: trio.SocketStream, broker: trio.SocketStream) -> Relay:
+    async def _start_spliced(self, start: RelayStart, client: TcpStream, broker: TcpStream) -> Relay:
         """Start a spliced relay, again and again for STORE_WAIT_S where it must wait. Raises RelayStartFailed."""
         give_up_at = trio.current_time() + STORE_WAIT_S
         while True:
@@ -183,7 +183,7 @@ class RelayManager(Collector):
     def start_relay_now(self, start: RelayStart) -> bool:
         """Do the same if that needs no waiting; otherwise return False: both streams are still the caller's."""
         client, broker = start.client, start.broker
-        if not (self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream)):
+        if not (self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream)):
             return False
         relay = self._starter.start_relay_now(start, client, broker, self._prepare_start(start))
         if relay is None:

@@ -6,10 +6,11 @@ from typing import cast
 
 import trio
 
-from proto.addresses import parse_host_port
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.dialing import tune_socket
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
@@ -18,13 +19,16 @@ NOT_SENT_BYTES_MAX = 256 * 1024
 MiB: relays that are not read would fill the memory for TCP of the whole machine (net.ipv4.tcp_mem).
 """
 
+NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX = 16 * 1024
+"""The same for a client that is no relay's yet: less, since answers to lookups are no bulk."""
+
 Stream = trio.abc.HalfCloseableStream
 
 LINGER_S = 5.0
 """How long a side of a relay that has ended may take to read what it was sent."""
 
 
-async def read_to_the_end(stream: trio.SocketStream) -> None:
+async def read_to_the_end(stream: TcpStream) -> None:
     """End our direction, then read and drop what still arrives, for at most LINGER_S; the stream stays open.
 
     See proxy.runtime.loop.tasks.close_gracefully for the reason.
@@ -40,16 +44,23 @@ async def read_to_the_end(stream: trio.SocketStream) -> None:
 
 def ip_of(about: StoredRelay) -> str:
     """Return the IP address of a relay's client, without the port."""
-    return parse_host_port(about.client_address).host
+    return about.client_address.rpartition(":")[0].strip("[]")
 
 
-def transport_of(stream: Stream) -> trio.SocketStream:
+def transport_of(stream: Stream) -> TcpStream:
     """Return the TCP connection below a stream."""
-    return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
+    return stream.transport if isinstance(stream, TlsStream) else cast("TcpStream", stream)
 
 
-def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
-    """Set a relay socket's options, beside those of every connection (proxy.runtime.network.broker_link.tune_socket).
+def tune_listener(sock: socket.socket, config: RelayConfig) -> None:
+    """Set the options of a listener that the connections which it accepts inherit. Raises OSError."""
+    tune_socket(sock)
+    set_timeouts(sock, config)
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX)
+
+
+def set_timeouts(sock: socket.socket, config: RelayConfig) -> None:
+    """Set after which time the kernel gives a relay's silent peer up; clients' sockets inherit it from their listener.
 
     Raises OSError.
     """
@@ -57,12 +68,17 @@ def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
         (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
         (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
         (socket.TCP_KEEPCNT, config.keep_alive_probes),
+        # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
+        (socket.TCP_USER_TIMEOUT, config.user_timeout_ms),
     ):
-        stream.setsockopt(socket.IPPROTO_TCP, option, value)
-    # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
-    # Trio's streams ask to be woken for each 16 KiB that leave: too many wake-ups for bulk.
-    stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def tune_for_relay(client: TcpStream, broker: TcpStream, config: RelayConfig) -> None:
+    """Set the options of a relay's two sockets that they did not have before. Raises OSError."""
+    set_timeouts(broker.socket, config)
+    for stream in (client, broker):
+        stream.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
 
 
 def splice_works() -> bool:

@@ -18,6 +18,7 @@ from proxy.forwarder.relay.relay import Relay
 from proxy.forwarder.relay.sockets import tune_for_relay
 from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 
 REPLACED = "this forwarder is being replaced"
@@ -46,8 +47,8 @@ class SplicedRelayStarter:
     async def start_relay(
         self,
         start: RelayStart,
-        client: trio.SocketStream,
-        broker: trio.SocketStream,
+        client: TcpStream,
+        broker: TcpStream,
         session: ExpiringSession | None,
     ) -> Relay:
         """Start a relay of which the rows are open; return it. Both sockets are detached from their streams then.
@@ -67,8 +68,8 @@ class SplicedRelayStarter:
     def start_relay_now(
         self,
         start: RelayStart,
-        client: trio.SocketStream,
-        broker: trio.SocketStream,
+        client: TcpStream,
+        broker: TcpStream,
         session: ExpiringSession | None,
     ) -> Relay | None:
         """Do the same if that needs no waiting; otherwise return None: nothing is left of the relay then."""
@@ -100,7 +101,7 @@ class SplicedRelayStarter:
         self._engine.abandon_relay(relay)
         self._ledger.release_relay(relay.record.id)
 
-    async def _send_ahead(self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes) -> None:
+    async def _send_ahead(self, relay: Relay, broker: TcpStream, first_to_broker: bytes) -> None:
         """Send ahead to the broker what the client sent beyond what fits any pipe.
 
         The client has not received CONNECTED yet: should this process be killed now, it connects once more.
@@ -144,8 +145,8 @@ class _Starting:
         self,
         starter: SplicedRelayStarter,
         start: RelayStart,
-        client: trio.SocketStream,
-        broker: trio.SocketStream,
+        client: TcpStream,
+        broker: TcpStream,
         session: ExpiringSession | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
@@ -161,8 +162,7 @@ class _Starting:
 
     def __enter__(self) -> Self:
         try:
-            for stream in self._streams:
-                tune_for_relay(stream, self._start.config)
+            tune_for_relay(*self._streams, self._start.config)
             self.first_to_broker, self.first_to_client = self._starter.follow_relay(self.relay, self._start)
         except _START_ERRORS as error:
             self._starter.abandon_relay(self.relay)

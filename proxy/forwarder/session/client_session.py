@@ -294,7 +294,8 @@ class ClientSession(ClientConnection):
 
     def _on_authenticated(self, identity: ClientIdentity) -> None:
         config = self._workers.config
-        self._handshake.record_duration("authentication")
+        if config.authentication.enabled:
+            self._handshake.record_duration("authentication")
         self.identity = identity
         owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
         if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):

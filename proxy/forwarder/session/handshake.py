@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import trio
-
 from proto import commands
 from proto.client_machine import Event
 from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected, wants_broker
@@ -29,6 +27,7 @@ from proxy.forwarder.workers.authentication import (
 )
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
@@ -63,6 +62,7 @@ class Handshake:
         self._metrics = metrics
         self._broker_connector = broker_connector
         self._in_progress = in_progress
+        self._tick = current_tick()
         self._is_counted = False
         self._started_at_unix_ms = int(time.time() * 1000)
         self._broker_started_at = 0.0
@@ -141,7 +141,7 @@ class Handshake:
 
     def connect_broker(self, identity: ClientIdentity, on_done: Callable[[ConnectionFailure | None], None]) -> None:
         """Open the broker's side of a relay. ``on_done`` is called once, with None or why the connection ends."""
-        self._broker_started_at = trio.current_time()
+        self._broker_started_at = self._tick.now
         self._broker_connector.connect(self.connect, identity, partial(self._on_broker, on_done))
 
     def _on_broker(
@@ -160,7 +160,7 @@ class Handshake:
     def record_duration(self, stage: Literal["authentication", "broker", "total"]) -> None:
         """Record how long a stage took that ends now. All but "broker" begin when the client was accepted."""
         since = self._broker_started_at if stage == "broker" else self._client.accepted_at
-        self._metrics.handshake_seconds[stage].observe(trio.current_time() - since)
+        self._metrics.handshake_seconds[stage].observe(self._tick.now - since)
 
     def stored_relay(self, identity: ClientIdentity) -> StoredRelay:
         """Return the record of the connection, now that the client is known."""

@@ -14,6 +14,7 @@ from proto.frames import Frame, FrameDecoder
 from proxy.runtime.loop.reactor import OnEnd, Reading, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
 
 RECEIVE_BYTES = 16_384
@@ -74,7 +75,7 @@ class ClientTransport:
         """
         self._on_frames, self._on_end = on_frames, on_end
         reactor = current_reactor()
-        if reactor is not None and isinstance(self.stream, trio.SocketStream):
+        if reactor is not None and isinstance(self.stream, TcpStream):
             self._reading = reactor.start_reading(self.stream.socket.fileno(), self._receive_data, on_end)
         else:
             self._reader_ended = trio.Event()
@@ -177,7 +178,7 @@ class ClientTransport:
             if self._has_sender:
                 self.on_unsent_changed()
             return
-        if isinstance(self.stream, trio.SocketStream):
+        if isinstance(self.stream, TcpStream):
             try:
                 sent = os.write(self.stream.socket.fileno(), self._unsent)
             except OSError:  # no room, or an end, which the task will meet as well

@@ -9,8 +9,6 @@ import select
 import socket
 from collections.abc import Callable
 
-import trio
-
 from proto import commands
 from proto.addresses import HostPort
 from proto.broker_handshake import BrokerHandshake, Challenged, Connected, HandshakeEvent, Refused, SendData
@@ -20,6 +18,7 @@ from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import RECEIVE_BYTES, Reactor
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import (
     BrokerLink,
@@ -187,5 +186,5 @@ class BrokerOpening:
         sock, self._sock = self._sock, None
         assert sock is not None  # something was received
         self._reactor.forget(sock.fileno())
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        stream = TcpStream(sock)
         self._finish(BrokerLink(self._broker, stream, connected, original_data=self._target.original_data))

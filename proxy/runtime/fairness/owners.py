@@ -10,7 +10,7 @@ from functools import lru_cache
 from proto.addresses import client_network
 
 ADDRESSES_MAX = 4096
-"""Client addresses (with ports) whose owner is remembered: a client sends many requests."""
+"""Clients' IP addresses of which the network is remembered: they send many requests, by many connections."""
 
 ADDRESS_CHARACTERS_MAX = 256
 """Of a client's address, which a captured forwarder can make as long as an RPC frame."""
@@ -24,10 +24,13 @@ def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> s
     """
     if principal and principal != anonymous_role:
         return f"principal {principal}"
-    return _address_owner(client_address[:ADDRESS_CHARACTERS_MAX])
+    client_address = client_address[:ADDRESS_CHARACTERS_MAX]
+    return f"address {_network_of(client_address.rpartition(':')[0]) or client_address}"
 
 
 @lru_cache(ADDRESSES_MAX)
-def _address_owner(client_address: str) -> str:
-    """Name the owner of what all clients of one address or network take."""
-    return f"address {client_network(client_address)}"
+def _network_of(host: str) -> str:
+    """Return the network of a client's IP address; empty if it is none."""
+    address = f"{host}:"
+    network = client_network(address)
+    return "" if network == address else network

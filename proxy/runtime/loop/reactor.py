@@ -16,6 +16,7 @@ import trio
 
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.epoll_loop import EpollLoop, Events
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import Tick, current_tick
 
 RECEIVE_BYTES = 65_536
@@ -160,7 +161,7 @@ async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
     Raises what ``on_data`` raises, and trio.BrokenResourceError.
     """
     reactor = current_reactor()
-    if reactor is not None and isinstance(stream, trio.SocketStream):
+    if reactor is not None and isinstance(stream, trio.SocketStream | TcpStream):
         await _until_end(reactor, stream.socket.fileno(), on_data)
         return
     tick = current_tick()

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from proxy.runtime.loop.tcp_stream import TcpStream
+
 
 def seconds(milliseconds: int) -> float:
     """Convert milliseconds, as in the configuration, to seconds, as Trio wants them."""
@@ -29,6 +31,9 @@ async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: fl
 
 def close_socket_now(stream: trio.abc.AsyncResource) -> bool:
     """Close a stream that is a plain socket, without waiting; return True if it was one."""
+    if isinstance(stream, TcpStream):
+        stream.close_now()
+        return True
     if isinstance(stream, trio.SocketStream):
         stream.socket.close()
         return True

@@ -6,8 +6,6 @@ It must be set before the connection is established: once BBR has run, the conne
 import functools
 import socket
 
-import trio
-
 from proxy.common.logs import get_logger
 
 SYSTEM = "system"
@@ -18,23 +16,24 @@ _PACES = "bbr"
 _NEVER_PACES = "reno"  # in every kernel, and allowed for every process
 
 
-def set_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
+def set_congestion_control(sock: socket.socket, name: str) -> None:
     """Set the congestion control of a new socket, not connected yet. A refusal by the kernel is logged once."""
     if name != SYSTEM:
-        _set(sock, name, system=_current(sock))
+        system = _current(sock)
+        _set(sock, name, current=system, system=system)
 
 
 def set_congestion_control_of_accepted(listener: socket.socket, name: str) -> None:
     """Set the congestion control of the connections that a listener will accept, also after a reload changed it."""
-    _set(listener, name, system=_system_default())
+    _set(listener, name, current=_current(listener), system=_system_default())
 
 
-def _set(sock: socket.socket | trio.socket.SocketType, name: str, *, system: str) -> None:
+def _set(sock: socket.socket, name: str, *, current: str, system: str) -> None:
     if name == SYSTEM:
         name = system
     elif name == UNPACED:
         name = _NEVER_PACES if system.startswith(_PACES) else system
-    if name == _current(sock):
+    if name == current:
         return
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -47,7 +46,7 @@ def _system_default() -> str:
         return _current(fresh)
 
 
-def _current(sock: socket.socket | trio.socket.SocketType) -> str:
+def _current(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).rstrip(b"\0").decode()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from proxy.common.errors import ProxyError
 from proxy.config.binds import is_own_listener
 from proxy.config.types import Brokers
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control
 from proxy.runtime.network.tls import TlsFailed, TlsStream, broker_context
 
@@ -48,15 +50,7 @@ class Dialer:
 
     def start_connection(self, address: str, port: int) -> socket.socket:
         """Start to connect to an IP address, and return the socket, which does not block. Raises OSError."""
-        sock = socket.socket(_family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            _prepare_socket(sock, self.config.congestion_control)
-            with contextlib.suppress(BlockingIOError):
-                sock.connect((address, port))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return _start_connection(address, port, self.config.congestion_control)
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
         """Connect to a broker at the first of its IP addresses that answers (RFC 8305, 5). Raises DialFailed.
@@ -147,32 +141,42 @@ def _family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
 
 
-def _prepare_socket(sock: socket.socket | trio.socket.SocketType, congestion_control: str) -> None:
-    """Set the options of a socket that is to be connected to a broker. Raises OSError."""
-    tune_socket(sock)
-    set_congestion_control(sock, congestion_control)
-
-
-async def _connect(address: str, port: int, congestion_control: str) -> trio.SocketStream:
-    sock = trio.socket.socket(_family_of(address), socket.SOCK_STREAM)
+def _start_connection(address: str, port: int, congestion_control: str) -> socket.socket:
+    sock = socket.socket(_family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        _prepare_socket(sock, congestion_control)
-        await sock.connect((address, port))
+        tune_socket(sock)
+        set_congestion_control(sock, congestion_control)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect((address, port))
     except BaseException:
         sock.close()
         raise
-    return trio.SocketStream(sock)
+    return sock
+
+
+async def _connect(address: str, port: int, congestion_control: str) -> TcpStream:
+    sock = _start_connection(address, port, congestion_control)
+    error = errno.ECONNABORTED
+    try:
+        await trio.lowlevel.wait_writable(sock)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    finally:
+        if error:
+            sock.close()
+    if error:
+        raise OSError(error, os.strerror(error))
+    return TcpStream(sock)
 
 
 def _leads_back(stream: trio.abc.Stream, own_binds: Sequence[str]) -> bool:
     """Return whether a connection is to one of the proxy's own listeners, in this process's network."""
-    if not isinstance(stream, trio.SocketStream):
+    if not isinstance(stream, TcpStream):
         return False
     own_host, peer = stream.socket.getsockname()[0], HostPort(*stream.socket.getpeername()[:2])
     return is_own_listener(own_binds, peer, own_host)
 
 
-def tune_socket(sock: socket.socket | trio.socket.SocketType) -> None:
+def tune_socket(sock: socket.socket) -> None:
     """Set TCP_NODELAY, for small frames, and SO_KEEPALIVE, so that the kernel finds a peer that has vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,6 +18,7 @@ from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 RECEIVE_BYTES = 65536
 RECORD_BYTES = 16384
@@ -37,7 +38,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
     """TLS over a TCP connection. Call ``handshake`` first. One task may receive while others send."""
 
     def __init__(
-        self, transport: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
+        self, transport: TcpStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
     ) -> None:
         self.transport = transport
         self._context = context  # OpenSSL calls back into it, and would find nothing there (see _front)

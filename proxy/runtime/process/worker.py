@@ -278,12 +278,12 @@ class _Worker:
 def _tune_garbage_collector(role: Role) -> None:
     """Exempt all that was imported from Python's cyclic garbage collection, since it is never freed.
 
-    In lookup workers, where a few hundred requests are in flight, collect less often, too: together that was 40 % of a
-    lookup's CPU time. Not in forwarders, whose connections leave cycles behind.
+    In lookup workers, where a few hundred requests are in flight, and in forwarders collect less often, too: together
+    that was 40 % of a lookup's CPU time, and 5 % of a connection's.
     """
     gc.collect()
     gc.freeze()
-    if role is Role.LOOKUP:
+    if role in {Role.LOOKUP, Role.FORWARDER}:
         gc.set_threshold(*GC_THRESHOLDS)
 
 

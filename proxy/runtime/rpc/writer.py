@@ -5,6 +5,7 @@ import os
 import trio
 
 from proxy.common.errors import ProxyError
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
 
 
@@ -52,7 +53,7 @@ class BatchedWriter:
         """Send what is queued, as far as the kernel accepts it without waiting."""
         if not self._buffer or self._sending:
             return
-        if isinstance(self._stream, trio.SocketStream):
+        if isinstance(self._stream, trio.SocketStream | TcpStream):
             try:
                 sent = os.write(self._stream.socket.fileno(), self._buffer)
             except OSError:  # no room, or a closed connection, which ``run`` will find, too

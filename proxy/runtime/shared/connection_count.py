@@ -14,6 +14,11 @@ from proxy.runtime.shared.memory import create_shared_memory
 
 _COUNTER_BYTES = 8
 
+SLACK_PART = 8
+"""The part of the mean by which a forwarder may have more clients before it leaves new ones to the others, which takes
+time: where many come and go, one of two forwarders always has a few more. Of few clients it has none more.
+"""
+
 
 def create_shared_counters(forwarders: int) -> int:
     """Create memory for the counters of ``forwarders``, all zero; return its descriptor, for the supervisor to pass."""
@@ -37,8 +42,9 @@ class ConnectionCounters:
         return sum(self._counters)
 
     def is_above_mean(self, forwarder: int) -> bool:
-        """Return whether a forwarder has more connections than the forwarders have on average."""
-        return self._counters[forwarder] * len(self._counters) > sum(self._counters)
+        """Return whether a forwarder has more connections than the forwarders have on average, by 1 in SLACK_PART."""
+        total = sum(self._counters)
+        return self._counters[forwarder] * len(self._counters) > total + total // SLACK_PART
 
     def set_connections(self, forwarder: int, connections: int) -> None:
         """Set the number of a forwarder's connections."""

@@ -148,17 +148,16 @@ def as_cell(data: bytes) -> int:
     return int.from_bytes(data.ljust(8, b"\0"), sys.byteorder, signed=True)
 
 
-def _sums_at(principal: int) -> list[int]:
+_MOVED = tuple(way * _CELLS_PER_ROW + cell for way in WAYS for cell in (BYTES, OPERATIONS))
+_SUMMED_MESSAGES = tuple(framed_row(0, way) + MESSAGES for way in WAYS)
+_CLEARED = tuple(way * _CELLS_PER_ROW + cell for way in WAYS for cell in (BYTES, OPERATIONS, PIPE))
+
+
+def _sums_at(principal: int) -> tuple[int, ...]:
     """Return the cells that a relay of this principal is summed up in."""
-    at = principal_row(principal)
-    moved = [row(0, way) + cell for way in WAYS for cell in (BYTES, OPERATIONS)]
-    messages = [framed_row(0, way) + MESSAGES for way in WAYS]
-    return [
-        *moved,
-        *(at + _PRINCIPAL_BYTES + way for way in WAYS),
-        *(at + _PRINCIPAL_MESSAGES + way for way in WAYS),
-        *messages,
-    ]
+    to_broker = principal_row(principal) + _PRINCIPAL_BYTES
+    messages = principal_row(principal) + _PRINCIPAL_MESSAGES
+    return (*_MOVED, to_broker, to_broker + 1, messages, messages + 1, *_SUMMED_MESSAGES)
 
 
 def _within(number: int, most: int) -> int:
@@ -285,19 +284,23 @@ class RelayTable:
             framed = framed_row(relay_id, TO_BROKER)
             for cell in range(framed, framed + 2 * _CELLS_PER_FRAMED_ROW):
                 cells[cell] = 0
-        for way in WAYS:
-            for cell in (BYTES, OPERATIONS, PIPE):
-                cells[row(relay_id, way) + cell] = 0
+        for cell in _CLEARED:
+            cells[first + cell] = 0
         cells[first + _FRAMED] = 0
         cells[first + _PRINCIPAL] = 0
 
     def _new_sums(self, relay_id: int) -> list[int]:
         cells = self.cells
-        moved = [cells[row(relay_id, way) + cell] for way in WAYS for cell in (BYTES, OPERATIONS)]
+        first = row(relay_id, TO_BROKER)
+        moved = [cells[first + cell] for cell in _MOVED]
         messages = self.messages_of(relay_id)
         more = [*moved, moved[0], moved[2], *messages, *messages]
-        at = _sums_at(self.principal_of(relay_id))
-        return [_within(cells[total] + _within(one, _ROW_MAX), _SUM_MAX) for total, one in zip(at, more, strict=True)]
+        sums = []
+        for total, one in zip(_sums_at(self.principal_of(relay_id)), more, strict=True):
+            sum_ = cells[total] + one
+            in_range = 0 <= one <= _ROW_MAX and one <= sum_ <= _SUM_MAX
+            sums.append(sum_ if in_range else _within(cells[total] + _within(one, _ROW_MAX), _SUM_MAX))
+        return sums
 
     def adopt_rows(self, taken: set[int]) -> None:
         """Continue a predecessor's table: keep the rows of the relays in ``taken``, and sum up all others.

@@ -40,7 +40,7 @@ RECORDS_BYTES_MAX = 1024 * RELAYS_MAX
 forwarder could otherwise fill the supervisor's memory with its longest ones.
 """
 
-GATHER_S = 0.005
+GATHER_S = 0.02
 """How long messages are gathered, which are safe in the kernel: in a storm, one wake-up serves many."""
 
 RECORD_BYTES_OVERHEAD = 16

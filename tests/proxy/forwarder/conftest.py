@@ -13,6 +13,7 @@ from relay_fakes import Lane, Place, open_lane, open_place
 from proxy.config.types import Relay
 from proxy.forwarder.relay import manager, spliced_start
 from proxy.forwarder.relay import sockets as relay_sockets
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +21,9 @@ def streams_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams in memory have no socket whose options could be set; all others are tuned as ever."""
     tune = relay_sockets.tune_for_relay
 
-    def tune_sockets(stream: object, config: Relay) -> None:
-        if isinstance(stream, trio.SocketStream):
-            tune(stream, config)
+    def tune_sockets(client: object, broker: object, config: Relay) -> None:
+        if isinstance(client, TcpStream) and isinstance(broker, TcpStream):
+            tune(client, broker, config)
 
     for module in (manager, spliced_start):
         monkeypatch.setattr(module, "tune_for_relay", tune_sockets)

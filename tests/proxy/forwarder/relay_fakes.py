@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -30,10 +31,12 @@ from proxy.forwarder.lifetime.terms import (
     RelaySession,
     reauthentication_unavailable,
 )
+from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.start import RelayStart
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.credentials import NoCredentials
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
@@ -50,7 +53,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def tcp_pair(*, buffer_bytes: int = 0) -> tuple[trio.SocketStream, trio.SocketStream]:
+def tcp_pair(*, buffer_bytes: int = 0) -> tuple[TcpStream, TcpStream]:
     """Two ends of a connection; with small buffers, a receiver that does not read is felt soon."""
     with socket.socket() as listener:
         if buffer_bytes:
@@ -67,19 +70,28 @@ def tcp_pair(*, buffer_bytes: int = 0) -> tuple[trio.SocketStream, trio.SocketSt
         if buffer_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, relay_sockets._TCP_NOTSENT_LOWAT, 16384)  # a peer that sends bit by bit
         sock.setblocking(False)
-        streams.append(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+        streams.append(TcpStream(sock))
     return streams[0], streams[1]
+
+
+def unblocked_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection that is none of TCP."""
+    pair = socket.socketpair()
+    for sock in pair:
+        sock.setblocking(False)
+    return pair
 
 
 @dataclass
 class Lane:
     """The far ends, and the two sockets that the proxy holds until a relay has them."""
 
-    client: trio.SocketStream
-    broker: trio.SocketStream
-    our_client: trio.SocketStream
-    our_broker: trio.SocketStream
+    client: TcpStream
+    broker: TcpStream
+    our_client: TcpStream
+    our_broker: TcpStream
 
     @classmethod
     def new(cls, *, buffer_bytes: int = 0) -> Lane:
@@ -127,7 +139,7 @@ async def expect(stream: trio.abc.ReceiveStream, expected: bytes) -> None:
     assert await read(stream, len(expected)) == expected
 
 
-async def fill(stream: trio.SocketStream, *, give_up_s: float = 0.1) -> int:
+async def fill(stream: TcpStream, *, give_up_s: float = 0.1) -> int:
     """Send zeros until no more are taken; how many were."""
     sent = 0
     while True:
@@ -135,7 +147,8 @@ async def fill(stream: trio.SocketStream, *, give_up_s: float = 0.1) -> int:
             await trio.lowlevel.wait_writable(stream.socket)
         if scope.cancelled_caught:
             return sent
-        sent += await stream.socket.send(bytes(65536))
+        with contextlib.suppress(BlockingIOError):
+            sent += stream.socket.send(bytes(65536))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -145,7 +158,7 @@ async def until(condition: Callable[[], Any]) -> None:
             await trio.sleep(0.002)
 
 
-def reset(stream: trio.SocketStream) -> None:
+def reset(stream: TcpStream) -> None:
     """Close with a reset instead of an end."""
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.socket.close()

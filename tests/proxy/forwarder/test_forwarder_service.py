@@ -35,6 +35,7 @@ from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import WorkerContext
@@ -560,7 +561,7 @@ async def test_a_client_that_becomes_a_relay(serve: Serve, monkeypatch: pytest.M
 
 @asynccontextmanager
 async def connected(
-    served: Served, our_broker: trio.SocketStream, monkeypatch: pytest.MonkeyPatch, *, gate: trio.Event | None = None
+    served: Served, our_broker: TcpStream, monkeypatch: pytest.MonkeyPatch, *, gate: trio.Event | None = None
 ) -> AsyncIterator[Peer]:
     """A client over a socket whose broker is there, or will be."""
 

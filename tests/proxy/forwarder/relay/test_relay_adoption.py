@@ -33,6 +33,7 @@ from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
 
@@ -145,7 +146,7 @@ async def converse(lane: Lane, seed: int) -> tuple[int, int]:
     """Portions of many sizes both ways, then both ends; all of it must arrive."""
     sizes = random.Random(seed)
 
-    async def send(stream: trio.SocketStream, data: bytes) -> None:
+    async def send(stream: TcpStream, data: bytes) -> None:
         at = 0
         while at < len(data):
             size = sizes.choice([1, 200, 5_000, 70_000])
@@ -153,7 +154,7 @@ async def converse(lane: Lane, seed: int) -> tuple[int, int]:
             at += size
         await stream.send_eof()
 
-    async def receive(stream: trio.SocketStream, expected: bytes) -> None:
+    async def receive(stream: TcpStream, expected: bytes) -> None:
         found = await read_all(stream)
         assert len(found) == len(expected)
         assert found == expected

@@ -22,6 +22,7 @@ from proxy.forwarder.relay import pipes, splice_pump
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Relay
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 
 
@@ -123,7 +124,7 @@ async def test_first_bytes_as_many_as_there_is_room_for(engine: Engine, lane: La
 async def test_many_streams_of_random_portions_arrive_whole(engine: Engine) -> None:
     size, lanes = 2 << 20, [Lane.new() for _ in range(8)]
 
-    async def send(stream: trio.SocketStream, digest: hashlib._Hash) -> None:
+    async def send(stream: TcpStream, digest: hashlib._Hash) -> None:
         left = size
         while left:
             data = os.urandom(min(left, random.choice([1, 100, 3000, 65536, 400_000])))
@@ -132,7 +133,7 @@ async def test_many_streams_of_random_portions_arrive_whole(engine: Engine) -> N
             await stream.send_all(data)
         await stream.send_eof()
 
-    async def receive(stream: trio.SocketStream, digest: hashlib._Hash) -> None:
+    async def receive(stream: TcpStream, digest: hashlib._Hash) -> None:
         while data := await stream.receive_some(random.choice([10, 1000, 1 << 18])):
             digest.update(data)
 

@@ -46,6 +46,7 @@ from proxy.forwarder.lifetime import broker_reauthentication, reauthentication
 from proxy.forwarder.lifetime import session as followed
 from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import EXCHANGE, PHASE, TO_BROKER, TO_CLIENT, framed_row
 
 WAYS = ["killed", "handed over"]
@@ -367,7 +368,7 @@ class Talk:
                 nursery.start_soon(self.receive_as_client)
                 nursery.start_soon(self.receive_as_broker)
 
-    async def send(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
+    async def send(self, stream: TcpStream, frames: list[bytes]) -> None:
         for frame in frames:
             async with self.writing if stream is self.lane.client else trio.Lock():
                 at = 0
@@ -411,7 +412,7 @@ class TalkWithBothAsked(Talk):
         self.answer_came = trio.Event()
         self.answer_came.set()
 
-    async def send(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
+    async def send(self, stream: TcpStream, frames: list[bytes]) -> None:
         if stream is self.lane.client:
             await super().send(stream, frames)
             return

@@ -50,6 +50,7 @@ from proxy.forwarder.relay.framed_splice_pump import HEADER_PEEK_BYTES
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
@@ -107,7 +108,7 @@ async def test_frames_of_all_sizes_pass_untouched(
     there = b"".join(send_frame(chance.randbytes(chance.choice(sizes))) for _ in range(100))
     back = b"".join(message_frame(chance.randbytes(chance.choice(sizes))) for _ in range(100))
 
-    async def send(stream: trio.SocketStream, data: bytes) -> None:
+    async def send(stream: TcpStream, data: bytes) -> None:
         at = 0
         while at < len(data):
             size = chance.choice([1, 3, 9, 11, 500, 60_000, 400_000])
@@ -980,7 +981,7 @@ async def test_a_stuck_client_ends_with_the_half_close_timeout(
     await until(lambda: forwarder.ended)
 
 
-async def fill_frames(stream: trio.SocketStream) -> None:
+async def fill_frames(stream: TcpStream) -> None:
     with trio.move_on_after(0.2):
         while True:
             await stream.send_all(message_frame(bytes(30_000)))

@@ -36,13 +36,14 @@ from relay_fakes import (
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay import closing, manager
 from proxy.forwarder.relay import engine as engine_module
+from proxy.forwarder.relay import manager, splice_pump
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
 from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
 from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
@@ -54,7 +55,7 @@ def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_sockets, "LINGER_S", 0.2)
 
 
-async def says_nothing(stream: trio.SocketStream, seconds: float = 0.05) -> bool:
+async def says_nothing(stream: TcpStream, seconds: float = 0.05) -> bool:
     """Whether a peer is told nothing, not even an end."""
     with trio.move_on_after(seconds) as scope:
         await trio.lowlevel.wait_readable(stream.socket)
@@ -69,7 +70,7 @@ async def still_the_callers(lane: Lane) -> None:
     assert (await read(lane.broker, 3)).endswith(b"bye")
 
 
-def is_refused(stream: trio.SocketStream) -> bool:
+def is_refused(stream: TcpStream) -> bool:
     """Whether the other side takes nothing any more."""
     try:
         os.write(stream.socket.fileno(), b"x")
@@ -80,7 +81,7 @@ def is_refused(stream: trio.SocketStream) -> bool:
     return False
 
 
-async def drink(stream: trio.SocketStream) -> None:
+async def drink(stream: TcpStream) -> None:
     """Read whatever comes."""
     while await stream.receive_some(1 << 20):
         pass
@@ -450,21 +451,34 @@ async def test_sockets_of_a_relay_are_tuned(place: Place, lane: Lane) -> None:
     config = RelayConfig(
         keep_alive_idle_ms=7000, keep_alive_probe_interval_ms=3000, keep_alive_probes=4, user_timeout_ms=9000
     )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relay_sockets.tune_listener(listener, config)
+        lane.client.close_now()
+        lane.our_client.close_now()
+        client = socket.create_connection(listener.getsockname())
+        lane.our_client = TcpStream(listener.accept()[0])
+    client.setblocking(False)
+    lane.client = TcpStream(client)
+    in_lookup_mode = relay_sockets.NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX
+    assert options(lane.our_client.socket) == [1, 1, 7, 3, 4, 9000, in_lookup_mode]
+    lane.our_client.socket.setblocking(False)
     it = await place.forwarder(config)
     copies = [socket.socket(fileno=os.dup(stream.socket.fileno())) for stream in (lane.our_client, lane.our_broker)]
+    lane.our_broker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # as it is dialled
     await it.begin(lane)
     for copy in copies:
         with copy:
-            found = [
-                copy.getsockopt(socket.IPPROTO_TCP, option)
-                for option in (
-                    socket.TCP_KEEPIDLE,
-                    socket.TCP_KEEPINTVL,
-                    socket.TCP_KEEPCNT,
-                    socket.TCP_USER_TIMEOUT,
-                )
-            ]
-            assert found == [7, 3, 4, 9000]
+            assert options(copy) == [1, 1, 7, 3, 4, 9000, relay_sockets.NOT_SENT_BYTES_MAX]
+
+
+def options(sock: socket.socket) -> list[int]:
+    """What is set of a socket's options that a relay needs."""
+    of_tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT, 25)
+    return [
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        *(sock.getsockopt(socket.IPPROTO_TCP, option) for option in of_tcp),
+    ]
 
 
 # ---- the end
@@ -498,7 +512,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
     it = await place.forwarder()
     about = await it.begin(lane)
     story: list[str] = []
-    shut_down, drop = closing.shut_down, it.fd_store.drop_relay
+    shut_down, drop = splice_pump.shut_down, it.fd_store.drop_relay
 
     def note_shut_down(descriptor: int, how: int) -> None:
         assert it.relays._ledger.table.allocate_relay_id() != about.id, "the id is free only afterwards"
@@ -509,7 +523,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
         story.append("drop")
         drop(relay_id)
 
-    monkeypatch.setattr(closing, "shut_down", note_shut_down)
+    monkeypatch.setattr(splice_pump, "shut_down", note_shut_down)
     monkeypatch.setattr(it.fd_store, "drop_relay", note_drop)
     await lane.client.send_eof()
     await lane.broker.send_eof()
@@ -582,7 +596,9 @@ async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(
     """The broker's end stands behind the bytes that the client does not take."""
     monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(relay_sockets, "LINGER_S", 0.1)
-    it = await place.forwarder(RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200))
+    config = RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200)
+    relay_sockets.set_timeouts(narrow_lane.our_client.socket, config)  # as it inherits them
+    it = await place.forwarder(config)
     about = await it.begin(narrow_lane)
     await fill(narrow_lane.broker)
     await narrow_lane.broker.aclose()
@@ -912,10 +928,11 @@ async def test_the_sockets_below_tls_are_tuned(place: Place, lane: Lane, certifi
     it = await place.forwarder(RelayConfig(keep_alive_idle_ms=7000, user_timeout_ms=9000))
     tls = await open_tls(lane, certificates, sides)
     await tls.begin(it)
+    if lane.our_broker.socket.fileno() >= 0:
+        assert options(lane.our_broker.socket)[2:6] == [7, 10, 6, 9000]
     for stream in (lane.our_client, lane.our_broker):
         if stream.socket.fileno() >= 0:
-            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7
-            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+            assert options(stream.socket)[-1] == relay_sockets.NOT_SENT_BYTES_MAX
 
 
 async def test_a_tls_client_that_is_gone_before_its_relay(place: Place, lane: Lane, certificates: Contexts) -> None:

@@ -12,8 +12,10 @@ import trio.testing
 from forwarder_fakes import (
     Play,
 )
+from relay_fakes import unblocked_pair
 
 from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 Start = Callable[..., Play]
 
@@ -32,12 +34,12 @@ async def play(
     reactor.may_linger = lambda: False
     nursery.start_soon(reactor.run)
     await trio.testing.wait_all_tasks_blocked()
-    streams: list[trio.SocketStream] = []
+    streams: list[TcpStream] = []
 
     def start(*, lockstep: bool = False, **tables: Any) -> Play:
         if lockstep:  # nothing leaves that the client has not asked for: no socket is like that
             return Play(nursery, lockstep=True, **tables)
-        pair = [trio.SocketStream(end) for end in trio.socket.socketpair()]
+        pair = [TcpStream(end) for end in unblocked_pair()]
         streams.extend(pair)
         return Play(nursery, streams=(pair[0], pair[1]), **tables)
 

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from forwarder_fakes import ALICE, CLIENT, FakeWorkerClients, Peer, SentEnvelope, lookup, lookup_answer, make_config
 from prometheus_client import CollectorRegistry
+from relay_fakes import unblocked_pair
 
 from proto.client_machine import is_plainly_lookup
 from proto.commands import CommandCorrupt
@@ -25,6 +26,7 @@ from proxy.forwarder.session import lookup_mode
 from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.rpc.client import RETRIES_MAX
 from proxy.runtime.rpc.errors import RpcCallRefused
 
@@ -118,7 +120,7 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
     def make(**how: Any) -> Setup:
         if request.param == "memory":
             return Setup(nursery, trio.testing.memory_stream_pair(), **how)
-        pair = tuple(trio.SocketStream(end) for end in trio.socket.socketpair())
+        pair = tuple(TcpStream(end) for end in unblocked_pair())
         sockets.extend(pair)
         return Setup(nursery, pair, **how)  # type: ignore[arg-type]
 

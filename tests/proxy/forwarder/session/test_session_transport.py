@@ -14,11 +14,13 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from relay_fakes import unblocked_pair
 
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameDecoder, FrameTooLarge, encode_frame
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
 
 PATIENCE_S = 5
@@ -75,22 +77,22 @@ class Setup:
 Make = Callable[..., Setup]
 
 
-def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+def socket_pair() -> tuple[TcpStream, TcpStream]:
     """Two ends of a connection whose kernel takes some kilobytes at a time."""
-    ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
+    ours, theirs = (TcpStream(end) for end in unblocked_pair())
     ours.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 4096)
     OPEN.extend((ours, theirs))
     return ours, theirs
 
 
-OPEN: list[trio.SocketStream] = []
+OPEN: list[TcpStream] = []
 
 
 @pytest.fixture(autouse=True)
 def close_sockets() -> Iterator[None]:
     yield
     while OPEN:
-        OPEN.pop().socket._sock.close()  # type: ignore[attr-defined]  # there is no event loop any more
+        OPEN.pop().socket.close()
 
 
 @pytest.fixture(params=["reactor", "socket", "memory"])
@@ -117,12 +119,12 @@ async def run_reactor(nursery: trio.Nursery) -> None:
 settle = trio.testing.wait_all_tasks_blocked
 
 
-def received(stream: trio.SocketStream) -> bytes:
+def received(stream: TcpStream) -> bytes:
     """What is there, without waiting."""
     data = b""
     while True:
         try:
-            more = stream.socket._sock.recv(65536)  # type: ignore[attr-defined]
+            more = stream.socket.recv(65536)
         except BlockingIOError:
             return data
         if not more:
@@ -191,7 +193,7 @@ async def test_a_reset(nursery: trio.Nursery, plain: bool) -> None:
         theirs = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
     accepted.setblocking(False)
-    ours = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+    ours = TcpStream(accepted)
     setup = Setup(nursery, ours, None)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()
@@ -363,7 +365,7 @@ async def test_frames_the_client_does_not_take_at_once_are_sent_later_in_order(m
     small = encode_frame(b"small")
     setup.transport.send(LARGE)
     setup.transport.send(small)
-    if isinstance(setup.client, trio.SocketStream):
+    if isinstance(setup.client, TcpStream):
         assert setup.transport.unsent_bytes > len(small), "behind what waits, although it would fit"
     await settle()
     setup.transport.send(encode_frame(b"last"))
@@ -450,7 +452,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
     async def wait() -> None:
         told.append(await setup.transport.wait_until_sent())
 
-    if isinstance(setup.client, trio.SocketStream):
+    if isinstance(setup.client, TcpStream):
         setup.transport.send(LARGE)
         for _ in range(2):
             nursery.start_soon(wait)
@@ -550,7 +552,7 @@ async def test_a_client_that_does_not_read(make: Make, autojump_clock: trio.test
 
 def stuck(setup: Setup) -> None:
     """A stream in memory takes anything."""
-    if not isinstance(setup.client, trio.SocketStream):
+    if not isinstance(setup.client, TcpStream):
 
         async def never(_data: bytes) -> None:
             await trio.sleep_forever()
@@ -598,7 +600,7 @@ async def test_a_stream_that_is_closed_here_while_it_sends(make: Make, autojump_
     setup.transport.pause_reading()
     await trio.aclose_forcefully(setup.transport.stream)
     setup.transport.send(b"more")
-    if isinstance(setup.client, trio.SocketStream):
+    if isinstance(setup.client, TcpStream):
         with trio.fail_after(PATIENCE_S * 2):
             assert not await setup.transport.wait_until_sent()
 

@@ -23,6 +23,7 @@ from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerR
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 
@@ -42,7 +43,7 @@ class Setup:
         self.links = BrokerLinks(config, FakePool(), self.lookup, nursery)  # type: ignore[arg-type]
         self.reactor, self.deadlines = reactor, deadlines
         self.outcomes: list[Outcome] = []
-        self.accepted: list[trio.SocketStream] = []
+        self.accepted: list[TcpStream] = []
 
     def open(self, connect: CommandConnect | None = None) -> BrokerOpening:
         opening = BrokerOpening(
@@ -75,13 +76,15 @@ class Setup:
             link = await self.links.open_link(self.request(connect))
         await link.stream.aclose()
 
-    async def accept(self) -> trio.SocketStream:
-        sock, _ = await trio.socket.from_stdlib_socket(self.listener).accept()
-        stream = trio.SocketStream(sock)
+    async def accept(self) -> TcpStream:
+        await trio.lowlevel.wait_readable(self.listener)
+        sock, _ = self.listener.accept()
+        sock.setblocking(False)
+        stream = TcpStream(sock)
         self.accepted.append(stream)
         return stream
 
-    async def dialled(self) -> trio.SocketStream:
+    async def dialled(self) -> TcpStream:
         """The broker's end of an opening, once CONNECT is there."""
         self.open()
         stream = await self.accept()
@@ -125,11 +128,11 @@ def close(setup: Setup) -> None:
         stream.socket.close()
     for outcome in setup.outcomes:
         if isinstance(outcome, BrokerLink):
-            assert isinstance(outcome.stream, trio.SocketStream)
+            assert isinstance(outcome.stream, TcpStream)
             outcome.stream.socket.close()
 
 
-async def read_command(stream: trio.SocketStream) -> BaseCommand:
+async def read_command(stream: TcpStream) -> BaseCommand:
     decoder = FrameDecoder(max_frame_bytes=100_000)
     while (frame := decoder.next_frame()) is None:
         decoder.receive_data(await stream.receive_some())
@@ -260,7 +263,7 @@ async def test_a_broker_that_breaks_the_handshake_off(setup: Setup, breaks: str)
     if breaks == "closes":
         await broker.send_eof()
     elif breaks == "resets":
-        broker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        broker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         broker.socket.close()
     else:
         await broker.send_all(b"\xff" * 100)

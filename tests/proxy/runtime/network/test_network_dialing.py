@@ -7,6 +7,7 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -394,8 +395,8 @@ def test_without_tls_no_certificate_is_looked_at() -> None:
 # ---- the socket
 
 
-class FakeTrioSocket:
-    """trio.socket's socket, without a network."""
+class FakeSocket:
+    """A socket without a network."""
 
     def __init__(self, family: int, kind: int) -> None:
         self.family, self.kind = family, kind
@@ -403,52 +404,54 @@ class FakeTrioSocket:
         self.closed = False
         self.connected_to: Any = None
 
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+    def getsockopt(self, level: int, option: int, size: int = 0) -> bytes | int:
+        if option == socket.SO_ERROR:
+            return errno.ECONNREFUSED if self.connected_to[0] == "10.9.9.9" else 0
         return _system_default().encode()
 
     def setsockopt(self, level: int, option: int, value: object) -> None:
         assert self.connected_to is None, "before there is a connection"
         self.options.append((level, option, value))
 
-    async def connect(self, address: tuple[str, int]) -> None:
-        await trio.lowlevel.checkpoint()
+    def connect(self, address: tuple[str, int]) -> None:
         self.connected_to = address
-        if address[0] == "10.9.9.9":
-            raise REFUSED
-        if address[0] == "10.9.9.0":
-            await trio.sleep_forever()
+        raise BlockingIOError
 
     def close(self) -> None:
         self.closed = True
 
 
 @pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> list[FakeTrioSocket]:
-    made: list[FakeTrioSocket] = []
+def sockets(monkeypatch: pytest.MonkeyPatch) -> list[FakeSocket]:
+    made: list[FakeSocket] = []
 
-    def make(*arguments: int) -> FakeTrioSocket:
-        made.append(FakeTrioSocket(*arguments))
+    def make(*arguments: int) -> FakeSocket:
+        made.append(FakeSocket(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(trio.socket, "socket", make)
-    monkeypatch.setattr(trio, "SocketStream", lambda sock: sock)
+    async def wait_writable(sock: FakeSocket) -> None:
+        await trio.sleep(60 if sock.connected_to[0] == "10.9.9.0" else 0)
+
+    monkeypatch.setattr(dialing, "socket", SimpleNamespace(**vars(socket) | {"socket": make}))
+    monkeypatch.setattr(trio.lowlevel, "wait_writable", wait_writable)
     return made
 
 
+NON_BLOCKING = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 TUNED = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 
 
 @pytest.mark.parametrize(("address", "family"), [("10.0.0.1", socket.AF_INET), ("fd00::1", socket.AF_INET6)])
-async def test_a_connection(sockets: list[FakeTrioSocket], address: str, family: int) -> None:
+async def test_a_connection(sockets: list[FakeSocket], address: str, family: int) -> None:
     await new_dialer(congestion_control="cubic").dial_any(HERE, (address,))
     [sock] = sockets
-    assert (sock.family, sock.kind, sock.connected_to) == (family, socket.SOCK_STREAM, (address, PORT))
+    assert (sock.family, sock.kind, sock.connected_to) == (family, NON_BLOCKING, (address, PORT))
     assert sock.options == [*TUNED, (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")]
     assert not sock.closed
 
 
 async def test_a_socket_that_does_not_connect_is_closed(
-    sockets: list[FakeTrioSocket], autojump_clock: trio.testing.MockClock
+    sockets: list[FakeSocket], autojump_clock: trio.testing.MockClock
 ) -> None:
     dialer = new_dialer(congestion_control="system")
     assert str(await failure(dialer, "10.9.9.9")) == "10.9.9.9: Connection refused"
@@ -459,6 +462,6 @@ async def test_a_socket_that_does_not_connect_is_closed(
 
 
 def test_tune_socket_is_what_clients_connections_get_too() -> None:
-    sock = FakeTrioSocket(0, 0)
+    sock = FakeSocket(0, 0)
     tune_socket(sock)  # type: ignore[arg-type]
     assert sock.options == TUNED

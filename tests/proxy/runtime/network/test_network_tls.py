@@ -23,6 +23,7 @@ from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 
@@ -49,16 +50,14 @@ def server(authority: Authority) -> Pair:
     return authority.server("server")
 
 
-def tcp_streams() -> tuple[trio.SocketStream, trio.SocketStream]:
+def tcp_streams() -> tuple[TcpStream, TcpStream]:
     """Two ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     for sock in (one, other):
         sock.setblocking(False)
-    return trio.SocketStream(trio.socket.from_stdlib_socket(one)), trio.SocketStream(
-        trio.socket.from_stdlib_socket(other)
-    )
+    return TcpStream(one), TcpStream(other)
 
 
 def server_context(pair: Pair, **more: Any) -> ssl.SSLContext:
@@ -500,7 +499,7 @@ async def test_an_end_in_the_middle_of_a_record(authority: Authority, server: Pa
 
 async def test_a_reset(authority: Authority, server: Pair) -> None:
     async with both_ours(authority, server) as (one, other):
-        other.transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        other.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         await other.aclose()
         with pytest.raises(trio.BrokenResourceError):
             await one.receive_some()
@@ -725,7 +724,7 @@ async def test_a_peer_that_breaks_off_in_the_handshake(authority: Authority, ser
     here, there = tcp_streams()
     context = server_context(server) if serves else client_context(authority)
     ours = TlsStream(here, context, server_side=serves, host=None if serves else "localhost")
-    there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    there.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     await there.aclose()
     with trio.fail_after(PATIENCE_S), pytest.raises(TlsFailed, match=r"broke off.*reset|broke off.*pipe"):
         await ours.handshake()
