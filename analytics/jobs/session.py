@@ -27,6 +27,8 @@ DEFAULTS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
     # `ingest` caches rows between decoding and writing for seconds: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Else PySpark asks the JVM several times for each column what to do with the caller's line in the source.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",

@@ -19,6 +19,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # as analytics.jobs.session
     **FEW_ROWS,
     "spark.sql.session.timeZone": "UTC",
 }
