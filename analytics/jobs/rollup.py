@@ -217,7 +217,7 @@ class _Block:
         """Replace the rows of these days by the sums of their hours; rows whose hours have expired stay."""
         new, old = self.family.days_of(hours), self._published(self.family.days, days)
         gone = _rows_with_more_samples(old, new)
-        if not old.isEmpty() and not gone.isEmpty():
+        if not gone.isEmpty():
             new = new.join(gone, ["series_id", "window"], "left_anti").unionByName(gone)
         self.change.replace(self.change.write(self.family.days, new), hours=days)
 

@@ -12,6 +12,7 @@ counter's growth continues from hour to hour.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _EVER: Final = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _ROLLUP: Final = "rollup"
@@ -85,7 +87,7 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
         until = _new_ends(tables, rows, series, before, options)
         late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
         known = tables.read_between("usage_ledger", since, _EVER[1])
-        hours = _hours(rows) | _hours(known.where(~_is_closed(before)))
+        hours, no_counts = _hours_and_no_counts(rows, known.where(~_is_closed(before)))
         with tables.change("usage_ledger", ledger) as change:
             tails = _tails(tables, series, before, min(hours, default=options.now), options.lookback_days)
             kept = ledger.read("usage_ledger", hours)
@@ -94,9 +96,8 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
             change.replace(written, hours=hours)
             change.record(_ROLLUP, rolled.version)
         _replace_sums(tables, written.frame, hours, before, until)
-        found = rows.groupBy(usage.no_count().alias("why")).count().where("why is not null").collect()
         rows.unpersist()
-        return UsageReport(until, len(hours), late, reopened, {row["why"]: row["count"] for row in found})
+        return UsageReport(until, len(hours), late, reopened, no_counts)
     finally:
         series.unpersist()
 
@@ -122,15 +123,12 @@ def _is_closed(ends: dict[str, datetime]) -> Column:
 
 def closed_ends(tables: Tables) -> dict[str, datetime]:
     """Return the moment before which all usage of each cluster is closed; nothing for one without closed usage."""
-    ends: dict[str, datetime] = {}
-    for view, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY)):
-        closed = tables.read(view).where("closed").groupBy("cluster")
-        for cluster, last_ms in (
-            closed.agg({"window": "max"}).selectExpr("cluster", "unix_millis(`max(window)`)").collect()
-        ):
-            end = _moment(last_ms) + width
-            ends[cluster] = max(ends.get(cluster, end), end)
-    return ends
+    hours, days = (
+        tables.read(view).where("closed").selectExpr("cluster", f"unix_millis(window) + {width // _MILLISECOND} as end")
+        for view, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY))
+    )
+    found = hours.unionAll(days).groupBy("cluster").agg(F.max("end")).collect()
+    return {cluster: _moment(end_ms) for cluster, end_ms in found}
 
 
 def _reopened(
@@ -206,6 +204,17 @@ def _late_samples(
     known = tables.read("usage_ledger", hours).where(_is_closed(closed))
     found = usage.count_late_samples(rows, series, known).selectExpr("unix_millis(window)", "samples").collect()
     return {_moment(row[0]): row[1] for row in found}
+
+
+def _hours_and_no_counts(rows: DataFrame, known: DataFrame) -> tuple[set[datetime], dict[str, int]]:
+    """Return the hours of both, and the number of rows of the rollup (`rows`) that are no counts, by reason."""
+    every = rows.select("window", usage.no_count().alias("why")).unionAll(known.selectExpr("window", "null as why"))
+    found = every.groupBy("window", "why").count().selectExpr("unix_millis(window)", "why", "count").collect()
+    no_counts = Counter[str]()
+    for _, why, count in found:
+        if why is not None:
+            no_counts[why] += count
+    return {_moment(row[0]) for row in found}, dict(no_counts)
 
 
 def _hours(rows: DataFrame) -> set[datetime]:
