@@ -26,6 +26,7 @@ from local.process import OwnedProcess
 from local.standalone import BrokerOptions, Standalone
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from tests.analytics.spark_settings import SHORT_JOBS
 from tests.docs.blocks import ROOT, Block, blocks
 from tests.docs.plan import EXECUTED_SECTIONS
 from tests.docs.reader import Reader
@@ -89,8 +90,7 @@ class World:
             background={SERVE: self._wait_for_the_proxy, RECEIVE: self._wait_for_the_receiver},
             answers={SCRAM: ("correct horse", "correct horse")},
         )
-        # Short jobs: they end before the JVM's better compiler has earned what it costs.
-        self.reader.environment.update({"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1", "PULSAR_GC": "-XX:+UseSerialGC"})
+        self.reader.environment.update(SHORT_JOBS | {"PULSAR_GC": "-XX:+UseSerialGC"})
         self.broker = DocumentedBroker(
             pulsar_home,
             directory / "broker",
