@@ -46,7 +46,8 @@ def write_old(tables: Tables, root: Path) -> None:
 
 
 def write(frame: DataFrame, path: Path, partitions: list[str]) -> None:
-    (frame if "hour" in partitions else frame.drop("hour")).write.partitionBy(*partitions).parquet(f"file://{path}")
+    rows = frame if "hour" in partitions else frame.drop("hour")
+    rows.coalesce(1).write.partitionBy(*partitions).parquet(f"file://{path}")
 
 
 class Made(NamedTuple):
