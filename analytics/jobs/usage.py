@@ -4,7 +4,8 @@ Hours close for each cluster in order, by the time of its samples and not by the
 instance of the cluster has samples from `lateness` after its end, and no hour up to it waits to be rolled up; a day,
 with its last hour. So a worker whose samples are late is never left out. A closed row does not change: later samples
 are counted, reported and left out. The ledger changes first, then the sums; after a kill between them the next run
-computes both again.
+computes both again. A run that would sum what the last one did, by the same options, does nothing: both tables record
+what they were made from.
 
 Closed hours are recomputed only on request (`--reopen-from`, after a backfill): all from one hour on, since each
 counter's growth continues from hour to hour.
@@ -16,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
@@ -37,6 +39,8 @@ _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _ROLLUP: Final = "rollup"
 """The name under which the ledger records the version of the rollup that it was made from."""
+_LEDGER, _SERIES, _OPTIONS = "usage_ledger", "series", "options"
+"""What the sums record: the versions that they were made from, and `UsageOptions.fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class UsageOptions:
     lookback_days: int = LOOKBACK_DAYS
     reopen_from: datetime | None = None
     jobs: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> int:
+        """A number of the options that bills depend on; another one for others."""
+        return crc32(repr((self.lateness, self.silent, self.lookback_days, sorted(self.jobs or usage.JOBS))).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +81,22 @@ def run(spark: SparkSession, root: str, options: UsageOptions) -> UsageReport:
     """Update the usage tables. Raises TablesError, CannotReopen."""
     tables, progress = Tables.open(spark, root, create=False), Progress()
     report = attempt(lambda: _update(tables, options))
+    if report is None:
+        progress.print_summary("nothing is new since the last run")
+        return UsageReport({}, 0)
     _print_report(progress, report)
     return report
 
 
-def _update(tables: Tables, options: UsageOptions) -> UsageReport:
-    ledger, rolled = tables.snapshot("usage_ledger"), tables.snapshot("rollup")
-    series = usage.usage_series(tables.read("series"), options.jobs or usage.JOBS).cache()
+def _update(tables: Tables, options: UsageOptions) -> UsageReport | None:
+    """Change the ledger and the sums; return None if the last run has done it."""
+    ledger, rolled, known_series = map(tables.snapshot, ("usage_ledger", "rollup", "series"))
+    made_from = {_LEDGER: ledger.version, _SERIES: known_series.version, _OPTIONS: options.fingerprint}
+    if options.reopen_from is None and ledger.recorded(_ROLLUP) == rolled.version:
+        sums = tables.snapshot("usage")
+        if all(sums.recorded(name) == number for name, number in made_from.items()):
+            return None
+    series = usage.usage_series(known_series.series(), options.jobs or usage.JOBS).cache()
     try:
         closed = closed_ends(tables)
         before, reopened = _reopened(tables, closed, options.reopen_from)
@@ -87,7 +105,7 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
         until = _new_ends(tables, rows, series, before, options)
         late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
         known = tables.read_between("usage_ledger", since, _EVER[1])
-        hours, no_counts = _hours_and_no_counts(rows, known.where(~_is_closed(before)))
+        hours, no_counts, newest = _hours_of(rows, known.where(~_is_closed(before)))
         with tables.change("usage_ledger", ledger) as change:
             tails = _tails(tables, series, before, min(hours, default=options.now), options.lookback_days)
             kept = ledger.read("usage_ledger", hours)
@@ -95,15 +113,22 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport:
             written = change.write("usage_ledger", own.unionByName(kept.where(_is_closed(before))))
             change.replace(written, hours=hours)
             change.record(_ROLLUP, rolled.version)
-        _replace_sums(tables, written.frame, hours, before, until)
+        # Samples of the future count in a later run, although nothing else changes.
+        made_from = made_from | {_LEDGER: ledger.version + 1} if newest <= options.now else {}
+        _replace_sums(tables, written.frame, hours, before, until, made_from)
         rows.unpersist()
         return UsageReport(until, len(hours), late, reopened, no_counts)
     finally:
         series.unpersist()
 
 
-def _replace_sums(
-    tables: Tables, ledger: DataFrame, hours: set[datetime], before: dict[str, datetime], until: dict[str, datetime]
+def _replace_sums(  # noqa: PLR0917 -- all of a run
+    tables: Tables,
+    ledger: DataFrame,
+    hours: set[datetime],
+    before: dict[str, datetime],
+    until: dict[str, datetime],
+    made_from: dict[str, int],
 ) -> None:
     """Replace the sums of the days that have open hours, or hours or days that close now."""
     first, last = min(before.values(), default=_EVER[0]), max(until.values(), default=_EVER[0])
@@ -115,6 +140,8 @@ def _replace_sums(
         hourly = change.write("usage_hourly", published.unionByName(fresh))
         change.replace(hourly, hours=days)
         change.replace(change.write("usage_daily", usage.daily(hourly.frame, until)), hours=days)
+        for name, number in made_from.items():
+            change.record(name, number)
 
 
 def _is_closed(ends: dict[str, datetime]) -> Column:
@@ -206,15 +233,20 @@ def _late_samples(
     return {_moment(row[0]): row[1] for row in found}
 
 
-def _hours_and_no_counts(rows: DataFrame, known: DataFrame) -> tuple[set[datetime], dict[str, int]]:
-    """Return the hours of both, and the number of rows of the rollup (`rows`) that are no counts, by reason."""
-    every = rows.select("window", usage.no_count().alias("why")).unionAll(known.selectExpr("window", "null as why"))
-    found = every.groupBy("window", "why").count().selectExpr("unix_millis(window)", "why", "count").collect()
+def _hours_of(rows: DataFrame, known: DataFrame) -> tuple[set[datetime], dict[str, int], datetime]:
+    """Return the hours of both, the number of rows of the rollup (`rows`) that are no counts, by reason, and the time
+    of the newest sample.
+    """
+    every = rows.select("window", "last_ts", usage.no_count().alias("why"))
+    every = every.unionAll(known.selectExpr("window", "null as last_ts", "null as why"))
+    groups = every.groupBy("window", "why").agg(F.count("*").alias("rows"), F.max("last_ts").alias("last"))
+    found = groups.selectExpr("unix_millis(window)", "why", "rows", "unix_millis(last)").collect()
     no_counts = Counter[str]()
-    for _, why, count in found:
+    for _, why, count, _ in found:
         if why is not None:
             no_counts[why] += count
-    return {_moment(row[0]) for row in found}, dict(no_counts)
+    newest = max((last_ms for *_, last_ms in found if last_ms is not None), default=0)
+    return {_moment(row[0]) for row in found}, dict(no_counts), _moment(newest)
 
 
 def _hours(rows: DataFrame) -> set[datetime]:

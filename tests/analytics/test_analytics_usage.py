@@ -433,6 +433,21 @@ def test_killed_before_each_commit_and_run_again_it_sums_as_without(
     assert table_rows(tables, *views) == table_rows(Tables.open(spark, str(summed)), *views)
 
 
+@begins_with("summed")
+def test_what_the_last_run_summed_is_not_summed_again(spark: SparkSession, tmp_path: Path, tables: Tables) -> None:
+    def changes(**options: Any) -> bool:
+        before = [tables.snapshot(table).version for table in ("usage_ledger", "usage")]
+        usage.run(spark, str(tmp_path), usage.UsageOptions(**{"now": end(1000)} | options))
+        return before != [tables.snapshot(table).version for table in ("usage_ledger", "usage")]
+
+    assert not changes()
+    # The sample of hour 4.5 is of the future, and counts when its time has come.
+    assert changes(jobs=("proxy",), now=end(4))
+    assert changes(jobs=("proxy",))
+    assert not changes(jobs=("proxy",))
+    assert changes(jobs=("proxy",), reopen_from=end(1))
+
+
 def test_without_any_usage_nothing_happens(spark: SparkSession, tmp_path: Path, tables: Tables) -> None:
     report = run(spark, tmp_path)
     assert (report.hours, report.closed_until) == (0, {})

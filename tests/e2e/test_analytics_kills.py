@@ -37,7 +37,7 @@ SCRAPES_AT_ONCE = 5
 LOOKBACK_DAYS = 7
 TURNS = 60
 WITHIN_S = 600.0
-READ_EVERY_S = 0.1
+READ_EVERY_S = 0.25
 TIMEOUT_S = 1800 + 300 * KILLS
 
 READS = {
@@ -187,7 +187,7 @@ def wait_for(look: Callable[[], set[str]], tables: Tables, traffic: Traffic, ahe
             traffic.grow()
         return len(look() - known) >= ahead
 
-    eventually(are_there, what=f"{ahead} more", within_s=WITHIN_S, every_s=0.005)
+    eventually(are_there, what=f"{ahead} more", within_s=WITHIN_S, every_s=0.02)
 
 
 def assert_exact(tables: Tables, sent: list[Sent]) -> None:
@@ -217,6 +217,8 @@ def kill_jobs(tables: Tables, tmp_path: Path, at_least: int = KILLS) -> None:
     kills, cut_off = 0, set[str]()
     try:
         workers.start(0)
+        eventually(lambda: tables.versions("usage"), what="all tables", within_s=WITHIN_S)
+        workers.start(1)
         eventually(lambda: len(tables.versions("usage")) > 1, what="a bill", within_s=WITHIN_S)
         reader.start()
         while not cut_off:
