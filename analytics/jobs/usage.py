@@ -30,6 +30,8 @@ from analytics.tables.store import Tables, attempt
 from analytics.transforms import usage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
@@ -101,8 +103,9 @@ def _update(tables: Tables, options: UsageOptions) -> UsageReport | None:
         closed = closed_ends(tables)
         before, reopened = _reopened(tables, closed, options.reopen_from)
         since = _open_since(series, before)
+        waiting = waiting_hours(tables)  # before the rows are chosen: a rollup may commit at any moment
         rows = _open_rows(tables, series, before, since).cache()
-        until = _new_ends(tables, rows, series, before, options)
+        until = _new_ends(waiting, rows, series, before, options)
         late = _late_samples(tables, series, closed, tables.changed_hours(rolled, ledger.recorded(_ROLLUP)))
         known = tables.read_between("usage_ledger", since, _EVER[1])
         hours, no_counts, newest = _hours_of(rows, known.where(~_is_closed(before)))
@@ -189,7 +192,11 @@ def _open_rows(tables: Tables, series: DataFrame, before: dict[str, datetime], s
 
 
 def _new_ends(
-    tables: Tables, rows: DataFrame, series: DataFrame, before: dict[str, datetime], options: UsageOptions
+    waiting: Iterable[datetime],
+    rows: DataFrame,
+    series: DataFrame,
+    before: dict[str, datetime],
+    options: UsageOptions,
 ) -> dict[str, datetime]:
     """Return the new closed ends: never earlier than before, and not past an hour that waits to be rolled up.
 
@@ -200,7 +207,6 @@ def _new_ends(
     ends = {cluster: hour_of(_moment(mark) - options.lateness) for cluster, mark in found}
     if ends:
         ends = dict.fromkeys(before, max(ends.values())) | ends
-    waiting = waiting_hours(tables)
     for cluster, end in ends.items():
         open_since = before.get(cluster, _EVER[0])
         ends[cluster] = max(open_since, min([end, *(hour for hour in waiting if hour >= open_since)]))

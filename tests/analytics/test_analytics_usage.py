@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from analytics.jobs import rollup, usage
 from analytics.tables.change import TableChange
@@ -262,6 +262,23 @@ def test_an_hour_that_waits_for_its_rollup_does_not_close(spark: SparkSession, t
     ingest(spark, tmp_path, [(1, Sample(DAY_MS + HOUR_MS + 1, 1e6))])
     report = usage.run(spark, str(tmp_path), usage.UsageOptions(end(20)))
     assert report.closed_until["c"] == end(1)
+    assert by_hour(tables)[1] == (77, False)
+
+
+@begins_with("rolled")
+def test_an_hour_that_a_rollup_changes_after_its_rows_were_read_does_not_close(
+    spark: SparkSession, tmp_path: Path, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(spark, tmp_path, [(1, Sample(DAY_MS + HOUR_MS + 1, 1e6))])
+    open_rows = usage._open_rows
+
+    def read_then_roll_up(*args: Any) -> DataFrame:
+        rows = open_rows(*args)
+        rollup.run(spark, str(tmp_path))
+        return rows
+
+    monkeypatch.setattr(usage, "_open_rows", read_then_roll_up)
+    assert usage.run(spark, str(tmp_path), usage.UsageOptions(end(20))).closed_until["c"] == end(1)
     assert by_hour(tables)[1] == (77, False)
 
 
