@@ -456,9 +456,9 @@ def read_on(ways: list[Stuck]) -> None:
 
 # ---- many
 
-COME_AND_GO = 3000
+COME_AND_GO = 6000
 WARM_UP = 1000
-LEAK_KIB = 2560
+LEAK_KIB = 5120
 """In one process, after all of them: 0.85 KiB for each relay would be too much."""
 
 

@@ -13,6 +13,8 @@ import trio
 
 RECEIVE_BYTES = 65_536
 
+_CLOSED = "this socket was closed already"
+
 
 class TcpStream(trio.abc.HalfCloseableStream):
     """A connected, non-blocking socket. One task may send while another receives.
@@ -40,8 +42,9 @@ class TcpStream(trio.abc.HalfCloseableStream):
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there is room for something to be sent."""
-        with _translated_errors():
-            await trio.lowlevel.wait_writable(self.socket)
+        if self.socket.fileno() < 0:
+            raise trio.ClosedResourceError(_CLOSED)
+        await trio.lowlevel.wait_writable(self.socket)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Receive what is there, at least one byte; empty at the end of the stream."""
@@ -83,5 +86,5 @@ def _translated_errors() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.EBADF:
-            raise trio.ClosedResourceError("this socket was already closed") from None
+            raise trio.ClosedResourceError(_CLOSED) from None
         raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
