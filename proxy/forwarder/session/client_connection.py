@@ -10,9 +10,9 @@ from proto.commands import NO_REQUEST_ID
 from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
-from proxy.forwarder.session.broker_connector import BrokerConnector
 from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.failures import ConnectionFailure
+from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint
@@ -56,7 +56,7 @@ class ClientConnection:
         )
         self._closer = ConnectionCloser(self._transport)
         self._machine = ClientMachine()
-        self._broker_connector = BrokerConnector(services.workers, client.address, services.deadlines, self._tasks)
+        self._handshake = Handshake(client, services, self._tasks)
 
     @property
     def state(self) -> State:
@@ -66,7 +66,7 @@ class ClientConnection:
     @property
     def target(self) -> str:
         """The broker that the client wants, for logs; empty: none, or not known yet."""
-        return ""
+        return self._handshake.target
 
     # ---- ends that come from outside
 
@@ -133,7 +133,7 @@ class ClientConnection:
 
     def flush(self) -> None:
         """Close, at the end of the tick in which the connection has ended."""
-        if not self._broker_connector.is_open and self._closer.close_if_silent():
+        if not self._handshake.has_link and self._closer.close_if_silent():
             self._finish()
         else:
             self._services.nursery.start_soon(self._close)
@@ -147,7 +147,7 @@ class ClientConnection:
         finally:
             self._release_resources()
             try:
-                await self._broker_connector.close_link()
+                await self._handshake.close_link()
                 await self._closer.close_connection()
             finally:
                 self._on_end(self)
@@ -160,4 +160,4 @@ class ClientConnection:
     def _release_resources(self) -> None:
         """Give back what is counted for the client, and cancel its tasks."""
         self._tasks.cancel()
-        self._broker_connector.abandon()
+        self._handshake.abandon_handshake()

@@ -36,7 +36,7 @@ from proxy.forwarder.session.failures import (
     relay_start_failure,
 )
 from proxy.forwarder.session.flow import InboundFlow
-from proxy.forwarder.session.handshake import Handshake, RoundOutcome
+from proxy.forwarder.session.handshake import RoundOutcome
 from proxy.forwarder.session.lifetime import SessionLifetime
 from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.lookup_session_control import (
@@ -74,7 +74,6 @@ class ClientSession(ClientConnection):
         limits = workers.config.limits
         self._workers = workers
         self._limits = limits
-        self._handshake = Handshake(client, workers, metrics, self._broker_connector, services.handshakes)
         self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
         self._lookup_mode = LookupMode(client.address, workers, metrics, transport, self._on_corrupt)
         self._lookup_mode.on_unsupported_envelope = self._on_unsupported_envelope
@@ -88,11 +87,6 @@ class ClientSession(ClientConnection):
         self._held = b""
         self._postponed: Frame | None = None
         self._is_draining = False
-
-    @property
-    def target(self) -> str:
-        """The broker that the client wants, for logs; empty: none, or not known yet."""
-        return self._handshake.target
 
     def start_session(self) -> None:
         """Serve the client until its connection is closed, or a relay's."""
@@ -192,8 +186,6 @@ class ClientSession(ClientConnection):
         self._inbound.release_memory()
         self._lookup_mode.close()
         super()._release_resources()
-        self._handshake.abandon_rounds()
-        self._handshake.finish_handshake()
         self.lifetime.abandon_reauthentication()
 
     # ---- frames
@@ -341,7 +333,7 @@ class ClientSession(ClientConnection):
             elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
                 self._become_relay()
             else:  # the client has gone in this very moment
-                self._services.nursery.start_soon(self._broker_connector.close_link)
+                self._services.nursery.start_soon(self._handshake.close_link)
         except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
             self._on_internal_error(error)
 
@@ -392,14 +384,14 @@ class ClientSession(ClientConnection):
 
     def _relay_start(self, rest: bytes) -> RelayStart:
         """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
-        link, stored = self._broker_connector.link, self._handshake.stored_relay(self.identity)
+        link, stored = self._handshake.link, self._handshake.stored_relay(self.identity)
         stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
         session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data
         )
         held = self._held + rest
-        return self._broker_connector.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
+        return self._handshake.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
 
     # ---- the lifetime of the client's authentication, in lookup mode
 

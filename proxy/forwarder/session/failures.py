@@ -3,15 +3,28 @@
 from dataclasses import dataclass
 
 from proto.client_machine import Event, State
+from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameTooLarge
 from proto.pulsar_pb2 import ServerError
+from proto.rpc_pb2 import Status
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Refusal
 from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
+from proxy.forwarder.workers.broker_links import TargetRefused
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 RELAY_NOT_STARTED = "The proxy cannot relay at the moment"
 """What a client is sent where its relay could not start."""
+
+TARGET_REFUSED = "Target broker cannot be validated."
+"""What a client is sent for a denied target: the same words as the Java proxy's, and no more."""
+
+CANNOT_CHECK = "The proxy cannot check the target broker at the moment"
+
+BrokerError = TargetRefused | BrokerLinkFailed | RpcError
+"""Why the broker's side of a relay was not opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +91,20 @@ def relay_start_failure(error: Exception) -> ConnectionFailure:
     """Return the failure of a client for which no relay could start. It may come again, to any forwarder."""
     cause, code = DisconnectCause.RELAY_NOT_BEGUN, ServerError.ServiceNotReady
     return ConnectionFailure(Event.RELAY_START_FAILED, cause, code, RELAY_NOT_STARTED, str(error))
+
+
+def broker_failure(error: BrokerError) -> tuple[ConnectionFailure, str]:
+    """Return the failure of a client for which no broker's side could be opened, and the reason as a metric's label."""
+    cause, code = DisconnectCause.LOOKUP_UNAVAILABLE, int(ServerError.ServiceNotReady)
+    reason, message, detail = "lookup_worker", CANNOT_CHECK, f"no answer from the lookup worker: {error}"
+    match error:
+        case TargetRefused():
+            cause = DisconnectCause.TARGET_DENIED
+            reason, message, detail = error.reason, TARGET_REFUSED, str(error)
+        case BrokerLinkFailed():
+            cause, code = DisconnectCause.BROKER_FAILED, error.code
+            reason, message, detail = error.reason, error.message, str(error)
+        case RpcCallRefused(status=Status.PRINCIPAL_DESERIALIZATION_FAILURE):
+            cause, code = DisconnectCause.AUTHENTICATION_FAILED, int(ServerError.AuthenticationError)
+            reason, message, detail = "bad_principal", AUTHENTICATION_FAILED, str(error)
+    return ConnectionFailure(Event.BROKER_FAILED, cause, code, message, detail), reason

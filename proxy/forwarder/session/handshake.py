@@ -5,8 +5,9 @@ Each step returns its outcome, a value that the session acts upon. A handshake c
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
+
+import trio
 
 from proto import commands
 from proto.client_machine import Event
@@ -14,9 +15,10 @@ from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, looku
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session.broker_connector import BrokerConnectFailed, BrokerConnector
-from proxy.forwarder.session.failures import ConnectionFailure
+from proxy.forwarder.lifetime.terms import RelaySession
+from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.session.failures import BrokerError, ConnectionFailure, broker_failure
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import (
     SERVER_VERSION,
     AuthenticationExchange,
@@ -25,9 +27,12 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     Denial,
 )
-from proxy.forwarder.workers.clients import WorkerClients
-from proxy.runtime.loop.tasks import InFlightCounter, seconds
+from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
+from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
+from proxy.runtime.loop.tasks import close_forcefully, seconds
 from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
@@ -39,34 +44,36 @@ RoundOutcome = ClientIdentity | Challenge | ConnectionFailure
 """The outcome of one round: the client is authenticated, is challenged, or its connection ends."""
 
 
+OnConnected = Callable[[ConnectionFailure | None], None]
+
+
 class Handshake:
-    """The handshake of one client. ``receive_connect`` comes first; ``abandon_rounds`` when the session is over.
+    """The handshake of one client. ``receive_connect`` comes first; ``abandon_handshake`` when the session is over, and
+    ``close_link`` where no relay has started.
 
     ``target``: the broker that the client wants, for logs: as the client wrote it, or, where it takes any, the one that
-    it got; empty in lookup mode. ``in_progress`` counts the handshake from ``start_handshake`` to
-    ``finish_handshake``.
+    it got; empty in lookup mode. ``services.handshakes`` counts the handshake from ``start_handshake`` to
+    ``finish_handshake``. ``tasks`` spawns the task for a broker's connection that needs one.
     """
 
-    def __init__(
-        self,
-        client: ClientEndpoint,
-        workers: WorkerClients,
-        metrics: ForwarderMetrics,
-        broker_connector: BrokerConnector,
-        in_progress: InFlightCounter,
-    ) -> None:
+    def __init__(self, client: ClientEndpoint, services: SessionServices, tasks: TaskSpawner) -> None:
         self.target = ""
         self.connect: CommandConnect
         self._client = client
-        self._workers = workers
-        self._metrics = metrics
-        self._broker_connector = broker_connector
-        self._in_progress = in_progress
+        self._workers = services.workers
+        self._metrics = services.metrics
+        self._in_progress = services.handshakes
+        self._deadlines = services.deadlines
+        self._tasks = tasks
         self._tick = current_tick()
         self._is_counted = False
         self._started_at_unix_ms = int(time.time() * 1000)
         self._broker_started_at = 0.0
         self._authentication: AuthenticationExchange | None = None
+        self._link: BrokerLink | None = None
+        self._opening: BrokerOpening | None = None
+        self._asked: BrokerRequest
+        self._on_connected: OnConnected
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -79,10 +86,15 @@ class Handshake:
             self._is_counted = False
             self._in_progress.decrement()
 
-    def abandon_rounds(self) -> None:
-        """Let the auth worker forget rounds that no client will finish."""
+    def abandon_handshake(self) -> None:
+        """Let the auth worker forget rounds that no client will finish, connect to no broker, and count no more: the
+        client has gone, or its relay has started.
+        """
         if self._authentication is not None:
             self._authentication.abandon_exchange()
+        if self._opening is not None:
+            self._opening.abandon()
+        self.finish_handshake()
 
     # ---- authentication
 
@@ -139,21 +151,78 @@ class Handshake:
         """Return the CONNECTED of lookup mode; ``profile``: the brokers' own, None if unknown."""
         return commands.connected(lookup_mode_connected(self.connect, profile, SERVER_VERSION))
 
-    def connect_broker(self, identity: ClientIdentity, on_done: Callable[[ConnectionFailure | None], None]) -> None:
-        """Open the broker's side of a relay. ``on_done`` is called once, with None or why the connection ends."""
-        self._broker_started_at = self._tick.now
-        self._broker_connector.connect(self.connect, identity, partial(self._on_broker, on_done))
+    # ---- the broker's side of a relay
 
-    def _on_broker(
-        self, on_done: Callable[[ConnectionFailure | None], None], failed: BrokerConnectFailed | None
-    ) -> None:
-        if failed is not None:
-            self._metrics.count_broker_failure(failed.reason)
-            on_done(ConnectionFailure(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed)))
+    @property
+    def has_link(self) -> bool:
+        """Return whether there is a connection to a broker."""
+        return self._link is not None
+
+    @property
+    def link(self) -> BrokerLink:
+        """Return the connection, with the broker's CONNECTED. Raises RuntimeError where it is not open."""
+        if self._link is None:
+            raise RuntimeError("a relay without a broker")
+        return self._link
+
+    def connect_broker(self, identity: ClientIdentity, on_connected: OnConnected) -> None:
+        """Have the target checked, connect to it, and send CONNECT for the client.
+
+        ``on_connected`` is called once, with None or why the connection ends, unless the handshake is abandoned before.
+        """
+        self._broker_started_at = self._tick.now
+        self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
+        self._opening = self._workers.start_opening(self._asked, self._deadlines, self._on_opened)
+        if self._opening is None:
+            self._tasks.start_soon(self._open_in_task)
+
+    async def _open_in_task(self) -> None:
+        try:
+            outcome = await self._workers.open_broker(self._asked)
+        except (TargetRefused, BrokerLinkFailed, RpcError) as error:
+            self._on_opened(error)
+        else:
+            self._on_opened(outcome)
+
+    def _on_opened(self, outcome: Outcome | BrokerError) -> None:
+        self._opening = None
+        if not isinstance(outcome, BrokerLink):
+            failure, reason = broker_failure(outcome)
+            self._metrics.count_broker_failure(reason)
+            self._on_connected(failure)
             return
+        self._link = outcome
         if not self.connect.proxy_to_broker_url:
-            self.target = str(self._broker_connector.link.broker)
-        on_done(None)
+            self.target = str(outcome.broker)
+        self._on_connected(None)
+
+    def relay_start(
+        self,
+        client: trio.abc.HalfCloseableStream,
+        stored: StoredRelay,
+        *,
+        first_to_broker: bytes,
+        session: RelaySession | None,
+    ) -> RelayStart:
+        """Return what the relay between a client's stream and the broker's needs to start.
+
+        CONNECTED goes out as the relay's first bytes, so that no other byte can precede it.
+        """
+        link = self.link
+        return RelayStart(
+            client,
+            link.stream,
+            stored,
+            self._workers.config.relay,
+            first_to_broker=first_to_broker,
+            first_to_client=link.connected.frame.encode() + link.connected.trailing_data,
+            session=session,
+        )
+
+    async def close_link(self) -> None:
+        """Close the connection to the broker, if it is open."""
+        if self._link is not None:
+            await close_forcefully(self._link.stream)
 
     # ---- what is recorded of it
 

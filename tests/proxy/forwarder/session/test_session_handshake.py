@@ -5,6 +5,8 @@ The ways through a handshake are told as dialogues in test_session_handshake_dia
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,22 +14,31 @@ import trio
 import trio.testing
 from forwarder_fakes import ALICE, CERTIFICATE, CLIENT, Play, auth_response, authenticated, challenge, connect, denied
 
+from proto.addresses import HostPort
+from proto.broker_handshake import Connected
 from proto.client_machine import Action, Event, State
-from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
-from proxy.forwarder.session.broker_connector import BrokerConnector
-from proxy.forwarder.session.failures import ConnectionFailure
+from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.session.failures import CANNOT_CHECK, TARGET_REFUSED, ConnectionFailure
 from proxy.forwarder.session.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.observability.metrics import LABEL_VALUES_MAX
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 
 ENABLED = {"authentication": {"enabled": True, "failure_delay_ms": 200}}
 TARGET = "pulsar://b0:6650"
+CONNECT = connect(TARGET)
+WHO = ClientIdentity(ALICE, b"sealed")
 
 
 class Steps:
@@ -36,20 +47,41 @@ class Steps:
     def __init__(self, nursery: trio.Nursery, **tables: Any) -> None:
         self.play = Play(nursery, **tables)
         self.workers = self.play.workers
-        self.connector = BrokerConnector(self.workers, CLIENT, Deadlines(), nursery)  # type: ignore[arg-type]
         self.in_progress = InFlightCounter()
-        self.handshake = Handshake(
-            ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
+        self.tasks = TaskInTest()
+        services = SessionServices(
             self.workers,  # type: ignore[arg-type]
+            self.play.relays,  # type: ignore[arg-type]
             self.play.metrics,
-            self.connector,
             self.in_progress,
+            nursery,
+            Deadlines(),
         )
+        client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
+        self.handshake = Handshake(client, services, self.tasks)
 
-    async def connect_broker(self) -> ConnectionFailure | None:
-        send, receive = trio.open_memory_channel[ConnectionFailure | None](1)
-        self.handshake.connect_broker(ClientIdentity(ALICE), send.send_nowait)
-        return await receive.receive()
+    async def connect_broker(self, failure: Exception | None = None) -> ConnectionFailure | None:
+        self.workers.broker_failure = failure
+        outcomes: list[ConnectionFailure | None] = []
+        self.handshake.connect_broker(WHO, outcomes.append)
+        await self.tasks.run()
+        (outcome,) = outcomes
+        return outcome
+
+
+class TaskInTest:
+    """Runs the one task that is started within the test's own: what it raises is the test's to see."""
+
+    def start_soon(self, async_fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        self.run = partial(async_fn, *args)
+
+
+@pytest.fixture
+def asked(nursery: trio.Nursery) -> Steps:
+    """The client has asked for a broker."""
+    steps = Steps(nursery)
+    assert steps.handshake.receive_connect(CONNECT) is None
+    return steps
 
 
 # ---- outcomes
@@ -110,24 +142,22 @@ async def test_the_broker_is_connected_or_the_failure_returned(nursery: trio.Nur
     assert it.handshake.receive_connect(connect(TARGET)) is None
     assert it.handshake.wants_broker
     assert await it.connect_broker() is None
-    assert it.connector.is_open
+    assert it.handshake.has_link
     assert it.handshake.target == TARGET
     other = Steps(nursery)
-    other.workers.broker_failure = TargetRefused("allowed_ports", "port 22")
     assert other.handshake.receive_connect(connect(TARGET)) is None
-    failure = await other.connect_broker()
+    failure = await other.connect_broker(TargetRefused("allowed_ports", "port 22"))
     assert failure is not None
     assert (failure.event, failure.cause) == (Event.BROKER_FAILED, DisconnectCause.TARGET_DENIED)
     assert other.play.value("pulsar_proxy_broker_connection_failures_total", reason="allowed_ports") == 1
-    await it.connector.close_link()
+    await it.handshake.close_link()
 
 
 async def test_reasons_that_a_captured_lookup_worker_invents_are_bounded_labels(nursery: trio.Nursery) -> None:
     it = Steps(nursery)
     assert it.handshake.receive_connect(connect(TARGET)) is None
     for number in range(LABEL_VALUES_MAX + 2):
-        it.workers.broker_failure = TargetRefused(f"invented-{number}", "no target")
-        assert await it.connect_broker() is not None
+        assert await it.connect_broker(TargetRefused(f"invented-{number}", "no target")) is not None
     assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="invented-0") == 1
     assert it.play.value("pulsar_proxy_broker_connection_failures_total", reason="other") == 2
 
@@ -143,7 +173,115 @@ async def test_the_target_that_logs_show(nursery: trio.Nursery) -> None:
     assert it.handshake.target == ANY_BROKER
     assert await it.connect_broker() is None
     assert it.handshake.target == "b0:6650"
-    await it.connector.close_link()
+    await it.handshake.close_link()
+
+
+# ---- the broker's side
+
+
+async def test_a_broker_link_is_opened_with_the_clients_identity(asked: Steps) -> None:
+    await asked.connect_broker()
+    assert asked.workers.opened == [(CONNECT.connect, WHO, CLIENT)]
+    assert asked.handshake.link.stream is asked.workers.broker_stream
+    assert asked.handshake.link.connected.message.server_version == "the broker"
+
+
+async def test_before_it_is_open_there_is_no_link(asked: Steps) -> None:
+    with pytest.raises(RuntimeError, match="without a broker"):
+        _ = asked.handshake.link
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "reason", "code", "message", "detail"),
+    [
+        (
+            TargetRefused("allowed_ports", "port 22 is not in brokers.allowed_ports"),
+            DisconnectCause.TARGET_DENIED,
+            "allowed_ports",
+            ServerError.ServiceNotReady,
+            TARGET_REFUSED,
+            "port 22 is not in brokers.allowed_ports",
+        ),
+        (
+            RpcConnectionLost("the lookup worker has gone"),
+            DisconnectCause.LOOKUP_UNAVAILABLE,
+            "lookup_worker",
+            ServerError.ServiceNotReady,
+            CANNOT_CHECK,
+            "no answer from the lookup worker: the lookup worker has gone",
+        ),
+        (
+            RpcCallRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, "the sealed principal is expired"),
+            DisconnectCause.AUTHENTICATION_FAILED,
+            "bad_principal",
+            ServerError.AuthenticationError,
+            AUTHENTICATION_FAILED,
+            "PRINCIPAL_DESERIALIZATION_FAILURE: the sealed principal is expired",
+        ),
+        (
+            RpcCallRefused(Status.TOO_MANY_REQUESTS, "busy"),
+            DisconnectCause.LOOKUP_UNAVAILABLE,
+            "lookup_worker",
+            ServerError.ServiceNotReady,
+            CANNOT_CHECK,
+            "no answer from the lookup worker: TOO_MANY_REQUESTS: busy",
+        ),
+    ],
+    ids=["denied", "no worker can say", "bad principal", "busy"],
+)
+async def test_a_failed_connect_tells_the_client_the_cause_and_the_log_the_detail(  # noqa: PLR0917 -- the table
+    asked: Steps, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str
+) -> None:
+    failed = await asked.connect_broker(failure)
+    assert failed is not None
+    assert failed == ConnectionFailure(Event.BROKER_FAILED, cause, code, message, detail)
+    assert asked.play.value("pulsar_proxy_broker_connection_failures_total", reason=reason) == 1
+
+
+async def test_a_brokers_refusal_reaches_the_client_with_its_code_and_message(asked: Steps) -> None:
+    refusal = BrokerLinkFailed("refused", "for the log", code=ServerError.AuthorizationError, message="for the client")
+    failed = await asked.connect_broker(refusal)
+    assert failed is not None
+    assert failed.cause is DisconnectCause.BROKER_FAILED
+    assert failed.code == ServerError.AuthorizationError
+    assert (failed.message, failed.detail) == ("for the client", "for the log")
+    assert asked.play.value("pulsar_proxy_broker_connection_failures_total", reason="refused") == 1
+
+
+async def test_a_defect_is_not_hidden(asked: Steps) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await asked.connect_broker(ZeroDivisionError())
+
+
+async def test_close(asked: Steps) -> None:
+    await asked.handshake.close_link()
+    await asked.connect_broker()
+    await asked.handshake.close_link()
+    assert await asked.workers.broker.receive() is None
+
+
+async def test_the_relay_begins_with_what_both_sides_have_said(asked: Steps) -> None:
+    """Connected is the relay's first word: nothing can come before it."""
+    await asked.connect_broker()
+    frame = Frame(b"the CONNECTED frame")
+    asked.handshake._link = BrokerLink(
+        HostPort("b0", 6650), asked.workers.broker_stream, Connected(frame, CommandConnected(), b"more")
+    )
+    client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
+    start = asked.handshake.relay_start(client, about, first_to_broker=b"a client in a hurry", session=None)
+    assert (start.client, start.broker, start.stored) == (client, asked.workers.broker_stream, about)
+    assert start == RelayStart(
+        client,
+        asked.workers.broker_stream,
+        about,
+        asked.workers.config.relay,
+        first_to_broker=b"a client in a hurry",
+        first_to_client=frame.encode() + b"more",
+        session=None,
+    )
+
+
+# ---- what is counted
 
 
 async def test_a_handshake_is_counted_until_it_is_decided(nursery: trio.Nursery) -> None:
