@@ -1,9 +1,10 @@
 """The proxy's errors.
 
-ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ConfigError, DialFailed, ForkFailed, MessageTooLong,
-    MetricsTooLarge, NoMoreConnections, NotSupervisor, ReloadRefused, ResolutionFailed, RpcError, RpcRefused,
-    StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TlsFailed, TrialNotRun, UpgradeRefused, WriterFull,
-    WrongListener
+ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientSlow, ConfigError, DialFailed, ForkFailed,
+    MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor, RelayStartFailed, ReloadRefused,
+    ResolutionFailed, RpcError, RpcRefused, StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused,
+    TlsFailed, TrialNotRun, UpgradeRefused, WriterFull, WrongListener
+RelayStartFailed: RelayMustWait
 RpcError: RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
 """
 

@@ -32,7 +32,7 @@ def test_modules_are_below_the_bound() -> None:
 @pytest.mark.parametrize("package", ERRORS)
 def test_the_docstring_has_the_tree(package: str) -> None:
     below: defaultdict[str, set[str]] = defaultdict(set)
-    for path in {*(ROOT / package).rglob("*.py")} - {*(ROOT / "proxy/forwarder").rglob("*.py")}:  # not yet
+    for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_"):
                 below[ast.unparse(node.bases[0])].add(node.name)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import trio
 
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.errors import ProxyError
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.terms import RelaySession
 
 
-class RelayStartFailed(Exception):
+class RelayStartFailed(ProxyError):
     """A relay could not start; both streams are still the caller's."""
 
 

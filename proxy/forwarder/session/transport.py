@@ -11,6 +11,7 @@ from collections.abc import Callable
 import trio
 
 from proto.frames import Frame, FrameDecoder
+from proxy.common.errors import ProxyError
 from proxy.runtime.loop.reactor import OnEnd, Reading, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
@@ -27,7 +28,7 @@ def _ignore() -> None:
     """Do nothing: no observer is set."""
 
 
-class ClientSlow(Exception):
+class ClientSlow(ProxyError):
     """The client does not take what is sent to it."""
 
 

@@ -12,6 +12,7 @@ from proto.connect_rules import broker_connect
 from proto.pulsar_pb2 import CommandConnect
 from proto.rpc_pb2 import Method, OriginalData, OtherBroker, ResolveTargetRequest, ResolveTargetResponse
 from proxy import __version__
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.binds import listener_binds
 from proxy.config.types import Config
@@ -43,7 +44,7 @@ KNOWN_MAX = 1_000
 KNOWN_NAME_CHARACTERS_MAX = 300
 
 
-class TargetRefused(Exception):
+class TargetRefused(ProxyError):
     """A relay's target is not allowed, by the lookup worker or by the forwarder itself; ``reason`` is a short stable
     name.
     """
