@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -32,7 +33,7 @@ from .conftest import running
 from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.counts import count_of
 from .lab.crowd import AT_ONCE, Crowd, Ends, many_open_files
-from .lab.fakes import FakeBroker, LookupBroker
+from .lab.fakes import FakeBroker, LookupBroker, receive_command
 from .lab.framed_streams import FramedCopyLoop
 from .lab.processes import Use, children, memory_kib
 from .lab.schema import LOOKUP_CONNECT
@@ -452,6 +453,66 @@ def read_on(ways: list[Stuck]) -> None:
                 left[number] -= way.push(left[number])
             while way.pull():
                 pass
+
+
+# ---- killed before the relay starts
+
+BEYOND_THE_CHANNEL = 800
+"""More relays than the channel to the fd store has room for, while the supervisor reads none of it."""
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def readable(clients: list[socket.socket]) -> list[socket.socket]:
+    """Those that were sent something, or are closed."""
+    poll = select.poll()
+    by_descriptor = {client.fileno(): client for client in clients}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def test_a_forwarder_killed_between_connected_and_the_start_of_relays_tells_no_client_that_it_has_one() -> None:
+    """Those that the store holds go on in the successor; the others' clients were sent nothing, and come again."""
+    with scene(forwarders=1) as on, on.crowd() as crowd, many_open_files(8000), ExitStack() as opened:
+        crowd.open(1)
+        (forwarder,) = forwarders_running(on.cluster).values()
+        with stopped(on.cluster.pid):
+            clients, brokers = crowd.shake_hands(BEYOND_THE_CHANNEL, opened)
+            counts = [-1]
+
+            def no_more_start() -> bool:
+                counts.append(len(readable(clients)))
+                return 0 < counts[-1] == counts[-2]
+
+            eventually(no_more_start, what="the channel is full", every_s=0.3)
+            assert kill(forwarder)
+            told = readable(clients)  # a killed process sends nothing more
+            waiting = [client for client in clients if client not in told]
+        print(f"{len(told)} relays had started, {len(waiting)} had not")
+        assert told
+        assert waiting
+        for client in waiting:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b"", "it was sent nothing, and is closed"
+        for number, client in enumerate(told):
+            assert receive_command(client).type == BaseCommand.CONNECTED
+            client.sendall(number.to_bytes(4, "big"))
+        found = set()
+        for broker in brokers:
+            with suppress(ConnectionResetError):
+                found.add(broker.recv(4))
+        assert found - {b""} == {number.to_bytes(4, "big") for number in range(len(told))}
+        crowd.open(len(waiting))
+        crowd.exchange()
 
 
 # ---- many

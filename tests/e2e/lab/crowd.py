@@ -71,19 +71,7 @@ class Crowd:
 
     def _open(self, count: int, client_host: str) -> list[Ends]:
         with contextlib.ExitStack() as opened:  # a failure must leave none of them open: other tests follow
-            clients = []
-            for _ in range(count):
-                connection = socket.create_connection((HOST, self._proxy_port), TIMEOUT_S, (client_host, 0))
-                client = opened.enter_context(connection)
-                client.sendall(self._hello)
-                clients.append(client)
-            brokers = []
-            for _ in range(count):
-                broker = opened.enter_context(self._listener.accept()[0])
-                broker.settimeout(TIMEOUT_S)
-                assert receive_command(broker).type == BaseCommand.CONNECT
-                broker.sendall(connected())
-                brokers.append(broker)
+            clients, brokers = self.shake_hands(count, opened, client_host)
             for number, client in enumerate(clients):
                 command = receive_command(client)
                 assert command.type == BaseCommand.CONNECTED, command
@@ -93,6 +81,25 @@ class Crowd:
             ]
             opened.pop_all()
         return relays
+
+    def shake_hands(
+        self, count: int, opened: contextlib.ExitStack, client_host: str = HOST
+    ) -> tuple[list[socket.socket], list[socket.socket]]:
+        """So many clients have sent CONNECT, and the broker of each has answered; both in the order of their coming."""
+        clients = []
+        for _ in range(count):
+            connection = socket.create_connection((HOST, self._proxy_port), TIMEOUT_S, (client_host, 0))
+            client = opened.enter_context(connection)
+            client.sendall(self._hello)
+            clients.append(client)
+        brokers = []
+        for _ in range(count):
+            broker = opened.enter_context(self._listener.accept()[0])
+            broker.settimeout(TIMEOUT_S)
+            assert receive_command(broker).type == BaseCommand.CONNECT
+            broker.sendall(connected())
+            brokers.append(broker)
+        return clients, brokers
 
     def exchange(self) -> None:
         """A few bytes through every relay in both directions, other ones for each."""
