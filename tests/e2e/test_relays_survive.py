@@ -487,30 +487,27 @@ def test_a_forwarder_killed_between_connected_and_the_start_of_relays_tells_no_c
         (forwarder,) = forwarders_running(on.cluster).values()
         with stopped(on.cluster.pid):
             clients, brokers = crowd.shake_hands(BEYOND_THE_CHANNEL, opened)
-            counts = [-1]
-
-            def no_more_start() -> bool:
-                counts.append(len(readable(clients)))
-                return 0 < counts[-1] == counts[-2]
-
-            eventually(no_more_start, what="the channel is full", every_s=0.3)
+            eventually(lambda: readable(clients), what="a relay has started", every_s=0.01)
             assert kill(forwarder)
             told = readable(clients)  # a killed process sends nothing more
             waiting = [client for client in clients if client not in told]
-        print(f"{len(told)} relays had started, {len(waiting)} had not")
+        print(f"{len(told)} clients were told something, {len(waiting)} nothing")
         assert told
         assert waiting
         for client in waiting:
             with suppress(ConnectionResetError):
                 assert client.recv(1) == b"", "it was sent nothing, and is closed"
-        for number, client in enumerate(told):
-            assert receive_command(client).type == BaseCommand.CONNECTED
+        answers = [(client, receive_command(client).type) for client in told]
+        # On a slow machine some have waited so long for their relay that they were told to come again.
+        assert {answer for _, answer in answers} <= {BaseCommand.CONNECTED, BaseCommand.ERROR}
+        started = [client for client, answer in answers if answer == BaseCommand.CONNECTED]
+        for number, client in enumerate(started):
             client.sendall(number.to_bytes(4, "big"))
         found = set()
         for broker in brokers:
             with suppress(ConnectionResetError):
                 found.add(broker.recv(4))
-        assert found - {b""} == {number.to_bytes(4, "big") for number in range(len(told))}
+        assert found - {b""} == {number.to_bytes(4, "big") for number in range(len(started))}
         crowd.open(len(waiting))
         crowd.exchange()
 
