@@ -1,7 +1,7 @@
 """The state machine of a client's connection, as data.
 
 Everything that decides what may happen next on a client's connection is in this file, in one table: state and event
-→ next state and the one action to perform. The forwarder's session (proxy.forwarder.session.client_session) performs
+→ next state and the one action to perform. The forwarder's connection (proxy.forwarder.client.connection) performs
 the actions and reports back with events. It never reads the state to decide anything; it reads it for texts and counts.
 
     AWAITING_CONNECT ──CONNECT──▶ AUTHENTICATING ◀───AUTH_RESPONSE─── AWAITING_AUTH_RESPONSE

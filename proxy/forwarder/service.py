@@ -1,4 +1,4 @@
-"""The forwarding worker's service: accepts clients from the inherited listeners and starts a session for each."""
+"""The forwarding worker's service: accepts clients from the inherited listeners and serves each of them."""
 
 import socket
 from collections import Counter
@@ -19,6 +19,10 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
+from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.failures import limit_text
+from proxy.forwarder.client.lifetime import reauthenticator_factory
+from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import CloseReason
@@ -32,11 +36,6 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.sockets import ip_of, tune_listener
-from proxy.forwarder.session.client_connection import ClientConnection
-from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.session.failures import limit_text
-from proxy.forwarder.session.lifetime import reauthenticator_factory
-from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.owners import owner_of
@@ -66,7 +65,7 @@ _CAUSES = {
 
 
 class ForwarderService:
-    """The service of one forwarder process: its clients' sessions, and its relays."""
+    """The service of one forwarder process: its clients' connections, and its relays."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -85,10 +84,10 @@ class ForwarderService:
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
-        self._session_services: SessionServices | None = None
+        self._connection_services: ConnectionServices | None = None
         self._relays: RelayManager
         self._listeners: list[socket.socket]
-        self._sessions: set[ClientSession] = set()
+        self._client_connections: set[ClientConnection] = set()
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
@@ -108,7 +107,7 @@ class ForwarderService:
         return sum(session.seconds_left <= 0 for session in self._session_ends())
 
     def _by_state(self) -> Counter[State]:
-        states = Counter(session.state for session in self._sessions)
+        states = Counter(connection.state for connection in self._client_connections)
         states[State.RELAYING] += self._relays.in_flight.count
         return states
 
@@ -237,8 +236,8 @@ class ForwarderService:
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
             self._admission.retire_counters()  # the successor counts in the same cells
             await self._relays.hand_over_relays()
-        for session in list(self._sessions):
-            session.drain()
+        for connection in list(self._client_connections):
+            connection.drain()
         if not hand_over:
             self._relays.spread_closes(timeout_s)
         both_empty = True
@@ -246,7 +245,7 @@ class ForwarderService:
             left_s = max(0.0, timeout_s - (trio.current_time() - started))
             both_empty &= await in_flight.wait_until_empty(timeout_s=left_s)
         if not both_empty:
-            left = len(self._sessions) + self._relays.in_flight.count
+            left = len(self._client_connections) + self._relays.in_flight.count
             get_logger().warning("the drain's time is over; closing what is left", connections=left)
         self._serving.cancel()
         self._relays.abort_relays()
@@ -263,7 +262,7 @@ class ForwarderService:
     def _session_ends(self) -> Iterator[SessionEnd]:
         """Yield the ends of all sessions that can expire: those of relays, and those in lookup mode."""
         now = self._relays.now()
-        in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
+        in_lookup_mode = (one.lifetime.expiring_session for one in self._client_connections)
         for session in chain(self._relays.expiring_sessions(), in_lookup_mode):
             if session is not None and session.clock is not None and not session.close_reason:
                 record = session.relay_record
@@ -283,20 +282,20 @@ class ForwarderService:
                                 )
                     await trio.sleep_forever()
                 finally:
-                    for session in list(self._sessions):
-                        session.shut_down()
+                    for connection in list(self._client_connections):
+                        connection.shut_down()
 
-    def _current_services(self) -> SessionServices:
-        """Return what a session that starts now shares with the others that have the same settings."""
-        services = self._session_services
+    def _current_services(self) -> ConnectionServices:
+        """Return what a connection that begins now shares with the others that have the same settings."""
+        services = self._connection_services
         if services is None or services.workers is not self._workers:
-            self._session_services = services = SessionServices(
+            self._connection_services = services = ConnectionServices(
                 self._workers, self._relays, self._metrics, self._handshakes, self._clients, self._deadlines
             )
         return services
 
     def _admit_client(self, index: int, stream: TcpStream, peer: tuple[str, int]) -> None:
-        """Start the session of a client that a listener has accepted, or turn it away."""
+        """Serve a client that a listener has accepted, or turn it away."""
         if self._accepting.cancel_called:  # in the instant of a drain, which would not wait for it
             stream.socket.close()
             return
@@ -316,7 +315,7 @@ class ForwarderService:
             admitted.evict = handshake.cancel
             self._clients.start_soon(self._accept_tls_client, listener, stream, client, admitted, handshake)
         else:
-            self._start_session(stream, client, admitted)
+            self._serve_client(stream, client, admitted)
 
     async def _accept_tls_client(
         self,
@@ -326,7 +325,7 @@ class ForwarderService:
         admitted: AdmittedConnection,
         handshake: trio.CancelScope,
     ) -> None:
-        """Start a client's session behind its TLS handshake, which ``handshake`` cancels."""
+        """Serve a client behind its TLS handshake, which ``handshake`` cancels."""
         timeout_s = seconds(self._workers.config.limits.handshake_timeout_ms)
         cause = DisconnectCause.SHUT_DOWN
         entered = False
@@ -351,27 +350,27 @@ class ForwarderService:
                 self._release_connection(admitted, cause)
                 self._in_flight.decrement()
         if entered:
-            self._start_session(stream, replace(client, certificate=certificate), admitted)
+            self._serve_client(stream, replace(client, certificate=certificate), admitted)
 
-    def _start_session(
+    def _serve_client(
         self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, admitted: AdmittedConnection
     ) -> None:
-        on_end = partial(self._on_session_end, admitted)
-        session = ClientSession(stream, client, self._current_services(), on_end, admitted)
-        self._sessions.add(session)
-        session.start_session()
+        on_end = partial(self._on_connection_end, admitted)
+        connection = ClientConnection(stream, client, self._current_services(), on_end, admitted)
+        self._client_connections.add(connection)
+        connection.start_serving()
 
-    def _on_session_end(self, admitted: AdmittedConnection, session: ClientConnection) -> None:
-        self._sessions.discard(session)
-        if session.became_relay:  # which ends in its own time: see _on_relay_end
+    def _on_connection_end(self, admitted: AdmittedConnection, connection: ClientConnection) -> None:
+        self._client_connections.discard(connection)
+        if connection.became_relay:  # which ends in its own time: see _on_relay_end
             admitted.on_relay_started()
         else:
-            self._release_connection(admitted, session.cause)
-            match session.cause:
+            self._release_connection(admitted, connection.cause)
+            match connection.cause:
                 case DisconnectCause.GAVE_WAY:
-                    self._log_eviction(session.address)
+                    self._log_eviction(connection.address)
                 case DisconnectCause.OVER_SHARE:
-                    self._log_over_share(session.address, session.identity.role)
+                    self._log_over_share(connection.address, connection.identity.role)
                 case DisconnectCause.MAX_CONNECTIONS:
                     self._metrics.rejected_connections.labels(reason=Refusal.MAX_CONNECTIONS.value).inc()
         self._in_flight.decrement()

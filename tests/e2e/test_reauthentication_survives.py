@@ -147,7 +147,7 @@ PAUSE_S = 1.05
 GROWTH_KIB_MAX = 1024
 """What one process may have more in the end, 3,000 renewals later, about half of them its own. Its heap goes up and
 down by some 400 KiB by itself; to keep what one renewal brings (a token, its frame, a principal: above 1 KB) would take
-1.5 MiB. That not one object is kept of each, tests/proxy/forwarder/session/test_session_lifetime.py counts.
+1.5 MiB. That not one object is kept of each, tests/proxy/forwarder/client/test_client_lifetime.py counts.
 """
 
 

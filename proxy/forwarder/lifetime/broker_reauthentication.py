@@ -23,7 +23,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import (
     BROKER_ANSWER_BYTES_MAX,
     ExpiringSession,
-    RelaySessionControl,
+    RelayControl,
     parse_frame_command,
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
@@ -101,7 +101,7 @@ class BrokerReauthentication:
         "control",
     )
 
-    control: RelaySessionControl
+    control: RelayControl
 
     def __init__(self, shared: BrokerReauthenticationFactory, session: ExpiringSession) -> None:
         self.challenge_truncated = False

@@ -15,7 +15,7 @@ answer is lost. Bounds: one answer waits for its boundary in a relay, and client
 from collections.abc import Callable
 
 from proto.broker_exchange import ExchangePhase
-from proxy.forwarder.lifetime.session import ExpiringSession, RelaySessionControl
+from proxy.forwarder.lifetime.session import ExpiringSession, RelayControl
 
 RequestChallenge = Callable[[ExpiringSession], None]
 """Callable that has a session's client challenged as soon as possible."""
@@ -26,7 +26,7 @@ class ForwardedAnswers:
 
     __slots__ = ("_request_challenge", "_session", "challenge_truncated", "control", "phase")
 
-    control: RelaySessionControl
+    control: RelayControl
 
     def __init__(self, session: ExpiringSession, request_challenge: RequestChallenge) -> None:
         self.challenge_truncated = False  # a challenge is not read, so that it does not matter

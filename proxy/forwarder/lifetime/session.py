@@ -218,7 +218,7 @@ class SessionControl(Protocol):
         """Whether this process can send the client nothing more."""
 
 
-class RelaySessionControl(SessionControl, Protocol):
+class RelayControl(SessionControl, Protocol):
     """SessionControl of a relay, with the actions for answers to the broker's challenges."""
 
     def send_broker_answer(self, frame: bytes) -> None:
@@ -238,7 +238,7 @@ class BrokerChallengeHandler(Protocol):
     that is being removed from the stream.
     """
 
-    control: RelaySessionControl
+    control: RelayControl
     challenge_truncated: bool
 
     @property

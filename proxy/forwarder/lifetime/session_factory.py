@@ -12,7 +12,7 @@ from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.terms import (
     Reauthenticate,
     ReauthenticatorFactory,
-    RelaySession,
+    SessionTerms,
     reauthentication_unavailable,
 )
 
@@ -45,7 +45,7 @@ class SessionFactory:
         self._broker_factory = broker_factory
         self._request_challenge = request_challenge
 
-    def create_session(self, record: StoredRelay, session: RelaySession | None) -> ExpiringSession | None:
+    def create_session(self, record: StoredRelay, session: SessionTerms | None) -> ExpiringSession | None:
         """Return the session of a relay that is about to start, and write it to the record; None for a blind relay."""
         if session is None or not (session.inspects_frames or record.leave_at_ms):
             return None

@@ -1,6 +1,6 @@
 """The terms of a session that a relay needs to know, where its frames are inspected (KIP-368).
 
-A relay is started with a RelaySession, or with None: then its frames are not inspected. A RelaySession contains the
+A relay is started with a SessionTerms, or with None: then its frames are not inspected. A SessionTerms contains the
 callable that verifies answers of the client:
 
     async def reauthenticate(command: BaseCommand) -> Verdict
@@ -11,7 +11,7 @@ Challenge it is the client's answer to that. RpcError means that no auth worker 
 then challenged once more.
 
 A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which
-makes the callable again from what the fd store kept: the principal and RelaySession's ``context``.
+makes the callable again from what the fd store kept: the principal and SessionTerms's ``context``.
 """
 
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ _CPP = "Pulsar-CPP"
 
 
 @dataclass(frozen=True, slots=True)
-class RelaySession:
+class SessionTerms:
     """Terms of a session with frames to inspect: it can expire, its messages are counted, or its broker is answered.
 
     * ``clock``: the session's, in seconds of time.monotonic; None where nothing expires. ``lifetime_ms_max``: the bound

@@ -61,7 +61,7 @@ class AdmittedConnection(PreAuthConnection):
             admission.release_client(self.address)
 
     def on_relay_started(self) -> None:
-        """Leave it to the relay to be counted, until ``Admission.release_client``: it outlives its session."""
+        """Leave it to the relay to be counted, until ``Admission.release_client``: it outlives the handshake."""
         self.stop_counting()
         self._leave_place()
         self._admission = None

@@ -56,7 +56,7 @@ class PreAuthConnection:
                 self._all.remove_silent(self)
             self._all.remove_connection(self)
             self._all = None
-        self.evict = _ignore  # never called again; it would keep the session in memory
+        self.evict = _ignore  # never called again; it would keep the connection in memory
 
 
 class PreAuthConnections:

@@ -8,8 +8,8 @@ from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
-class SplicedSessionControl:
-    """RelaySessionControl of one spliced relay. Every action takes effect at a frame boundary, when its direction runs.
+class SplicedControl:
+    """RelayControl of one spliced relay. Every action takes effect at a frame boundary, when its direction runs.
 
     Verdicts and credentials may arrive after the relay was handed over to a successor. The relay has then ended for
     this process and no action has an effect: the relay's rows in the relay table belong to the successor, or to another

@@ -26,7 +26,7 @@ Stream = trio.abc.HalfCloseableStream
 
 
 class FramedCopyLoop:
-    """One relay and its RelaySessionControl, which works before ``relay_streams`` too; that is called once.
+    """One relay and its RelayControl, which works before ``relay_streams`` too; that is called once.
 
     ``count_messages`` receives a way and the number of messages that went there.
     """

@@ -11,7 +11,7 @@ from proto.framed_stream import Own
 from proto.session_clock import Phase
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, FrameCursor, Injection
-from proxy.forwarder.relay.framed_control import SplicedSessionControl
+from proxy.forwarder.relay.framed_control import SplicedControl
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.framed_relay import FramedDirection
 from proxy.forwarder.relay.splice_pump import SplicePump
@@ -78,8 +78,8 @@ class FrameInjector:
         return True
 
 
-def control_of(cursor: FrameCursor) -> SplicedSessionControl:
+def control_of(cursor: FrameCursor) -> SplicedControl:
     """Return the control of a framed relay that is spliced."""
     control = cursor.session.control
-    assert isinstance(control, SplicedSessionControl)  # FramedSplicePump set it
+    assert isinstance(control, SplicedControl)  # FramedSplicePump set it
     return control

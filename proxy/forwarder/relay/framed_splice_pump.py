@@ -31,7 +31,7 @@ from proxy.forwarder.lifetime.session import (
     Injection,
     ReauthenticationHandler,
 )
-from proxy.forwarder.relay.framed_control import SplicedSessionControl
+from proxy.forwarder.relay.framed_control import SplicedControl
 from proxy.forwarder.relay.framed_injection import FrameInjector
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
@@ -86,9 +86,9 @@ class FramedSplicePump:
             if direction.cursor is not None and direction.cursor.removed_bytes is not None:
                 self._pump.enqueue(direction)  # the frame may be complete
 
-    def _attach_control(self, relay: FramedRelay) -> SplicedSessionControl:
+    def _attach_control(self, relay: FramedRelay) -> SplicedControl:
         session = relay.session
-        session.control = control = SplicedSessionControl(relay, self._pump, self.journal, self._reauthentication)
+        session.control = control = SplicedControl(relay, self._pump, self.journal, self._reauthentication)
         if session.broker_challenges is not None:
             session.broker_challenges.control = control
         for direction in (relay.to_broker, relay.to_client):

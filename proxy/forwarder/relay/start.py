@@ -7,7 +7,7 @@ import trio
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.errors import ProxyError
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.lifetime.terms import RelaySession
+from proxy.forwarder.lifetime.terms import SessionTerms
 
 
 class RelayStartFailed(ProxyError):
@@ -34,4 +34,4 @@ class RelayStart:
     config: RelayConfig
     first_to_broker: bytes = b""
     first_to_client: bytes = b""
-    session: RelaySession | None = None
+    session: SessionTerms | None = None

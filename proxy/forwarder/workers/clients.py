@@ -1,4 +1,4 @@
-"""Clients of the auth and lookup workers, and the settings in force, shared by all sessions of a forwarder."""
+"""Clients of the auth and lookup workers, and the settings in force, shared by all connections of a forwarder."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -47,7 +47,7 @@ _PROFILE_LIFETIME_S = 1.0
 
 
 class WorkerClients:
-    """Calls to the auth and lookup workers, as sessions need them.
+    """Calls to the auth and lookup workers, as connections need them.
 
     The constructor raises ConfigError where certificates are unusable.
     """

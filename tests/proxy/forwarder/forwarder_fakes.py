@@ -31,10 +31,10 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
+from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import (
     AuthenticationExchange,
     ClientEndpoint,
@@ -412,14 +412,14 @@ class Play:
         self.ended = trio.Event()
         deadlines = Deadlines()
         nursery.start_soon(deadlines.run)
-        self.session = ClientSession(
+        self.session = ClientConnection(
             ours,
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
-            SessionServices(self.workers, self.relays, self.metrics, self.handshakes, nursery, deadlines),  # type: ignore[arg-type]
+            ConnectionServices(self.workers, self.relays, self.metrics, self.handshakes, nursery, deadlines),  # type: ignore[arg-type]
             lambda _session: self.ended.set(),
             pre_auth,
         )
-        self.session.start_session()
+        self.session.start_serving()
 
     async def end(self) -> str:
         """Wait for the session's end; its cause."""

@@ -16,7 +16,7 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.lifetime.terms import RelaySession
+from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.rpc.errors import RpcError
@@ -156,7 +156,7 @@ def denied(_data: bytes = b"") -> Denial:
 
 def session(
     now: Now, reauthenticator: FakeReauthenticator, *, lifetime_ms: int = 100_000, **fields: Any
-) -> RelaySession:
+) -> SessionTerms:
     """A session that lives so long, and is challenged after 85 % of it."""
     clock = SessionClock(alice(), lifetime_ms_max=lifetime_ms, now_s=now(), now_unix_ms=UNIX_MS, fraction=0.0)
     known: dict[str, Any] = {
@@ -168,7 +168,7 @@ def session(
         "lifetime_ms_max": lifetime_ms,
         "challenge": CHALLENGE,
     }
-    return RelaySession(**(known | fields))
+    return SessionTerms(**(known | fields))
 
 
 def error_in(frame: bytes) -> BaseCommand:

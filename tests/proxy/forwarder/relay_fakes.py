@@ -28,7 +28,7 @@ from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.lifetime.terms import (
     ReauthenticatorFactory,
-    RelaySession,
+    SessionTerms,
     reauthentication_unavailable,
 )
 from proxy.forwarder.relay import sockets as relay_sockets
@@ -386,7 +386,7 @@ class Forwarder:
         to_broker: bytes = b"",
         to_client: bytes = b"",
         about: StoredRelay | None = None,
-        session: RelaySession | None = None,
+        session: SessionTerms | None = None,
     ) -> StoredRelay:
         start = self.start(lane, about or about_relay(), to_broker, to_client, session)
         await self.relays.start_relay(start)
@@ -398,7 +398,7 @@ class Forwarder:
         about: StoredRelay,
         to_broker: bytes = b"",
         to_client: bytes = b"",
-        session: RelaySession | None = None,
+        session: SessionTerms | None = None,
     ) -> RelayStart:
         return RelayStart(
             lane.our_client,

@@ -27,11 +27,11 @@ from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
 from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
+from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.handshake import Handshake
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
-from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
@@ -179,7 +179,7 @@ def test_a_forwarder_serves_no_other_worker() -> None:
 async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = await serve()
     await served.in_lookup_mode(ip="2001:db8::1")
-    assert {session.address for session in served.service._sessions} == {"[2001:db8::1]:4000"}
+    assert {session.address for session in served.service._client_connections} == {"[2001:db8::1]:4000"}
 
 
 class TlsTransport:
@@ -317,7 +317,7 @@ async def test_a_denied_client_that_has_not_read_its_error_gives_way_to_the_next
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
     assert trio.current_time() == began_at
-    assert len(served.service._sessions) == 1
+    assert len(served.service._client_connections) == 1
 
 
 async def test_a_storm_is_not_even_told(
@@ -391,7 +391,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
 ) -> None:
     served = await serve()
     client = await served.in_lookup_mode()
-    monkeypatch.setattr(ClientSession, "drain", lambda self: None)  # as a relay does
+    monkeypatch.setattr(ClientConnection, "drain", lambda self: None)  # as a relay does
     async with trio.open_nursery() as draining:
         draining.start_soon(partial(served.service.drain, 20, hand_over=False))
         await trio.sleep(1)
@@ -546,7 +546,7 @@ async def test_a_client_that_becomes_a_relay(serve: Serve, monkeypatch: pytest.M
     our_broker, broker = tcp_pair()
     with structlog.testing.capture_logs():
         async with connected(served, our_broker, monkeypatch) as client:
-            await until(lambda: not served.service._sessions)
+            await until(lambda: not served.service._client_connections)
             assert served.value("pulsar_proxy_active_connections") == 1
             assert served.value("pulsar_proxy_connections_by_state", state="relaying") == 1
             await client.stream.send_all(b"to the broker")
@@ -600,7 +600,7 @@ async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
         drained.set()
 
     async with connected(served, our_broker, monkeypatch, gate=gate) as client:
-        await until(lambda: len(served.service._sessions) == 1)
+        await until(lambda: len(served.service._client_connections) == 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drain)
             await trio.testing.wait_all_tasks_blocked()
@@ -635,7 +635,7 @@ async def test_after_a_hand_over_the_counter_is_the_successors(serve: Serve) -> 
     first = await serve()
     client = await first.in_lookup_mode()
     stays = trio.Event()
-    monkey = first.service._sessions.copy().pop()
+    monkey = first.service._client_connections.copy().pop()
     monkey.drain = lambda: None  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
 

@@ -31,14 +31,14 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.client import connection_age as age
+from proxy.forwarder.client.connection_age import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
 from proxy.forwarder.relay import closing, user_space
 from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
 from proxy.forwarder.relay.start import RelayStart
-from proxy.forwarder.session import connection_age as age
-from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
 

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.client_session before the relay, as dialogues: what the client sends, what it receives, and
+"""proxy.forwarder.client.connection before the relay, as dialogues: what the client sends, what it receives, and
 which workers are called."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
     RefusedRequest,
 )
-from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
+from proxy.forwarder.client.lookup_failures import CONNECT_AGAIN
 
 Start = Callable[..., Play]
 
@@ -155,7 +155,7 @@ async def test_another_command_between_two_requests_does_not_split_their_envelop
 
 async def test_no_request_lies_while_room_is_waited_for(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those read so far must go, or nothing would ever give their bytes back. What a chunk brings goes as one."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.send(*(lookup("t" * 400, number) for number in range(3)))

@@ -1,6 +1,6 @@
-"""proxy.forwarder.session.handshake: each step returns its outcome; one that comes too late does nothing.
+"""proxy.forwarder.client.handshake: each step returns its outcome; one that comes too late does nothing.
 
-The ways through a handshake are told as dialogues in test_session_handshake_dialogues.
+The ways through a handshake are told as dialogues in test_client_handshake_dialogues.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
+from proxy.forwarder.client.failures import CANNOT_CHECK, TARGET_REFUSED, ConnectionFailure
+from proxy.forwarder.client.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake
+from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
 from proxy.forwarder.relay.start import RelayStart
-from proxy.forwarder.session.failures import CANNOT_CHECK, TARGET_REFUSED, ConnectionFailure
-from proxy.forwarder.session.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake
-from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.deadlines import Deadlines
@@ -49,7 +49,7 @@ class Steps:
         self.workers = self.play.workers
         self.in_progress = InFlightCounter()
         self.tasks = TaskInTest()
-        services = SessionServices(
+        services = ConnectionServices(
             self.workers,  # type: ignore[arg-type]
             self.play.relays,  # type: ignore[arg-type]
             self.play.metrics,

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.handshake within a session, as dialogues: CONNECT, the rounds of authentication, hurry."""
+"""proxy.forwarder.client.handshake within a session, as dialogues: CONNECT, the rounds of authentication, hurry."""
 
 from __future__ import annotations
 

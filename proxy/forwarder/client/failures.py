@@ -8,9 +8,9 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameTooLarge
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status
+from proxy.forwarder.client.lookup_failures import CONNECT_AGAIN
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Refusal
-from proxy.forwarder.session.lookup_failures import CONNECT_AGAIN
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.client_session on its way into the relay: what may reach the broker, and when."""
+"""proxy.forwarder.client.connection on its way into the relay: what may reach the broker, and when."""
 
 from __future__ import annotations
 

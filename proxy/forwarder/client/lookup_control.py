@@ -1,4 +1,4 @@
-"""How the lifetime of an authentication reaches a session in lookup mode: as events, which the session acts upon."""
+"""How the lifetime of an authentication reaches a connection in lookup mode: as events that the connection acts upon."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class LifetimeOver:
 LifetimeEvent = ChallengeDue | VerdictKnown | SessionClosing | LifetimeOver
 
 
-class LookupSessionControl:
+class LookupControl:
     """The control of a session in lookup mode (proxy.forwarder.lifetime.session.SessionControl).
 
     ``has_ended``: set by the session's lifetime, from when on the client can be sent nothing.
@@ -49,7 +49,7 @@ class LookupSessionControl:
 
     has_opened_producer = False
     bytes_sent_to_client = 0
-    """Nothing to wait for: the session itself waits for the answers that are under way."""
+    """Nothing to wait for: the connection itself waits for the answers that are under way."""
 
     def __init__(
         self,

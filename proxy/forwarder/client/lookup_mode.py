@@ -16,9 +16,8 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.common.logs import get_logger
-from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session.lookup_batch import LookupBatch
-from proxy.forwarder.session.lookup_failures import (
+from proxy.forwarder.client.lookup_batch import LookupBatch
+from proxy.forwarder.client.lookup_failures import (
     CONNECT_AGAIN,
     NO_MEMORY,
     NO_ROOM,
@@ -29,7 +28,8 @@ from proxy.forwarder.session.lookup_failures import (
     failure_frame,
     parse_request,
 )
-from proxy.forwarder.session.transport import ClientTransport
+from proxy.forwarder.client.transport import ClientTransport
+from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation

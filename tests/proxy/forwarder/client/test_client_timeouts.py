@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.timeouts: the handshake's deadline and the keep-alive of lookup mode, as dialogues."""
+"""proxy.forwarder.client.timeouts: the handshake's deadline and the keep-alive of lookup mode, as dialogues."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_a_client_that_is_not_read_is_not_taken_for_silent(
     play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """While its answers are waited for, what it says stays in the kernel, its PONGs, too."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 100)
     it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 120_000}).in_lookup_mode()
     it.workers.answer_by = None
     await it.client.send(lookup("t" * 200, 1))

@@ -1,6 +1,6 @@
-"""One client's session, from accept until its connection is closed or a relay's.
+"""One client's connection, from accept until it is closed or a relay's.
 
-It performs the actions that proto.client_machine decides. Frames come by callback (proxy.forwarder.session.transport),
+It performs the actions that proto.client_machine decides. Frames come by callback (proxy.forwarder.client.transport),
 and all that can be done at once is done there: a client that connects, asks and leaves costs no task at all, nor does
 one that becomes a relay to a broker on plain TCP. What takes longer (a round of authentication, any other connection to
 a broker, a final frame before the close) is a task. Meanwhile a PING is answered, and the end of a client is noticed at
@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from proto import commands
-from proto.client_machine import Action, Event, State, event_of, is_plainly_lookup
+from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
 from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
@@ -21,12 +21,9 @@ from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proxy.common.logs import get_logger
-from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.listen.pre_auth import PreAuthConnection
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
-from proxy.forwarder.session.client_connection import ClientConnection
-from proxy.forwarder.session.connection_age import ConnectionAge
-from proxy.forwarder.session.failures import (
+from proxy.forwarder.client.closing import ConnectionCloser
+from proxy.forwarder.client.connection_age import ConnectionAge
+from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
     envelope_unsupported_failure,
@@ -35,43 +32,70 @@ from proxy.forwarder.session.failures import (
     no_memory_failure,
     relay_start_failure,
 )
-from proxy.forwarder.session.flow import InboundFlow
-from proxy.forwarder.session.handshake import RoundOutcome
-from proxy.forwarder.session.lifetime import SessionLifetime
-from proxy.forwarder.session.lookup_mode import LookupMode
-from proxy.forwarder.session.lookup_session_control import (
+from proxy.forwarder.client.flow import InboundFlow
+from proxy.forwarder.client.handshake import Handshake, RoundOutcome
+from proxy.forwarder.client.lifetime import SessionLifetime
+from proxy.forwarder.client.lookup_control import (
     ChallengeDue,
     LifetimeEvent,
     LifetimeOver,
     SessionClosing,
     VerdictKnown,
 )
-from proxy.forwarder.session.services import SessionServices
-from proxy.forwarder.session.timeouts import ClientTimeouts
-from proxy.forwarder.session.transport import ClientSlow
+from proxy.forwarder.client.lookup_mode import LookupMode
+from proxy.forwarder.client.services import ConnectionServices
+from proxy.forwarder.client.timeouts import ClientTimeouts
+from proxy.forwarder.client.transport import ClientSlow, ClientTransport
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ANONYMOUS, Challenge, ClientEndpoint, ClientIdentity
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.owners import owner_of
+from proxy.runtime.loop.scoped_tasks import ScopedTasks
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tick import current_tick
 
 
-class ClientSession(ClientConnection):
-    """The session of one client: ``start_session`` once, then ``drain`` or ``shut_down``.
+class ClientConnection:
+    """The connection of one client, until it is closed or becomes a relay; then it calls ``on_end``.
 
-    ``lifetime``: how long the client's authentication lasts (KIP-368).
+    ``start_serving`` once, then ``drain`` or ``shut_down``. ``became_relay``: whether the connection is a relay's now.
+    ``cause``: why it ended otherwise. ``is_over``: whether the client is served no more, since the connection ends or
+    its relay starts. ``lifetime``: how long the client's authentication lasts (KIP-368). ``pre_auth``: how the
+    connection is counted before its client has authenticated.
     """
 
     def __init__(
         self,
         stream: trio.abc.HalfCloseableStream,
         client: ClientEndpoint,
-        services: SessionServices,
-        on_end: Callable[[ClientConnection], None],
+        services: ConnectionServices,
+        on_end: Callable[["ClientConnection"], None],
         pre_auth: PreAuthConnection | None = None,
     ) -> None:
-        super().__init__(stream, client, services, on_end, pre_auth)
-        workers, metrics, transport = services.workers, services.metrics, self._transport
+        workers, metrics = services.workers, services.metrics
         limits = workers.config.limits
+        self.address = client.address
+        self.became_relay = False
+        self.cause = DisconnectCause.SHUT_DOWN
+        self.identity = ANONYMOUS
+        self.is_over = False
+        self._services = services
+        self._on_end = on_end
+        self._pre_auth = pre_auth or PreAuthConnection()
+        self._pre_auth.evict = self.evict
+        self._tick = current_tick()
+        self._tasks = ScopedTasks(services.nursery, self._on_internal_error)
+        self._transport = transport = ClientTransport(
+            stream,
+            self._tasks,
+            max_frame_bytes=limits.max_command_bytes,
+            write_timeout_ms=limits.keep_alive_interval_ms,
+        )
+        self._closer = ConnectionCloser(self._transport)
+        self._machine = ClientMachine()
+        self._handshake = Handshake(client, services, self._tasks)
         self._workers = workers
         self._limits = limits
         self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
@@ -88,7 +112,17 @@ class ClientSession(ClientConnection):
         self._postponed: Frame | None = None
         self._is_draining = False
 
-    def start_session(self) -> None:
+    @property
+    def state(self) -> State:
+        """The state of the connection, for texts and counts."""
+        return self._machine.state
+
+    @property
+    def target(self) -> str:
+        """The broker that the client wants, for logs; empty: none, or not known yet."""
+        return self._handshake.target
+
+    def start_serving(self) -> None:
         """Serve the client until its connection is closed, or a relay's."""
         try:
             self._handshake.start_handshake()
@@ -96,6 +130,22 @@ class ClientSession(ClientConnection):
             self._transport.start_reading(self._handle_frames, self._on_client_end)
         except Exception as error:  # noqa: BLE001 -- the caller must go on to accept others
             self._on_internal_error(error)
+
+    # ---- ends that come from outside
+
+    def shut_down(self) -> None:
+        """Close at once. A relay that is being started goes on."""
+        if not self.is_over:
+            self._machine.handle(Event.SHUT_DOWN)
+            self._end(DisconnectCause.SHUT_DOWN)
+
+    def evict(self, cause: DisconnectCause = DisconnectCause.GAVE_WAY) -> None:
+        """Close at once, for a newcomer."""
+        if self.is_over:
+            self._closer.drop_final_frame()
+        else:
+            self._machine.handle(Event.EVICTED)
+            self._end(cause)
 
     # ---- the end, as soon as no request is under way
 
@@ -175,17 +225,87 @@ class ClientSession(ClientConnection):
         )
         self._end(DisconnectCause.NOT_ALLOWED)
 
+    # ---- the end, with or without an error
+
+    def _close_on(self, event: Event, cause: DisconnectCause) -> None:
+        """End the connection without an error, if that is what the event leads to."""
+        if self._machine.handle(event) is Action.CLOSE:
+            self._end(cause)
+
+    def _fail(self, failure: ConnectionFailure) -> None:
+        """End the connection with an error, unless it has ended already."""
+        action = self._machine.handle(failure.event)
+        if action is Action.IGNORE:
+            return
+        if action is Action.FAIL:
+            frame = commands.error(NO_REQUEST_ID, failure.code, failure.message)
+            self._closer.set_final_frame(frame, delay_s=failure.delay_s)
+        self._end(failure.cause)
+        get_logger().warning(
+            "a client's connection failed",
+            client=self.address,
+            principal=self.identity.role,
+            target=self.target,
+            cause=self.cause.value,
+            reason=failure.detail or failure.message,
+            **self.identity.proxy_log_fields,
+        )
+
+    def _on_internal_error(self, error: Exception) -> None:
+        """Log an error that no code handles, and end this connection only."""
+        get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
+        self._machine.handle(Event.INTERNAL_ERROR)
+        self._end(DisconnectCause.DEFECT)
+
+    def _end(self, cause: DisconnectCause) -> None:
+        """Note the cause and serve the client no more; close once this tick is over."""
+        self.cause = cause
+        if self.is_over:
+            return
+        self._stop_serving()
+        self._pre_auth.mark_silent()  # until it is closed, which may take its time
+        self._tick.schedule_flush(self)  # the caller may still be handling frames
+
     def _stop_serving(self) -> None:
-        super()._stop_serving()
+        self.is_over = True
+        self._transport.pause_reading()
         self._inbound.stop_frames()
         self.lifetime.stop_events()
         self._timeouts.clear_deadline()
         self._age.clear_deadline()
 
+    def flush(self) -> None:
+        """Close, at the end of the tick in which the connection has ended."""
+        if not self._handshake.has_link and self._closer.close_if_silent():
+            self._finish()
+        else:
+            self._services.nursery.start_soon(self._close)
+
+    async def _close(self) -> None:
+        """Close the client's connection behind its final frame, and the broker's, if there is one."""
+        try:
+            await self._closer.send_final_frame()
+        except Exception as error:  # noqa: BLE001 -- the connection ends in any case
+            self._on_internal_error(error)
+        finally:
+            self._release_resources()
+            try:
+                await self._handshake.close_link()
+                await self._closer.close_connection()
+            finally:
+                self._on_end(self)
+
+    def _finish(self) -> None:
+        """Report the end of a connection that is closed, or a relay's."""
+        self._release_resources()
+        self._on_end(self)
+
     def _release_resources(self) -> None:
+        """Give back what is counted for the client, and cancel its tasks."""
         self._inbound.release_memory()
         self._lookup_mode.close()
-        super()._release_resources()
+        self._tasks.cancel()
+        self._handshake.abandon_handshake()
         self.lifetime.abandon_reauthentication()
 
     # ---- frames
@@ -373,7 +493,7 @@ class ClientSession(ClientConnection):
                 self._close_on(Event.CLIENT_STALLED, DisconnectCause.CLIENT_DOES_NOT_READ)
         except RelayStartFailed as error:
             self._fail(relay_start_failure(error))
-        except Exception as error:  # noqa: BLE001 -- the session ends in any case
+        except Exception as error:  # noqa: BLE001 -- the connection ends in any case
             self._on_internal_error(error)
         finally:
             if self.became_relay:

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.lookup_mode: what a client hears of its requests, whatever became of their Envelope."""
+"""proxy.forwarder.client.lookup_mode: what a client hears of its requests, whatever became of their Envelope."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
+from proxy.forwarder.client import lookup_mode
+from proxy.forwarder.client.lookup_mode import LookupMode
+from proxy.forwarder.client.transport import ClientSlow, ClientTransport
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session import lookup_mode
-from proxy.forwarder.session.lookup_mode import LookupMode
-from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.rpc.client import RETRIES_MAX

@@ -1,7 +1,7 @@
 """Whether more is read from a client: frames that must wait, answers that it does not take, memory for large frames."""
 
-from proxy.forwarder.session.lookup_mode import LookupMode
-from proxy.forwarder.session.transport import ClientTransport
+from proxy.forwarder.client.lookup_mode import LookupMode
+from proxy.forwarder.client.transport import ClientTransport
 from proxy.runtime.fairness.byte_budget import ByteReservation
 
 PARTIAL_FRAME_BYTES_MIN = 16 * 1024
@@ -11,7 +11,7 @@ PARTIAL_FRAME_BYTES_MIN = 16 * 1024
 class InboundFlow:
     """The flow of frames from one client. While it is stopped, the client's bytes stay in the kernel.
 
-    ``is_held``: frames wait for a verdict, a broker's profile or the relay, or the session is over. ``is_full``: as
+    ``is_held``: frames wait for a verdict, a broker's profile or the relay, or the connection is over. ``is_full``: as
     much is kept for the client as may be. ``is_at_end``: the client has ended its direction.
     """
 
@@ -46,7 +46,7 @@ class InboundFlow:
     def check_room(self) -> bool:
         """Return whether more may be taken from the client, and pause or resume reading where that has changed.
 
-        Where there is no room, the session asks again after each answer that has left.
+        Where there is no room, the connection asks again after each answer that has left.
         """
         has_room = self._lookup_mode.has_room and not self._transport.has_many_unsent_pongs
         if has_room is self.is_full:
@@ -74,5 +74,5 @@ class InboundFlow:
         self._partial_frame.transfer_to(owner)
 
     def release_memory(self) -> None:
-        """Count nothing any more: the session is over."""
+        """Count nothing any more: the connection is over."""
         self._partial_frame.resize(0)

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.failures and lookup_failures: what a client is sent, and what only the log says."""
+"""proxy.forwarder.client.failures and lookup_failures: what a client is sent, and what only the log says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from proto.frames import FrameTooLarge
 from proto.lookup_kinds import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse, Status
-from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.session.failures import (
+from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
     envelope_unsupported_failure,
@@ -20,7 +19,7 @@ from proxy.forwarder.session.failures import (
     no_memory_failure,
     relay_start_failure,
 )
-from proxy.forwarder.session.lookup_failures import (
+from proxy.forwarder.client.lookup_failures import (
     NO_LONGER_VALID,
     TOO_MANY,
     code_of_rpc_error,
@@ -28,6 +27,7 @@ from proxy.forwarder.session.lookup_failures import (
     failure_frame,
     parse_request,
 )
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
 
 

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.closing: a client that does not read is not waited for, and one that reads gets its time."""
+"""proxy.forwarder.client.closing: a client that does not read is not waited for, and one that reads gets its time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.forwarder.session.closing import ConnectionCloser
-from proxy.forwarder.session.transport import ClientTransport
+from proxy.forwarder.client.closing import ConnectionCloser
+from proxy.forwarder.client.transport import ClientTransport
 
 
 async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> ConnectionCloser:

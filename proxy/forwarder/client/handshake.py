@@ -1,6 +1,6 @@
 """The way of a client into lookup mode or to a broker: CONNECT, the rounds of authentication, the broker's connection.
 
-Each step returns its outcome, a value that the session acts upon. A handshake changes no state of the session.
+Each step returns its outcome, a value that the connection acts upon. A handshake changes no state of the connection.
 """
 
 import time
@@ -14,11 +14,11 @@ from proto.client_machine import Event
 from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected, wants_broker
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.client.failures import BrokerError, ConnectionFailure, broker_failure
+from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.lifetime.terms import RelaySession
+from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay.start import RelayStart
-from proxy.forwarder.session.failures import BrokerError, ConnectionFailure, broker_failure
-from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import (
     SERVER_VERSION,
     AuthenticationExchange,
@@ -48,15 +48,15 @@ OnConnected = Callable[[ConnectionFailure | None], None]
 
 
 class Handshake:
-    """The handshake of one client. ``receive_connect`` comes first; ``abandon_handshake`` when the session is over, and
-    ``close_link`` where no relay has started.
+    """The handshake of one client. ``receive_connect`` comes first; ``abandon_handshake`` when the connection is over,
+    and ``close_link`` where no relay has started.
 
     ``target``: the broker that the client wants, for logs: as the client wrote it, or, where it takes any, the one that
     it got; empty in lookup mode. ``services.handshakes`` counts the handshake from ``start_handshake`` to
     ``finish_handshake``. ``tasks`` spawns the task for a broker's connection that needs one.
     """
 
-    def __init__(self, client: ClientEndpoint, services: SessionServices, tasks: TaskSpawner) -> None:
+    def __init__(self, client: ClientEndpoint, services: ConnectionServices, tasks: TaskSpawner) -> None:
         self.target = ""
         self.connect: CommandConnect
         self._client = client
@@ -202,7 +202,7 @@ class Handshake:
         stored: StoredRelay,
         *,
         first_to_broker: bytes,
-        session: RelaySession | None,
+        session: SessionTerms | None,
     ) -> RelayStart:
         """Return what the relay between a client's stream and the broker's needs to start.
 

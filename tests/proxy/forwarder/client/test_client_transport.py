@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.transport: frames in by callback, frames out at the end of a tick, and what slow clients
+"""proxy.forwarder.client.transport: frames in by callback, frames out at the end of a tick, and what slow clients
 make of both."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relay_fakes import unblocked_pair
 
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameDecoder, FrameTooLarge, encode_frame
-from proxy.forwarder.session.transport import ClientSlow, ClientTransport
+from proxy.forwarder.client.transport import ClientSlow, ClientTransport
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
@@ -346,7 +346,7 @@ async def test_outside_of_a_tick_it_leaves_at_once_in_a_tick_at_its_end(
         calls.append(bytes(data))
         return write(descriptor, data)
 
-    monkeypatch.setattr("proxy.forwarder.session.transport.os.write", count)
+    monkeypatch.setattr("proxy.forwarder.client.transport.os.write", count)
     setup.transport.send(b"at once")
     assert received(setup.client) == b"at once"
     with current_tick():

@@ -19,19 +19,19 @@ from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
+from proxy.forwarder.client.lookup_control import LifetimeEvent, LookupControl, clock_of
 from proxy.forwarder.lifetime.metrics import NoReauthReason
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
 from proxy.forwarder.lifetime.terms import (
     ChallengePermission,
     Reauthenticate,
     ReauthenticatorFactory,
-    RelaySession,
+    SessionTerms,
     challenge_permission,
     passes_challenges_on,
 )
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.shared.relay_table import TO_BROKER
@@ -63,11 +63,11 @@ class SessionLifetime:
         self._relays = relays
         self._metrics = metrics
         self._on_event = on_event
-        self._session: RelaySession | None = None
+        self._session: SessionTerms | None = None
         self._passes_challenges_on = False
-        self._make_session: Callable[[], RelaySession]
+        self._make_session: Callable[[], SessionTerms]
         self._reauthenticator: Reauthenticator | None = None
-        self._control: LookupSessionControl | None = None
+        self._control: LookupControl | None = None
         self._can_reauthenticate = False
         self._stream: FramedStream | None = None
         self.expiring_session: ExpiringSession | None = None
@@ -94,7 +94,7 @@ class SessionLifetime:
         if clock.expires or config.metrics.count_messages or config.limits.max_connection_age_ms:
             self._session = self._make_session()
 
-    def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
+    def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> SessionTerms:
         config = self._workers.config
         if wants_broker(connect):
             policy = config.session.relay_reauthentication
@@ -104,7 +104,7 @@ class SessionLifetime:
         self._reauthenticator = Reauthenticator(
             connect, partial(self._workers.new_authentication_exchange, self._client)
         )
-        return RelaySession(
+        return SessionTerms(
             principal=clock.principal,
             clock=clock,
             reauthenticate=self._reauthenticator.reauthenticate,
@@ -129,7 +129,7 @@ class SessionLifetime:
             self._reauthenticator.abandon_exchange()
 
     def stop_events(self) -> None:
-        """Report nothing more to be sent to the client: the session is over, or its relay starts."""
+        """Report nothing more to be sent to the client: the connection is over, or its relay starts."""
         if self._control is not None:
             self._control.has_ended = True
 
@@ -142,7 +142,7 @@ class SessionLifetime:
         *,
         answers_broker: str = "",
         original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN,
-    ) -> RelaySession | None:
+    ) -> SessionTerms | None:
         """Return what a relay has to know of the session; None: nothing, so that it looks at no frames.
 
         ``answers_broker``: the host of a broker whose challenges the proxy answers itself; empty: it answers none.
@@ -159,7 +159,7 @@ class SessionLifetime:
             self._count_if_disabled(session.principal.method)
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
 
-    def _with_forwarded_credentials(self, session: RelaySession, original_data: OriginalData) -> RelaySession:
+    def _with_forwarded_credentials(self, session: SessionTerms, original_data: OriginalData) -> SessionTerms:
         """Return the terms where the broker has the client's credentials, too: who asks for new ones, and who ends it.
 
         A broker that checks tokens does both, so that the proxy need not, unless a maximum holds that the broker does
@@ -194,7 +194,7 @@ class SessionLifetime:
         stored = stored_relay()
         stored.session.CopyFrom(session.to_stored_session())
         expiring = ExpiringSession(stored, session.clock, session.reauthenticate, self._relays.enforcement)
-        self._control = LookupSessionControl(self._on_event, expiring, self._relays, reauthenticator)
+        self._control = LookupControl(self._on_event, expiring, self._relays, reauthenticator)
         expiring.control = self._control
         self._stream = expiring.new_stream(TO_BROKER)
         self.expiring_session = expiring

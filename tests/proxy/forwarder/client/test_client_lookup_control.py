@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.lookup_session_control: what comes while the session is being closed, or is over."""
+"""proxy.forwarder.client.lookup_control: what comes while the session is being closed, or is over."""
 
 from __future__ import annotations
 

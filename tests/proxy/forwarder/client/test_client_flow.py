@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.flow: when a client is read no further, and the memory for what it has begun to send."""
+"""proxy.forwarder.client.flow: when a client is read no further, and the memory for what it has begun to send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import (
     EnvelopeResponse,
 )
-from proxy.forwarder.session.transport import PONGS_BYTES_MAX
+from proxy.forwarder.client.transport import PONGS_BYTES_MAX
 
 Start = Callable[..., Play]
 
@@ -83,7 +83,7 @@ async def test_a_client_is_not_read_while_its_requests_in_flight_exceed_the_byte
     play: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All requests are answered in the end."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
     gate = trio.Event()
 
@@ -107,8 +107,8 @@ async def test_a_client_is_not_read_while_its_requests_in_flight_exceed_the_byte
 async def test_topic_lists_count_for_the_answers_that_they_may_bring(
     play: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.LARGE_ANSWER_BYTES", 600)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.LARGE_ANSWER_BYTES", 600)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     topics = BaseCommand(
@@ -154,7 +154,7 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
     play: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It alone is more than the bound: what has left must not count any more when it is asked whether there is room."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100_000)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 100_000)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     for number in range(3):
@@ -178,7 +178,7 @@ TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
 
 async def test_room_that_comes_with_the_end_resumes_no_reading(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is over is read no further, or its descriptor would be watched while it is closed."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 100)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.send(lookup("t" * 100), encode_frame(TORN))
@@ -216,8 +216,8 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     play: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy itself lets them lie; others have taken the memory."""
-    monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.session.flow.PARTIAL_FRAME_BYTES_MIN", 1)
+    monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.client.flow.PARTIAL_FRAME_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.send(*(lookup("t" * 400, number) for number in range(3)))

@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.lifetime: sessions that expire (KIP-368), in lookup mode as dialogues, and as a relay is
+"""proxy.forwarder.client.lifetime: sessions that expire (KIP-368), in lookup mode as dialogues, and as a relay is
 told of them.
 
 The clock is the test's: trio's, for what goes forward, and the wall clock behind it.
@@ -37,10 +37,10 @@ from proto.commands import AUTH_REFRESH
 from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, OriginalData, Principal, StoredRelay, StoredSession
+from proxy.forwarder.client.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
+from proxy.forwarder.client.lookup_control import LifetimeEvent
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX
-from proxy.forwarder.lifetime.terms import RelaySession, stored_grace_ms
-from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
-from proxy.forwarder.session.lookup_session_control import LifetimeEvent
+from proxy.forwarder.lifetime.terms import SessionTerms, stored_grace_ms
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -762,13 +762,13 @@ class RelaySetup:
         original: OriginalCredentials | None = None,
         original_data: OriginalData = OriginalData.ORIGINAL_DATA_UNKNOWN,
         **fields: Any,
-    ) -> RelaySession | None:
+    ) -> SessionTerms | None:
         fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
         self.lifetime.on_authenticated(connect(**fields).connect, self.principal)
         identity = ClientIdentity(self.principal, b"sealed", original)
         return self.lifetime.relay_session(BROKER, identity, original_data=original_data)
 
-    def relay_session(self, original: OriginalCredentials | None = None, *known: Any, **fields: Any) -> RelaySession:
+    def relay_session(self, original: OriginalCredentials | None = None, *known: Any, **fields: Any) -> SessionTerms:
         session = self.session(original, *known, **fields)
         assert session is not None
         return session

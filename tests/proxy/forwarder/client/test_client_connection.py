@@ -1,4 +1,4 @@
-"""proxy.forwarder.session.client_connection: the ends of a connection, and what is under way in that moment."""
+"""proxy.forwarder.client.connection: the ends of a connection, and what is under way in that moment."""
 
 from __future__ import annotations
 

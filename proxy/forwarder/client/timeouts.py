@@ -7,7 +7,7 @@ import trio
 from proto import commands
 from proto.client_machine import Event
 from proxy.config.types import Limits
-from proxy.forwarder.session.transport import ClientTransport
+from proxy.forwarder.client.transport import ClientTransport
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import seconds
 

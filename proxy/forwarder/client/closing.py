@@ -2,7 +2,7 @@
 
 import trio
 
-from proxy.forwarder.session.transport import ClientTransport
+from proxy.forwarder.client.transport import ClientTransport
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now
 
 

@@ -1,4 +1,4 @@
-"""What all client sessions of a forwarder share."""
+"""What all client connections of a forwarder share."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from proxy.runtime.loop.tasks import InFlightCounter
 
 
 @dataclass(frozen=True, slots=True)
-class SessionServices:
-    """The services of one forwarder for its sessions; a reload makes another value, for sessions that begin later.
+class ConnectionServices:
+    """The services of one forwarder for its clients; a reload makes another value, for connections that begin later.
 
-    ``handshakes`` counts the sessions of which it is not decided whether they serve lookups or become relays.
-    ``nursery`` is for the sessions' tasks, ``deadlines`` for their timeouts, which need no task.
+    ``handshakes`` counts the connections of which it is not decided whether they serve lookups or become relays.
+    ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task.
     """
 
     workers: WorkerClients
