@@ -1,4 +1,4 @@
-"""How the lifetime of an authentication reaches a connection in lookup mode: as events that the connection acts upon."""
+"""How the lifetime of an authentication reaches a connection in lookup mode: as events that it acts upon."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Lookup mode: a client's requests, from its frames to the frames that answer them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 import trio
@@ -16,7 +16,6 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.common.logs import get_logger
-from proxy.forwarder.client.lookup_batch import LookupBatch
 from proxy.forwarder.client.lookup_failures import (
     CONNECT_AGAIN,
     NO_MEMORY,
@@ -38,7 +37,7 @@ from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.client import RETRIES_MAX
-from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024
 """The bytes of requests in flight and of answers not yet sent that are kept for one client."""
@@ -63,6 +62,40 @@ TOLERATED_BYTES = 16 * 1024
 _OK = int(Status.OK)  # looked up once: access by the name of a protobuf enum costs a search
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
 _ENVELOPE_UNSUPPORTED = int(EnvelopeResponse.UNSUPPORTED_VERSION)
+
+
+class LookupBatch:
+    """The requests of one Envelope. ``waiting``: those without an answer, by their number in the Envelope.
+
+    ``deadline``: in Trio's time, for all attempts together. ``answer_bytes``: how much was sent to the client in answer
+    to them.
+    """
+
+    __slots__ = ("answer_bytes", "deadline", "waiting")
+
+    def __init__(self, requests: Sequence[bytes], deadline: float) -> None:
+        self.answer_bytes = 0
+        self.deadline = deadline
+        self.waiting = dict(enumerate(requests))
+
+    def take_waiting(self) -> list[bytes]:
+        """Return the requests without an answer, which wait no longer."""
+        left = list(self.waiting.values())
+        self.waiting.clear()
+        return left
+
+    def renumber_waiting(self) -> None:
+        """Give the requests without an answer numbers from 0 on, for another Envelope."""
+        self.waiting = dict(enumerate(self.waiting.values()))
+
+    @contextmanager
+    def fail_at_deadline(self) -> Iterator[None]:
+        """Raise RpcDeadlineExceeded where the body takes until the deadline."""
+        try:
+            with trio.fail_at(self.deadline):
+                yield
+        except trio.TooSlowError:
+            raise RpcDeadlineExceeded("no answer in time") from None
 
 
 class LookupMode:

@@ -31,8 +31,8 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.client import connection_age as age
-from proxy.forwarder.client.connection_age import ConnectionAge
+from proxy.forwarder.client import timeouts as age
+from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN

@@ -1,4 +1,4 @@
-"""proxy.forwarder.client.lookup_batch: requests by number, until they are answered."""
+"""proxy.forwarder.client.lookup_mode: requests by number, until they are answered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.forwarder.client.lookup_batch import LookupBatch
+from proxy.forwarder.client.lookup_mode import LookupBatch
 from proxy.runtime.rpc.client import RpcDeadlineExceeded
 
 
