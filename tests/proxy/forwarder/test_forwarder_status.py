@@ -55,10 +55,10 @@ async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(service._relays, "expiring_sessions", lambda: relays)
     monkeypatch.setattr(service._relays, "now", lambda: 1060.0)
     sessions = None, followed("lookup:1", 65), followed("lookup:2", 1)
-    service._sessions.update(InLookupMode(one) for one in sessions)  # type: ignore[misc]
+    service._client_connections.update(InLookupMode(one) for one in sessions)  # type: ignore[misc]
     assert service._metrics.reauthentication.expired_sessions.collect()[0].samples[0].value == 2
     near = service.status()["sessions_near_expiry"]
-    service._sessions.clear()
+    service._client_connections.clear()
     assert near == {
         "expired_and_idle": 2,
         "ending_within_60_s": 2,
