@@ -47,7 +47,10 @@ service_url = "pulsar://localhost:6651"
 
 
 def try_wheel(environment: Environment) -> None:
-    """Build the wheel, install it elsewhere, call its commands. CalledProcessError if any of it fails."""
+    """Build the wheel, install it elsewhere, call its commands. CalledProcessError if any of it fails.
+
+    Tests run against the tree; only this shows that the package holds all it needs.
+    """
     with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
         directory = Path(name)
         build = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]

@@ -61,9 +61,7 @@ class Handshake:
         self.connect: CommandConnect
         self._client = client
         self._workers = services.workers
-        self._metrics = services.metrics
-        self._in_progress = services.handshakes
-        self._deadlines = services.deadlines
+        self._services = services
         self._tasks = tasks
         self._tick = current_tick()
         self._is_counted = False
@@ -78,13 +76,13 @@ class Handshake:
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
         self._is_counted = True
-        self._in_progress.increment()
+        self._services.handshakes.increment()
 
     def finish_handshake(self) -> None:
         """Count it no longer: it is decided whether the connection serves lookups or is a relay. May be repeated."""
         if self._is_counted:
             self._is_counted = False
-            self._in_progress.decrement()
+            self._services.handshakes.decrement()
 
     def abandon_handshake(self) -> None:
         """Let the auth worker forget rounds that no client will finish, connect to no broker, and count no more: the
@@ -172,7 +170,7 @@ class Handshake:
         """
         self._broker_started_at = self._tick.now
         self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
-        self._opening = self._workers.start_opening(self._asked, self._deadlines, self._on_opened)
+        self._opening = self._workers.start_opening(self._asked, self._services.deadlines, self._on_opened)
         if self._opening is None:
             self._tasks.start_soon(self._open_in_task)
 
@@ -188,7 +186,7 @@ class Handshake:
         self._opening = None
         if not isinstance(outcome, BrokerLink):
             failure, reason = broker_failure(outcome)
-            self._metrics.count_broker_failure(reason)
+            self._services.metrics.count_broker_failure(reason)
             self._on_connected(failure)
             return
         self._link = outcome
@@ -229,7 +227,7 @@ class Handshake:
     def record_duration(self, stage: Literal["authentication", "broker", "total"]) -> None:
         """Record how long a stage took that ends now. All but "broker" begin when the client was accepted."""
         since = self._broker_started_at if stage == "broker" else self._client.accepted_at
-        self._metrics.handshake_seconds[stage].observe(self._tick.now - since)
+        self._services.metrics.handshake_seconds[stage].observe(self._tick.now - since)
 
     def stored_relay(self, identity: ClientIdentity) -> StoredRelay:
         """Return the record of the connection, now that the client is known."""

@@ -9,7 +9,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.pipes import Pipe, PipeShare
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
-_LIBC = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None)
 
 
 class Direction:
@@ -100,4 +100,4 @@ class Relay:
 def shut_down(descriptor: int, how: int) -> None:
     """End one direction of a socket, or both, also for processes that hold a copy of its descriptor."""
     # Not by a socket object: to make one for a descriptor costs a system call and several times what this does.
-    _LIBC.shutdown(descriptor, how)  # it fails where the connection has gone already
+    _libc.shutdown(descriptor, how)  # it fails where the connection has gone already

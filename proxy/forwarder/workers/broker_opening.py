@@ -16,9 +16,9 @@ from proto.errors import RemoteProtocolError
 from proto.rpc_pb2 import ResolveTargetResponse
 from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.reactor import RECEIVE_BYTES, Reactor
+from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, TcpStream
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import (
     BrokerLink,

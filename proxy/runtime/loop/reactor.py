@@ -16,10 +16,8 @@ import trio
 
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.epoll_loop import EpollLoop, Events
-from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, plain_socket
 from proxy.runtime.loop.tick import Tick, current_tick
-
-RECEIVE_BYTES = 65_536
 
 OnData = Callable[[bytes | bytearray], None]
 OnEnd = Callable[[Exception | None], None]
@@ -160,9 +158,9 @@ async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
 
     Raises what ``on_data`` raises, and trio.BrokenResourceError.
     """
-    reactor = current_reactor()
-    if reactor is not None and isinstance(stream, trio.SocketStream | TcpStream):
-        await _until_end(reactor, stream.socket.fileno(), on_data)
+    reactor, sock = current_reactor(), plain_socket(stream)
+    if reactor is not None and sock is not None:
+        await _until_end(reactor, sock.fileno(), on_data)
         return
     tick = current_tick()
     while data := await stream.receive_some(RECEIVE_BYTES):

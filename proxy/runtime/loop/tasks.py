@@ -34,9 +34,6 @@ def close_socket_now(stream: trio.abc.AsyncResource) -> bool:
     if isinstance(stream, TcpStream):
         stream.close_now()
         return True
-    if isinstance(stream, trio.SocketStream):
-        stream.socket.close()
-        return True
     return False
 
 

@@ -80,6 +80,11 @@ class TcpStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
 
 
+def plain_socket(stream: object) -> socket.socket | trio.socket.SocketType | None:
+    """Return the socket of a stream that is a plain connection, of TCP or Unix; None for any other, as TLS is."""
+    return stream.socket if isinstance(stream, TcpStream | trio.SocketStream) else None
+
+
 @contextmanager
 def _translated_errors() -> Iterator[None]:
     try:

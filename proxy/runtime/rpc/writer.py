@@ -5,7 +5,7 @@ import os
 import trio
 
 from proxy.common.errors import ProxyError
-from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tcp_stream import plain_socket
 from proxy.runtime.loop.tick import current_tick
 
 
@@ -22,6 +22,7 @@ class BatchedWriter:
 
     def __init__(self, stream: trio.abc.SendStream, *, max_buffered_bytes: int) -> None:
         self._stream = stream
+        self._socket = plain_socket(stream)
         self._max_buffered_bytes = max_buffered_bytes
         self._buffer = bytearray()
         self._wake = trio.Event()
@@ -53,9 +54,9 @@ class BatchedWriter:
         """Send what is queued, as far as the kernel accepts it without waiting."""
         if not self._buffer or self._sending:
             return
-        if isinstance(self._stream, trio.SocketStream | TcpStream):
+        if self._socket is not None:
             try:
-                sent = os.write(self._stream.socket.fileno(), self._buffer)
+                sent = os.write(self._socket.fileno(), self._buffer)
             except OSError:  # no room, or a closed connection, which ``run`` will find, too
                 sent = 0
             if sent:

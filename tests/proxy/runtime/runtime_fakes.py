@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio.testing
 from proto.roles import Role
 from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Method, Text
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcServer
@@ -126,3 +128,13 @@ async def echo(data: bytes, _caller: Caller) -> bytes:
 async def ask(client: RpcClient, text: str = "", method: int = Method.ENVELOPE, **how: Any) -> str:
     how.setdefault("timeout_s", 60.0)
     return (await client.call(method, Text(text=text), Text, **how)).text
+
+
+def tcp_streams() -> tuple[TcpStream, TcpStream]:
+    """Two ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    for sock in (one, other):
+        sock.setblocking(False)
+    return TcpStream(one), TcpStream(other)

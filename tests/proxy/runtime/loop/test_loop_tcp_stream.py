@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 import trio.testing
+from runtime_fakes import tcp_streams
 
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -19,13 +20,21 @@ MUCH = bytes(8 << 20)
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
-    for sock in ends:
-        sock.setblocking(False)
-    yield TcpStream(ends[0]), TcpStream(ends[1])
-    for sock in ends:
-        sock.close()
+    one, other = tcp_streams()
+    yield one, other
+    one.close_now()
+    other.close_now()
+
+
+async def test_bytes_end_and_a_second_end_of_one_direction(pair: Pair, nursery: trio.Nursery) -> None:
+    one, other = pair
+    nursery.start_soon(one.send_all, MUCH)
+    received = 0
+    while received < len(MUCH):
+        received += len(await other.receive_some())
+    await one.send_eof()
+    assert await other.receive_some() == b""
+    await one.send_eof()  # again
 
 
 async def test_what_is_sent_arrives_though_it_has_to_wait_for_room(pair: Pair, nursery: trio.Nursery) -> None:

@@ -18,12 +18,12 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives import serialization
 from e2e.lab.certificates import Authority, Pair, replace
+from runtime_fakes import tcp_streams
 
 from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 
@@ -48,16 +48,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def server(authority: Authority) -> Pair:
     return authority.server("server")
-
-
-def tcp_streams() -> tuple[TcpStream, TcpStream]:
-    """Two ends of a connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    for sock in (one, other):
-        sock.setblocking(False)
-    return TcpStream(one), TcpStream(other)
 
 
 def server_context(pair: Pair, **more: Any) -> ssl.SSLContext:
