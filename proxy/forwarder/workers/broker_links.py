@@ -38,10 +38,11 @@ BAD_LOOKUP_ANSWER = "bad_lookup_answer"
 """Reason of a TargetRefused: the forwarder's own check denies what the lookup worker has allowed."""
 
 KNOWN_S = 1.0
-"""How long a target stays allowed without another check: as long as the shortest TTL of a lookup worker's resolver."""
+"""How long a verdict holds without another check: as long as the shortest TTL of a lookup worker's resolver."""
 
 KNOWN_MAX = 1_000
-KNOWN_NAME_CHARACTERS_MAX = 300
+KNOWN_LENGTH_MAX = 600
+"""Bound of a target's name and a principal's seal together."""
 
 
 class TargetRefused(ProxyError):
@@ -63,6 +64,11 @@ class BrokerRequest:
     client_address: str
 
 
+def _bound_to(asked: BrokerRequest) -> tuple[str, bytes]:
+    """Return what a lookup worker's verdict is about, and so holds for: the target and the sealed principal."""
+    return asked.connect.proxy_to_broker_url, asked.identity.sealed
+
+
 class BrokerLinks:
     """Opens links to brokers. The constructor raises ConfigError where certificates are unusable."""
 
@@ -73,32 +79,31 @@ class BrokerLinks:
         self._dial_check = DialCheck(config.brokers, nursery)
         self._auth = auth
         self._lookup = lookup
-        self._known: dict[str, tuple[float, ResolveTargetResponse]] = {}
+        self._known: dict[tuple[str, bytes], tuple[float, ResolveTargetResponse]] = {}
         self._is_plain = config.brokers.credentials is None and self.dialer.is_plain
 
     # ---- a target
 
     def known_target(self, asked: BrokerRequest) -> ResolveTargetResponse | None:
-        """Return the target of a link that was opened a moment ago, if BrokerOpening may dial it; else None.
-
-        What a lookup worker says of a target does not depend on the client.
+        """Return where to dial, if a link to this target was opened a moment ago for the same sealed principal and
+        BrokerOpening may dial it; else None.
         """
-        known = self._known.get(asked.connect.proxy_to_broker_url)
+        known = self._known.get(_bound_to(asked))
         return known[1] if known is not None and known[0] > trio.current_time() else None
 
     def _remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
         """Have ``known_target`` return a target, which was checked, for KNOWN_S, if it has one address to dial, and no
         reason to look closer at it; none for a client that takes any broker.
         """
-        name = asked.connect.proxy_to_broker_url
+        name, sealed = bound_to = _bound_to(asked)
         is_simple = len(target.addresses) == 1 and "%" not in target.addresses[0]  # a scope would be looked up
-        if not (is_simple and self._is_plain and 0 < len(name) <= KNOWN_NAME_CHARACTERS_MAX):
+        if not (name and is_simple and self._is_plain and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
             return
         if target.others or self.dialer.may_lead_back(target.port):
             return
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        self._known[name] = trio.current_time() + KNOWN_S, target
+        self._known[bound_to] = trio.current_time() + KNOWN_S, target
 
     async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
         """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""

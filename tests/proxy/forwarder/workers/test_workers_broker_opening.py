@@ -17,7 +17,7 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
-from proto.rpc_pb2 import Method, OtherBroker, ResolveTargetResponse
+from proto.rpc_pb2 import Method, OtherBroker, Principal, ResolveTargetResponse
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
@@ -28,6 +28,7 @@ from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
+BOB = Principal(type="User", name="bob", method="token")
 
 
 class Setup:
@@ -45,20 +46,20 @@ class Setup:
         self.outcomes: list[Outcome] = []
         self.accepted: list[TcpStream] = []
 
-    def open(self, connect: CommandConnect | None = None) -> BrokerOpening:
+    def open(self, connect: CommandConnect | None = None, host: str = "127.0.0.1") -> BrokerOpening:
         opening = BrokerOpening(
             self.links,
             self.reactor,
             self.deadlines,
             self.request(connect),
-            target=self.allowed(),
+            target=self.allowed(host=host),
             on_done=self.outcomes.append,
         )
         opening.start()
         return opening
 
-    def request(self, command: CommandConnect | None = None) -> BrokerRequest:
-        return BrokerRequest(connect(self.target).connect if command is None else command, IDENTITY, CLIENT)
+    def request(self, command: CommandConnect | None = None, identity: ClientIdentity = IDENTITY) -> BrokerRequest:
+        return BrokerRequest(connect(self.target).connect if command is None else command, identity, CLIENT)
 
     def allowed(self, **fields: Any) -> ResolveTargetResponse:
         """The lookup worker's answer: by default the listening broker."""
@@ -165,10 +166,38 @@ async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
     assert setup.links.known_target(setup.request()) is None
     await setup.open_in_task(setup.allowed())
     assert setup.links.known_target(setup.request()) == setup.allowed()
-    assert setup.links.known_target(setup.request(connect("another:6650").connect)) is None
     monkeypatch.setattr("proxy.forwarder.workers.broker_links.KNOWN_S", -1.0)
     await setup.open_in_task(setup.allowed())
     assert setup.links.known_target(setup.request()) is None, "one that was allowed longer ago is asked for"
+
+
+async def test_a_verdict_holds_for_the_target_and_the_sealed_principal_that_it_was_asked_for_and_no_other(
+    setup: Setup,
+) -> None:
+    """Security: the lookup worker checks each target, and the seal of each principal in whose name it is dialled."""
+    await setup.open_in_task(setup.allowed())
+    others = [
+        setup.request(connect("another:6650").connect),
+        setup.request(identity=ClientIdentity(BOB, b"bob's")),
+        setup.request(identity=ClientIdentity(ALICE, b"a later one of hers")),
+    ]
+    assert [setup.links.known_target(one) for one in others] == [None] * 3
+    assert setup.links.known_target(setup.request()) == setup.allowed()
+
+
+async def test_by_callback_too_the_address_of_the_verdict_is_dialled_and_no_name_is_resolved(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: no second answer of a name server can lead elsewhere."""
+    dialled: list[tuple[str, int]] = []
+
+    def refuse(address: str, port: int) -> socket.socket:
+        dialled.append((address, port))
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(setup.links.dialer, "start_connection", refuse)
+    setup.open(host="b0")
+    assert dialled == [("127.0.0.1", setup.port)]
 
 
 async def test_a_target_that_the_forwarder_itself_denies_is_never_known(setup: Setup) -> None:
@@ -184,9 +213,10 @@ async def test_the_targets_that_are_known_are_bounded(setup: Setup) -> None:
     for number in range(KNOWN_MAX + 10):
         setup.links._remember_target(setup.request(connect(f"b{number}:1").connect), setup.allowed())
         assert len(setup.links._known) <= KNOWN_MAX
-    long = setup.request(connect("b" * 400).connect)  # a name that takes memory
-    setup.links._remember_target(long, setup.allowed())
-    assert setup.links.known_target(long) is None
+    name, sealed = connect("b" * 700).connect, ClientIdentity(ALICE, b"s" * 700)
+    for long in (setup.request(name), setup.request(identity=sealed)):  # they take memory
+        setup.links._remember_target(long, setup.allowed())
+        assert setup.links.known_target(long) is None
 
 
 @pytest.mark.parametrize(
