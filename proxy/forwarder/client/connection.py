@@ -1,10 +1,10 @@
 """One client's connection, from accept until it is closed or a relay's.
 
 It performs the actions that proto.client_machine decides. Frames come by callback (proxy.forwarder.client.transport),
-and all that can be done at once is done there: a client that connects, asks and leaves costs no task at all, nor does
-one that becomes a relay to a broker on plain TCP. What takes longer (a round of authentication, any other connection to
-a broker, a final frame before the close) is a task. Meanwhile a PING is answered, and the end of a client is noticed at
-any moment. Outcomes become events of the machine here.
+and so do an auth worker's verdicts: a client that connects, asks and leaves costs no task at all, nor does one that
+becomes a relay to a broker on plain TCP. What takes longer (any other connection to a broker, a final frame before the
+close) is a task. Meanwhile a PING is answered, and the end of a client is noticed at any moment. Outcomes become events
+of the machine here.
 """
 
 from collections.abc import Callable
@@ -385,23 +385,25 @@ class ClientConnection:
                 return
         self._pre_auth.mark_busy()
         if self._handshake.needs_rounds:
-            self._tasks.start_soon(self._run_round, command)
+            self._handshake.start_round(command, self._on_round_outcome)
         else:
             self._on_authenticated(ANONYMOUS)
 
-    async def _run_round(self, command: BaseCommand) -> None:
-        self._on_round_outcome(await self._handshake.run_round(command))
-
     def _on_round_outcome(self, outcome: RoundOutcome) -> None:
-        match outcome:
-            case ClientIdentity():
-                self._on_authenticated(outcome)
-            case Challenge():
-                if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
-                    self._transport.send(outcome.frame)
-                    self._pre_auth.mark_silent()
-            case ConnectionFailure():
-                self._fail(outcome)
+        if self.is_over:  # since this tick: the round was not abandoned yet
+            return
+        try:
+            match outcome:
+                case ClientIdentity():
+                    self._on_authenticated(outcome)
+                case Challenge():
+                    if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
+                        self._transport.send(outcome.frame)
+                        self._pre_auth.mark_silent()
+                case ConnectionFailure():
+                    self._fail(outcome)
+        except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
+            self._on_internal_error(error)
 
     def _on_authenticated(self, identity: ClientIdentity) -> None:
         config = self._workers.config

@@ -26,6 +26,7 @@ from proxy.forwarder.workers.authentication import (
     ClientEndpoint,
     ClientIdentity,
     Denial,
+    RoundResult,
 )
 from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
@@ -114,29 +115,35 @@ class Handshake:
         """Return whether clients are authenticated. Where not, no step of the handshake is awaited before the next."""
         return self._authentication is not None
 
-    async def run_round(self, command: BaseCommand) -> RoundOutcome:
-        """Have the auth worker verify a CONNECT, or the answer to a challenge."""
+    def start_round(self, command: BaseCommand, on_outcome: Callable[[RoundOutcome], None]) -> None:
+        """Have the auth worker verify a CONNECT, or the answer to a challenge.
+
+        ``on_outcome`` is called once, unless the handshake is abandoned before.
+        """
         assert self._authentication is not None  # needs_rounds
-        try:
-            verdict = await self._authentication.authenticate_round(command)
-        except RpcError as error:
-            return ConnectionFailure(
-                Event.DENIED,
-                DisconnectCause.AUTHENTICATION_UNAVAILABLE,
-                ServerError.ServiceNotReady,
-                AUTHENTICATION_UNAVAILABLE,
-                f"no verdict from the auth worker: {error}",
-            )
-        if isinstance(verdict, Denial):
-            return ConnectionFailure(
-                Event.DENIED,
-                DisconnectCause.AUTHENTICATION_FAILED,
-                verdict.refusal.code,
-                verdict.refusal.message,
-                f"authentication denied: {verdict.reason}",
-                delay_s=seconds(self._workers.config.authentication.failure_delay_ms),
-            )
-        return verdict
+        self._authentication.start_round(command, self._tasks, lambda result: on_outcome(self._outcome_of(result)))
+
+    def _outcome_of(self, result: RoundResult) -> RoundOutcome:
+        match result:
+            case RpcError():
+                return ConnectionFailure(
+                    Event.DENIED,
+                    DisconnectCause.AUTHENTICATION_UNAVAILABLE,
+                    ServerError.ServiceNotReady,
+                    AUTHENTICATION_UNAVAILABLE,
+                    f"no verdict from the auth worker: {result}",
+                )
+            case Denial():
+                return ConnectionFailure(
+                    Event.DENIED,
+                    DisconnectCause.AUTHENTICATION_FAILED,
+                    result.refusal.code,
+                    result.refusal.message,
+                    f"authentication denied: {result.reason}",
+                    delay_s=seconds(self._workers.config.authentication.failure_delay_ms),
+                )
+            case _:
+                return result
 
     # ---- into lookup mode, or to a broker
 

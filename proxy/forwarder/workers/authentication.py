@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
+from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.connect_rules import (
@@ -15,13 +16,19 @@ from proto.connect_rules import (
     refusal_for_denial,
 )
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proto.rpc_frames import Reply
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
 from proxy import __version__
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError, RpcResponseCorrupt
+from proxy.runtime.rpc.replies import response_of
 
 ABANDON_TIMEOUT_S = 5.0
 
 SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
+
+_AUTHENTICATE = int(Method.AUTHENTICATE)  # looked up once: access by the name of a protobuf enum costs a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Denial:
 
 
 Verdict = ClientIdentity | Challenge | Denial
+RoundResult = Verdict | RpcError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,49 @@ class AuthenticationExchange:
         self._has_one_round = commands.auth_method_of(connect) in settings.one_round_methods
         self._rounds = 0
         self._under_way = False
+        self._call_number: int | None = None
+
+    def start_round(self, command: BaseCommand, tasks: TaskSpawner, on_outcome: Callable[[RoundResult], None]) -> None:
+        """Have CONNECT, or the answer to a challenge, verified as ``authenticate_round`` does.
+
+        ``on_outcome`` is called once, unless the exchange is abandoned before. A task is started (in ``tasks``) only
+        where the auth worker cannot be reached at once, or is lost meanwhile.
+        """
+        request, may_repeat = self._next_request(command)
+
+        async def call_in_task() -> None:
+            try:
+                on_outcome(await self._call(request, may_repeat=may_repeat))
+            except RpcError as error:
+                on_outcome(error)
+
+        def on_reply(reply: Reply | None) -> None:
+            self._call_number = None
+            if reply is None and may_repeat and trio.current_time() < self._deadline:
+                tasks.start_soon(call_in_task)
+                return
+            try:
+                outcome: RoundResult = self._verdict(self._response(reply))
+            except RpcError as error:
+                outcome = error
+            on_outcome(outcome)
+
+        timeout_ms = max(1, int((self._deadline - trio.current_time()) * 1000))
+        self._call_number = self._worker.start_call(
+            _AUTHENTICATE, request.SerializeToString(), on_reply, timeout_ms=timeout_ms, deadline=self._deadline
+        )
+        if self._call_number is None:
+            tasks.start_soon(call_in_task)
+
+    def _response(self, reply: Reply | None) -> AuthenticateResponse:
+        if reply is None:
+            if trio.current_time() >= self._deadline:
+                raise RpcDeadlineExceeded("no verdict in time")
+            raise RpcConnectionLost("the worker went away")
+        try:
+            return AuthenticateResponse.FromString(response_of(reply))
+        except DecodeError:
+            raise RpcResponseCorrupt("bytes that are no AuthenticateResponse") from None
 
     async def authenticate_round(self, command: BaseCommand) -> Verdict:
         """Send CONNECT, or the answer to a challenge, to the auth worker and return its verdict. Raises RpcError.
@@ -122,43 +173,49 @@ class AuthenticationExchange:
         rounds may be valid only once (a Kerberos server takes the same ticket's authenticator for a replay), and no
         answer to a challenge is ever sent twice: such a client has to connect again.
         """
-        first = not self._rounds
-        request = self._first_request() if first else self._next_request(command)
-        self._rounds += 1
-        request.authentication_id = self._id
-        request.client_address = self._client.address
+        request, may_repeat = self._next_request(command)
+        return await self._call(request, may_repeat=may_repeat)
+
+    async def _call(self, request: AuthenticateRequest, *, may_repeat: bool) -> Verdict:
         timeout_s = max(0.0, self._deadline - trio.current_time())
         response = await self._worker.call(
-            Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=first and self._has_one_round
+            _AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=may_repeat
         )
-        verdict = self._verdict(response)
-        self._under_way = isinstance(verdict, Challenge)
-        return verdict
+        return self._verdict(response)
 
     def abandon_exchange(self) -> None:
         """Tell the auth worker to drop the state of an unfinished exchange: the client has closed."""
+        if self._call_number is not None:
+            self._worker.cancel_call(self._call_number)
+            self._call_number = None
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)
-            self._worker.send_notification(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
+            self._worker.send_notification(_AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
 
-    def _first_request(self) -> AuthenticateRequest:
-        return AuthenticateRequest(
-            first_round=True,
-            method=commands.auth_method_of(self._connect),
-            data=self._connect.auth_data,
-            client_certificate=self._client.certificate,
-            original_principal=self._connect.original_principal,
-            through_proxy=self._connect.HasField("proxy_version"),
-        )
-
-    @staticmethod
-    def _next_request(command: BaseCommand) -> AuthenticateRequest:
-        answer = command.auth_response.response
-        return AuthenticateRequest(method=answer.auth_method_name, data=answer.auth_data)
+    def _next_request(self, command: BaseCommand) -> tuple[AuthenticateRequest, bool]:
+        """Return the request of the next round, and whether it may be sent to an auth worker twice."""
+        is_first = not self._rounds
+        self._rounds += 1
+        if is_first:
+            request = AuthenticateRequest(
+                first_round=True,
+                method=commands.auth_method_of(self._connect),
+                data=self._connect.auth_data,
+                client_certificate=self._client.certificate,
+                original_principal=self._connect.original_principal,
+                through_proxy=self._connect.HasField("proxy_version"),
+            )
+        else:
+            answer = command.auth_response.response
+            request = AuthenticateRequest(method=answer.auth_method_name, data=answer.auth_data)
+        request.authentication_id = self._id
+        request.client_address = self._client.address
+        return request, is_first and self._has_one_round
 
     def _verdict(self, response: AuthenticateResponse) -> Verdict:
         outcome = response.WhichOneof("outcome")
+        self._under_way = outcome == "challenge"
         if outcome == "authenticated":
             principal = response.authenticated.principal
             sealed = response.authenticated.sealed_principal

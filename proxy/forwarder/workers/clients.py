@@ -113,7 +113,8 @@ class WorkerClients:
         See RpcClient.start_call for the callback.
         """
         worker = self._lookup.pick_client()
-        return worker.start_call(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
+        timeout_ms = self._answer_timeout_ms
+        return worker.start_call(_ENVELOPE, envelope, on_reply, timeout_ms=timeout_ms, deadline=deadline) is not None
 
     def forward_envelope(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
         """Send an Envelope to a lookup worker. Raises RpcError."""

@@ -208,22 +208,28 @@ class RpcClient:
 
     def start_call(
         self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_ms: int, deadline: float
-    ) -> bool:
-        """Start a call without a task that waits for it; return True if it could be sent now.
+    ) -> int | None:
+        """Start a call without a task that waits for it; return its number, or None if it cannot be sent now.
 
         ``on_reply`` gets each part of the reply, or None once no more will come: the worker is gone, or the deadline
         has passed. ``timeout_ms``: the same as ``deadline`` (Trio's clock), for the worker.
         """
         writer = self._writer
         if writer is None or not self._resumed.is_set():
-            return False
+            return None
         correlation_id = next(self._ids)
         try:
             writer.write(encode_call(Call(correlation_id, method, timeout_ms, body)))
         except WriterFull:
-            return False
+            return None
         self._pending[correlation_id] = CallbackReply(on_reply, deadline)
-        return True
+        return correlation_id
+
+    def cancel_call(self, number: int) -> None:
+        """Cancel a call of ``start_call``: its callback gets nothing more, and the worker drops it."""
+        if self._pending.pop(number, None) is not None and self._writer is not None:
+            with contextlib.suppress(WriterFull):
+                self._writer.write(encode_cancel(Cancel(number)))
 
     async def _drop_overdue(self) -> None:
         now = trio.current_time()

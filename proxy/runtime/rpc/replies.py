@@ -14,6 +14,8 @@ from proto.rpc_pb2 import Status
 from proxy.common.logs import get_logger
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 
+_OK = int(Status.OK)  # the enum would look the name up at each use
+
 
 class ReplyReceiver(Protocol):
     """Receiver of the parts of an RPC's reply."""
@@ -79,6 +81,11 @@ class PendingCall:
             self._arrived = trio.Event()
             await self._arrived.wait()
         reply = self._replies.popleft()
-        if reply.status != Status.OK:
-            raise RpcCallRefused(reply.status, reply.detail)
-        return reply.response, reply.has_more
+        return response_of(reply), reply.has_more
+
+
+def response_of(reply: Reply) -> bytes:
+    """Return the response in a reply. Raises RpcCallRefused where the reply is none."""
+    if reply.status != _OK:
+        raise RpcCallRefused(reply.status, reply.detail)
+    return reply.response

@@ -48,6 +48,7 @@ from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.network.broker_link import BrokerLink
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.rpc.replies import PendingCall
 
 CLIENT = "192.0.2.7:4000"
@@ -172,10 +173,15 @@ class Peer:
 
 
 class FakeAuthentication:
-    """An auth worker, which answers rounds from a list; the rounds themselves are led by the product's own code."""
+    """An auth worker, which answers rounds from a list; the rounds themselves are led by the product's own code.
 
-    def __init__(self, answers: list[Any]) -> None:
+    ``nursery``: for answers to calls without a task; None: it takes no such calls.
+    """
+
+    def __init__(self, answers: list[Any], nursery: trio.Nursery | None = None) -> None:
         self.answers = answers
+        self.nursery = nursery
+        self.cancelled: list[int] = []
         self.requests: list[AuthenticateRequest] = []
         self.given_up: list[int] = []
         self._ids = itertools.count(1)
@@ -193,6 +199,36 @@ class FakeAuthentication:
         assert (method, request.over) == (Method.AUTHENTICATE, True)
         self.given_up.append(request.authentication_id)
 
+    def start_call(
+        self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_ms: int, deadline: float
+    ) -> int | None:
+        """In place of RpcClient.start_call."""
+        assert method == Method.AUTHENTICATE
+        assert trio.current_time() + timeout_ms / 1000 <= deadline + 0.001
+        if self.nursery is None:
+            return None
+        number, request = next(self._ids), AuthenticateRequest.FromString(body)
+        self.nursery.start_soon(self._answer, number, request, on_reply)
+        return number
+
+    async def _answer(
+        self, number: int, request: AuthenticateRequest, on_reply: Callable[[Reply | None], None]
+    ) -> None:
+        try:
+            response = await self._respond(request)
+        except RpcCallRefused as error:
+            reply = Reply(number, error.status, detail=str(error))
+        except RpcError:
+            reply = None
+        else:
+            reply = Reply(number, Status.OK, response.SerializeToString())
+        if number not in self.cancelled:
+            on_reply(reply)
+
+    def cancel_call(self, number: int) -> None:
+        """In place of RpcClient.cancel_call."""
+        self.cancelled.append(number)
+
     async def call(
         self,
         method: int,
@@ -206,6 +242,9 @@ class FakeAuthentication:
         assert method == Method.AUTHENTICATE
         assert retry == (request.first_round and request.method == "token"), "what has one round may be asked twice"
         assert timeout_s >= 0
+        return await self._respond(request)
+
+    async def _respond(self, request: AuthenticateRequest) -> AuthenticateResponse:
         self.requests.append(request)
         await trio.lowlevel.checkpoint()
         answer = self.answers.pop(0) if self.answers else authenticated()
@@ -277,7 +316,7 @@ class FakeWorkerClients:
         self.fast_path = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
-        self.authentication = FakeAuthentication([])
+        self.authentication = FakeAuthentication([], nursery)
         self.authentication_clients: list[ClientEndpoint] = []
         self.profile: CommandConnected | None = None
         self.is_profile_fresh = False

@@ -35,6 +35,7 @@ from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
@@ -197,9 +198,10 @@ class TlsTransport:
 class AnonymousExchange:
     """Authenticates each client without a role."""
 
-    async def authenticate_round(self, _command: BaseCommand) -> ClientIdentity:
-        await trio.lowlevel.checkpoint()
-        return ANONYMOUS
+    def start_round(
+        self, _command: BaseCommand, _tasks: TaskSpawner, on_outcome: Callable[[ClientIdentity], None]
+    ) -> None:
+        on_outcome(ANONYMOUS)
 
     def abandon_exchange(self) -> None:
         pass

@@ -267,7 +267,7 @@ async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Star
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 
-    it.workers.authentication.answers = [defect]
+    it.workers.authentication.answers, it.workers.authentication.nursery = [defect], None
     with structlog.testing.capture_logs() as logs:
         await it.client.send(connect())
         assert await it.end() == "defect"

@@ -483,7 +483,7 @@ async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names
 async def test_an_unauthenticated_client_reaches_no_broker(play: Start) -> None:
     """Security."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
-    it.workers.authentication.answers = [RpcDeadlineExceeded("no answer")]
+    it.workers.authentication.answers = [RpcDeadlineExceeded("no answer")] * 2  # by callback, then in a task
     await it.client.send(connect(TARGET))
     await it.client.expect_error()
     await it.end()

@@ -22,7 +22,7 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.client.failures import CANNOT_CHECK, TARGET_REFUSED, ConnectionFailure
-from proxy.forwarder.client.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake
+from proxy.forwarder.client.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake, RoundOutcome
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
@@ -108,8 +108,13 @@ async def test_the_outcome_of_each_round(nursery: trio.Nursery) -> None:
     it = Steps(nursery, **ENABLED)
     it.workers.authentication.answers = [challenge(b"q"), authenticated()]
     assert it.handshake.receive_connect(connect()) is None
-    assert isinstance(await it.handshake.run_round(connect()), Challenge)
-    accepted = await it.handshake.run_round(auth_response(b"a"))
+    outcomes: list[RoundOutcome] = []
+    it.handshake.start_round(connect(), outcomes.append)
+    await trio.testing.wait_all_tasks_blocked()
+    it.handshake.start_round(auth_response(b"a"), outcomes.append)
+    await trio.testing.wait_all_tasks_blocked()
+    question, accepted = outcomes
+    assert isinstance(question, Challenge)
     assert accepted == ClientIdentity(ALICE, b"sealed")
 
 
@@ -118,7 +123,7 @@ async def test_the_outcome_of_each_round(nursery: trio.Nursery) -> None:
     [
         (denied(), DisconnectCause.AUTHENTICATION_FAILED, ServerError.AuthenticationError, 0.2),
         (
-            RpcConnectionLost("gone"),
+            RpcCallRefused(Status.TOO_MANY_REQUESTS, "full"),
             DisconnectCause.AUTHENTICATION_UNAVAILABLE,
             ServerError.ServiceNotReady,
             0.0,
@@ -132,7 +137,10 @@ async def test_a_round_that_fails_says_how_the_connection_ends(
     it = Steps(nursery, **ENABLED)
     it.workers.authentication.answers = [answer]
     assert it.handshake.receive_connect(connect()) is None
-    failure = await it.handshake.run_round(connect())
+    outcomes: list[RoundOutcome] = []
+    it.handshake.start_round(connect(), outcomes.append)
+    await trio.testing.wait_all_tasks_blocked()
+    [failure] = outcomes
     assert isinstance(failure, ConnectionFailure)
     assert (failure.event, failure.cause, failure.code, failure.delay_s) == (Event.DENIED, cause, code, delay_s)
 

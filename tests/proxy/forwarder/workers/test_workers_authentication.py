@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from proto import commands
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, Principal
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Principal, Status
 from proxy.forwarder.workers.authentication import (
     ANONYMOUS,
     AuthenticationExchange,
@@ -34,7 +36,7 @@ from proxy.forwarder.workers.authentication import (
     Denial,
     ExchangeSettings,
 )
-from proxy.runtime.rpc.errors import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
 
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 
@@ -247,3 +249,118 @@ async def test_without_authentication_no_principal_is_named() -> None:
 async def test_credentials_are_not_shown() -> None:
     identity = await ScriptedExchange([authenticated()], forwards=True).first()
     assert SECRET.decode() not in repr(identity) + repr(identity.broker_identity("", b""))
+
+
+# ---- rounds without a task
+
+
+class CallbackRounds:
+    """One client's rounds by callback, with a worker that a test answers; ``spawned``: tasks that were started."""
+
+    def __init__(self, answers: list[Any], method: str = "token") -> None:
+        self.reached = True
+        self.calls: list[tuple[AuthenticateRequest, Callable[[Reply | None], None]]] = []
+        self.cancelled: list[int] = []
+        self.outcomes: list[Any] = []
+        self.spawned: list[Callable[[], Awaitable[None]]] = []
+        self.exchange = ScriptedExchange(answers, connect(auth_method_name=method))
+        self.exchange.worker.start_call = self._start_call  # type: ignore[method-assign]
+        self.exchange.worker.cancel_call = self.cancelled.append  # type: ignore[method-assign]
+
+    def _start_call(self, _method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> int | None:
+        assert timeout_ms == pytest.approx((deadline - trio.current_time()) * 1000, abs=2)
+        if not self.reached:
+            return None
+        self.calls.append((AuthenticateRequest.FromString(body), on_reply))
+        return len(self.calls) - 1
+
+    def start_soon(self, async_fn: Callable[[], Awaitable[None]]) -> None:
+        self.spawned.append(async_fn)
+
+    def start(self, command: BaseCommand | None = None) -> None:
+        command = self.exchange.connect if command is None else command
+        self.exchange.authentication.start_round(command, self, self.outcomes.append)
+
+    def answer(self, response: AuthenticateResponse | bytes) -> None:
+        body = response if isinstance(response, bytes) else response.SerializeToString()
+        self.calls[-1][1](Reply(0, Status.OK, body))
+
+
+async def test_each_round_by_callback_costs_no_task() -> None:
+    rounds = CallbackRounds([])
+    rounds.start()
+    rounds.answer(challenge(b"q"))
+    rounds.start(auth_response(b"answer", "token"))
+    rounds.answer(authenticated())
+    question, identity = rounds.outcomes
+    assert isinstance(question, Challenge)
+    assert identity == ClientIdentity(ALICE, b"sealed")
+    (first, _), (second, _) = rounds.calls
+    assert (first.first_round, first.data, second.first_round, second.data) == (True, SECRET, False, b"answer")
+    assert not rounds.spawned
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Reply(0, Status.TOO_MANY_REQUESTS, detail="full"), RpcCallRefused),
+        (Reply(0, Status.OK, b"\xff\xff"), RpcResponseCorrupt),
+    ],
+)
+async def test_a_reply_that_is_no_verdict_is_an_error(reply: Reply, error: type[Exception]) -> None:
+    """Security: whatever an auth worker sends, only a verdict lets a client in."""
+    rounds = CallbackRounds([])
+    rounds.start()
+    rounds.calls[0][1](reply)
+    [outcome] = rounds.outcomes
+    assert isinstance(outcome, error)
+
+
+async def test_a_worker_that_cannot_be_reached_at_once_is_waited_for_in_a_task() -> None:
+    rounds = CallbackRounds([authenticated()])
+    rounds.reached = False
+    rounds.start()
+    await rounds.spawned[0]()
+    assert rounds.outcomes == [ClientIdentity(ALICE, b"sealed")]
+
+
+async def test_a_first_round_of_a_one_round_method_is_repeated_where_its_worker_is_lost() -> None:
+    rounds = CallbackRounds([authenticated()])
+    rounds.start()
+    rounds.calls[0][1](None)
+    assert not rounds.outcomes
+    await rounds.spawned[0]()
+    assert rounds.outcomes == [ClientIdentity(ALICE, b"sealed")]
+    assert rounds.exchange.worker.requests == [rounds.calls[0][0]], "as it was sent before"
+
+
+async def test_no_other_round_is_sent_twice() -> None:
+    """Security: what begins an exchange of several rounds, or answers a challenge, may be good for one use."""
+    several = CallbackRounds([], method="sasl")
+    several.start()
+    several.calls[0][1](None)
+    answer = CallbackRounds([])
+    answer.start()
+    answer.answer(challenge(b"q"))
+    answer.start(auth_response(b"answer", "token"))
+    answer.calls[1][1](None)
+    for rounds in (several, answer):
+        assert isinstance(rounds.outcomes[-1], RpcConnectionLost)
+        assert not rounds.spawned
+
+
+async def test_no_round_is_repeated_after_the_deadline(autojump_clock: trio.testing.MockClock) -> None:
+    rounds = CallbackRounds([])
+    rounds.start()
+    await trio.sleep(10)
+    rounds.calls[0][1](None)
+    assert isinstance(rounds.outcomes[0], RpcDeadlineExceeded)
+    assert not rounds.spawned
+
+
+async def test_a_round_under_way_is_cancelled_with_its_exchange() -> None:
+    rounds = CallbackRounds([])
+    rounds.start()
+    rounds.exchange.authentication.abandon_exchange()
+    rounds.exchange.authentication.abandon_exchange()
+    assert rounds.cancelled == [0]

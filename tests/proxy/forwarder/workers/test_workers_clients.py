@@ -50,9 +50,9 @@ class FakeClient:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def start_call(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
+    def start_call(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> int | None:
         self.asked_now.append((method, body, on_reply, timeout_ms, deadline))
-        return self.reached
+        return 1 if self.reached else None
 
     @asynccontextmanager
     async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:

@@ -47,9 +47,10 @@ def listener(heard: Heard) -> Callable[[Reply | None], None]:
 
 def start_call(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0) -> bool:
     deadline = trio.current_time() + timeout_s
-    return client.start_call(
+    number = client.start_call(
         Method.ENVELOPE, body, listener(heard), timeout_ms=int(timeout_s * 1000), deadline=deadline
     )
+    return number is not None
 
 
 # ---- the caller: a call without a task
@@ -250,6 +251,21 @@ async def test_no_call_without_a_task_outlives_the_client(raw: RawServer) -> Non
         running.cancel_scope.cancel()
     assert heard == [None]
     assert not start_call(client, heard)
+
+
+async def test_a_call_without_a_task_that_is_cancelled_gets_no_reply(raw: RawServer, client: RpcClient) -> None:
+    heard: Heard = []
+    deadline = trio.current_time() + 5
+    number = client.start_call(Method.AUTHENTICATE, b"body", listener(heard), timeout_ms=5000, deadline=deadline)
+    assert number is not None
+    client.cancel_call(number)
+    client.cancel_call(number)
+    assert await raw.read() == Call(number, Method.AUTHENTICATE, 5000, b"body")
+    await send_reply(raw, number)
+    start_call(client, heard)
+    await raw.read()
+    assert raw.cancelled == [number], "the worker is told once"
+    assert (heard, client.in_flight) == ([], 1)
 
 
 # ---- the caller: a task that waits for parts
