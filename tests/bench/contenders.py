@@ -217,7 +217,7 @@ class HAProxy(_Program):
     _CONFIG = """\
 global
     nbthread {threads}
-    maxconn 6000
+    maxconn 7500
 defaults
     mode tcp
     option splice-auto

@@ -74,6 +74,7 @@ class Window:
 
     operations: int
     bytes: int
+    retries: int
     seconds: float
     load_cpu_s: float
     p50_us: float

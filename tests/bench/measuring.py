@@ -19,7 +19,9 @@ from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Row
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
 _MEMORY_SETTLE_S = 1.0
-_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "lookup": 16, "fresh": 16}
+_LEAVE_TIMEOUT_S = 30.0
+_POLL_S = 0.2
+_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "reconnect": 1000, "lookup": 16, "fresh": 16}
 _WARM_UP_UNDER_WAY = 64
 _LOOKUPS = frozenset({"lookup", "fresh"})
 
@@ -37,6 +39,11 @@ class Sample:
     """Share of one CPU that the load itself used."""
     p50_us: float
     p99_us: float
+    seconds: float = 0.0
+    retries: int = 0
+    """Connections that failed and were tried again."""
+    grown_bytes: int = 0
+    """By how much the proxy's memory has grown: its connections and what else the load left."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,18 @@ class Bench:
         }
         # Without a proxy it only shows what the generator can do, which is no close call.
         options["window"] = f"{self.window_s if contender.pid is not None else self.window_s / 2}s"
+        if row.is_single:
+            options |= {"warm_up": "0s", "window": "0s"}
+        memory_before, connections_before = self._proxy_memory(row, contender), established(self.broker.port)
         with self._explained(contender), generator.load(self.program, row.program, **options) as load:
             proxy_before, broker_before = self._proxy_cpu(contender), cpu_seconds(self.broker.pid)
             window = load.measure()
             time.sleep(_SETTLE_S)
             proxy_s = self._proxy_cpu(contender) - proxy_before
             generator_s = cpu_seconds(self.broker.pid) - broker_before + window.load_cpu_s
+            grown_bytes = self._proxy_memory(row, contender) - memory_before
+        if row.is_single:
+            self._await_leaving(connections_before)
         count = window.bytes / GIB if row.in_bytes else window.operations
         unit = 1 if row.in_bytes else MICRO
         return Sample(
@@ -93,6 +106,9 @@ class Bench:
             load_busy=window.load_cpu_s / window.seconds,
             p50_us=window.p50_us,
             p99_us=window.p99_us,
+            seconds=window.seconds,
+            retries=window.retries,
+            grown_bytes=grown_bytes,
         )
 
     def warm_up(self, contender: Contender, programs: set[str]) -> None:
@@ -143,6 +159,16 @@ class Bench:
     @staticmethod
     def _proxy_cpu(contender: Contender) -> float:
         return cpu_seconds(contender.pid) if contender.pid is not None else 0.0
+
+    @staticmethod
+    def _proxy_memory(row: Row, contender: Contender) -> int:
+        return pss_bytes(contender.pid) if row.is_single and contender.pid is not None else 0
+
+    def _await_leaving(self, connections: int) -> None:
+        """Return when the broker has no more connections than these: thousands that end would burden what follows."""
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        while established(self.broker.port) > connections and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     @staticmethod
     @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight
 from tests.bench.figures import Figure, figure, ratio, text
 from tests.bench.measuring import Memory, Results, Sample
-from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, SHARED_CLIENTS, Metric, Row
+from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Metric, Row
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -28,6 +28,8 @@ class Report:
             parts += ["### Throughput (operations a second; bulk: GiB a second)", self._ratios("rate")]
             if latencies := self._latencies():
                 parts += ["### Latency of an echo: median / 99 % (µs)", latencies]
+            if reconnects := self._reconnects():
+                parts += ["### All relays are cut at once and come back at once", reconnects]
             parts += [
                 "### The load generator (CPU time in µs an operation; bulk: GiB a second, s a GiB)",
                 self._generator(),
@@ -68,6 +70,25 @@ class Report:
         rows = [row for row in self.rows if row.has_latency]
         lines = [[row.title, *(self._latency(row, name) for name in names)] for row in rows]
         return _table([["", *map(_label, names)], *lines]) if lines else ""
+
+    def _reconnects(self) -> str:
+        def line(row: Row, title: str, of: Callable[[Sample], float]) -> list[str]:
+            return [title, *(text(figure(self.values(row, name, of))) for name in names)]
+
+        def last(sample: Sample) -> float:
+            return sample.seconds
+
+        names = (Straight.name, *self.contenders)
+        lines = [["", *map(_label, names), "ours / Java"]]
+        for row in (row for row in self.rows if row.is_single):
+            to_java = text(ratio(*(self.values(row, name, last) for name in (Ours.name, Java.name))))
+            lines += [
+                [*line(row, "until half of them are back, s", lambda sample: sample.p50_us / MICRO), ""],
+                [*line(row, "until the last is back, s", last), to_java],
+                [*line(row, "connections that failed and were tried again", lambda sample: sample.retries), ""],
+                [*line(row, "growth of the proxy's memory, MiB", lambda sample: sample.grown_bytes / _MIB), ""],
+            ]
+        return _table(lines) if lines[1:] else ""
 
     def _latency(self, row: Row, contender: str) -> str:
         medians = figure(self.values(row, contender, lambda sample: sample.p50_us))

@@ -54,6 +54,11 @@ class Row:
         return self.program == "bulk"
 
     @property
+    def is_single(self) -> bool:
+        """Whether a measurement is one event, which ends by itself, instead of a window of time."""
+        return self.program == "reconnect"
+
+    @property
     def has_latency(self) -> bool:
         """Whether the load waits for each operation by itself."""
         return self.program == "echo" and not self.framed
@@ -70,6 +75,7 @@ ROWS = (
     Row("bulk1", "bulk, 1 connection", "bulk", 1, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
     Row("bulk16", "bulk, 16 connections", "bulk", 16, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
     Row("connect", "connect, 16 at once", "connect", 16),
+    Row("reconnect", "reconnect, 5,000 at once", "reconnect", 5000),
     Row("lookup1", "lookup, 1 connection, 1 under way", "lookup", 1),
     Row("lookup", "lookup, 1 connection, 64 under way", "lookup", 1, under_way=64),
     Row("storm", "lookup, 32 connections, 500 under way on each", "lookup", 32, (Target("cost", 3.0, 1.0),), 500),

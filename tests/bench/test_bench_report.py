@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,22 @@ def test_report_leaves_out_what_was_not_measured() -> None:
     assert "HAProxy |\n" in text.replace("ours / HAProxy", "HAProxy")
     assert "4.00" in text
     assert "≤ 8: met" in text
+
+
+def test_relays_that_come_back_are_told_by_the_last_of_them() -> None:
+    row = next(row for row in ROWS if row.is_single)
+    results = Results()
+    for name, seconds, retries in (("straight", 0.5, 0), ("ours", 3.0, 7), ("java", 2.0, 0)):
+        came_back = replace(_sample(1.0, 1.0), seconds=seconds, retries=retries, grown_bytes=5 << 20)
+        results.samples[row.name, name] = [came_back]
+    lines = Report(results, [row], ["ours", "java"]).markdown().splitlines()
+    last, failed, grown = (
+        [cell.strip() for cell in next(line for line in lines if text in line).split("|")[2:-1]]
+        for text in ("the last is back", "failed", "memory")
+    )
+    assert last == ["0.50", "3.00", "2.00", "1.50"]
+    assert failed == ["0.00", "7.00", "0.00", ""]
+    assert grown == ["5.00", "5.00", "5.00", ""]
 
 
 def test_following_frames_is_compared_with_not_following_them() -> None:

@@ -1,10 +1,15 @@
 package main
 
-import "syscall"
+import (
+	"fmt"
+	"syscall"
+)
 
 const (
 	dialsAtOnce            = 32
 	connectedBytesMax      = 4096
+	firstBackoff           = int64(100e6) // ns, as Pulsar's clients; doubled by each further attempt
+	retryTickMs            = 10
 	stateDialling     byte = 0
 	stateWaiting      byte = 1
 	stateReady        byte = 2
@@ -20,6 +25,8 @@ type client struct {
 	toSend   int   // bulk: before the next acknowledgement is due
 	at       int   // bulk: where in the chunk the next byte is
 	awaited  int   // bulk: bytes of acknowledgements under way
+	backoff  int64 // reconnect: how long to wait after the next attempt that fails
+	retryAt  int64 // reconnect: when the next attempt is due
 }
 
 // dialer opens connections and brings them to CONNECTED.
@@ -42,39 +49,52 @@ func newDialer(s settings) *dialer {
 	}
 }
 
-func (d *dialer) open() {
-	fd := dial(d.port, d.opened)
+func (d *dialer) open() { d.dial(&client{backoff: firstBackoff}) }
+
+func (d *dialer) dial(c *client) {
+	c.fd, c.state, c.held = dial(d.port, d.opened), stateDialling, nil
 	d.opened++
-	d.byFd[int32(fd)] = &client{fd: fd}
-	d.poller.add(fd, edgeTriggeredBoth)
+	d.byFd[int32(c.fd)] = c
+	d.poller.add(c.fd, edgeTriggeredBoth)
 }
 
-// advance takes the next step of a connection that is being opened; true when it has been told CONNECTED.
+// advance is step where no attempt may fail.
 func (d *dialer) advance(c *client, events uint32) bool {
+	failure := d.step(c, events)
+	if failure != "" {
+		die("%s", failure)
+	}
+	return c.state == stateReady
+}
+
+// step takes the next step of a connection that is being opened, and says why it failed, if it did.
+func (d *dialer) step(c *client, events uint32) string {
+	if events&(syscall.EPOLLERR|syscall.EPOLLHUP) != 0 {
+		return "a connection was refused or reset"
+	}
 	if c.state == stateDialling && events&syscall.EPOLLOUT != 0 {
-		writeAll(c.fd, d.hello)
+		if n, err := write(c.fd, d.hello); err != nil || n != len(d.hello) {
+			return fmt.Sprintf("a socket took only %d bytes of CONNECT: %v", n, err)
+		}
 		c.state = stateWaiting
 	}
-	if events&(syscall.EPOLLERR|syscall.EPOLLHUP) != 0 {
-		die("a connection was refused or reset before CONNECTED")
-	}
-	if c.state != stateWaiting || events&syscall.EPOLLIN == 0 {
-		return false
+	if c.state == stateDialling || events&syscall.EPOLLIN == 0 {
+		return ""
 	}
 	n := read(c.fd, d.buffer)
 	if n == 0 {
-		die("a connection was closed before CONNECTED")
+		return "a connection was closed"
 	}
 	c.held = append(c.held, d.buffer[:atLeast0(n)]...)
 	base, rest, whole := nextFrame(c.held)
 	if !whole {
-		return false
+		return ""
 	}
-	if kind, _ := field(base, 1); kind != typeConnected || len(rest) != 0 {
-		die("instead of CONNECTED came a command of type %d", kind)
+	if kind, _ := field(base, 1); kind != typeConnected || c.state == stateReady || len(rest) != 0 {
+		return fmt.Sprintf("instead of CONNECTED came a command of type %d", kind)
 	}
 	c.state, c.held = stateReady, nil
-	return true
+	return ""
 }
 
 func (d *dialer) close(c *client) {
@@ -96,4 +116,61 @@ func (d *dialer) openAll(count int) []*client {
 		}
 	}
 	return ready
+}
+
+// resetAll cuts all connections.
+func (d *dialer) resetAll() {
+	for _, c := range d.byFd {
+		resetAtClose(c.fd)
+		d.close(c)
+	}
+}
+
+// openAtOnce opens so many connections, none of which waits for another. Those that fail, or are cut before the last is
+// there, try again as Pulsar's clients do. Latencies are from since on.
+func (d *dialer) openAtOnce(count int, since int64, r *result) {
+	for i := 0; i < count; i++ {
+		d.open()
+	}
+	var failed []*client
+	for ready := 0; ready < count; {
+		timeoutMs := stalledMs
+		if len(failed) > 0 {
+			timeoutMs = retryTickMs
+		}
+		events := d.poller.wait(timeoutMs)
+		if len(events) == 0 && len(failed) == 0 {
+			die("%d of %d are not back, and nothing has moved for %d s", count-ready, count, stalledMs/1000)
+		}
+		now := monotonic()
+		for _, event := range events {
+			c := d.byFd[event.Fd]
+			was := c.state
+			if failure := d.step(c, event.Events); failure != "" {
+				if was == stateReady {
+					ready--
+					r.Operations--
+				}
+				d.close(c)
+				c.retryAt = now + c.backoff
+				c.backoff *= 2
+				r.Retries++
+				failed = append(failed, c)
+			} else if was != stateReady && c.state == stateReady {
+				ready++
+				r.Operations++
+				r.latencies = append(r.latencies, now-since)
+			}
+		}
+		// Only now, since a file descriptor that is used again must not meet an event of its former owner.
+		rest := failed[:0]
+		for _, c := range failed {
+			if c.retryAt <= now {
+				d.dial(c)
+			} else {
+				rest = append(rest, c)
+			}
+		}
+		failed = rest
+	}
 }

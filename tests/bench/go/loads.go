@@ -153,6 +153,19 @@ func runConnects(s settings) {
 	})
 }
 
+// runReconnects: so many relays are cut at once, as by a load balancer that restarts, and come back at once.
+func runReconnects(s settings) {
+	d := newDialer(s)
+	d.openAll(s.connections)
+	measure(s, func(deadline int64, r *result) {
+		for again := true; again; again = monotonic() < deadline {
+			cutAt := monotonic()
+			d.resetAll()
+			d.openAtOnce(s.connections, cutAt, r)
+		}
+	})
+}
+
 // lookupConn is a connection in lookup mode. Each request is for another topic, so that no answer serves two.
 type lookupConn struct {
 	client *client

@@ -26,18 +26,19 @@ type settings struct {
 }
 
 var programs = map[string]func(settings){
-	"broker":  runBroker,
-	"echo":    runEcho,
-	"bulk":    runBulk,
-	"connect": runConnects,
-	"lookup":  runLookups,
-	"fresh":   runFresh,
-	"idle":    runIdle,
+	"broker":    runBroker,
+	"echo":      runEcho,
+	"bulk":      runBulk,
+	"connect":   runConnects,
+	"reconnect": runReconnects,
+	"lookup":    runLookups,
+	"fresh":     runFresh,
+	"idle":      runIdle,
 }
 
 func main() {
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
-		die("usage: generator broker|echo|bulk|connect|lookup|fresh|idle [options]")
+		die("usage: generator broker|echo|bulk|connect|reconnect|lookup|fresh|idle [options]")
 	}
 	var s settings
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)

@@ -87,6 +87,11 @@ func dial(port, number int) int {
 	return fd
 }
 
+// resetAtClose makes close(2) send RST, which leaves no TIME_WAIT.
+func resetAtClose(fd int) {
+	check("SO_LINGER", syscall.SetsockoptLinger(fd, syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1}))
+}
+
 func noDelay(fd int) {
 	check("TCP_NODELAY", syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1))
 }

@@ -15,6 +15,7 @@ import (
 type result struct {
 	Operations   int64   `json:"operations"`
 	Bytes        int64   `json:"bytes"`
+	Retries      int64   `json:"retries"`
 	Seconds      float64 `json:"seconds"`
 	LoadCPU      float64 `json:"load_cpu_s"`
 	MedianMicros float64 `json:"p50_us"`
