@@ -76,6 +76,7 @@ func (d *dialer) step(c *client, events uint32) string {
 		if n, err := write(c.fd, d.hello); err != nil || n != len(d.hello) {
 			return fmt.Sprintf("a socket took only %d bytes of CONNECT: %v", n, err)
 		}
+		userTimeout(c.fd, 0)
 		c.state = stateWaiting
 	}
 	if c.state == stateDialling || events&syscall.EPOLLIN == 0 {

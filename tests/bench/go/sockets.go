@@ -7,6 +7,7 @@ import (
 
 const (
 	msgTrunc            = 0x20 // recv(2): of TCP, throw the bytes away instead of copying them
+	tcpUserTimeout      = 18   // tcp(7): also how long connect(2) may take
 	ipBindAddressNoPort = 24   // ip(7): the port is chosen at connect(2), where the whole tuple counts
 	edgeTriggeredBoth   = syscall.EPOLLIN | syscall.EPOLLOUT | 1<<31
 	nonBlocking         = syscall.SOCK_NONBLOCK | syscall.SOCK_CLOEXEC
@@ -16,6 +17,7 @@ const (
 	sourceAddresses = 16
 	waitForeverMs   = -1
 	stalledMs       = 20_000
+	dialTimeoutMs   = 10_000 // connectionTimeout of Pulsar's clients
 )
 
 // poller is an epoll.
@@ -77,6 +79,7 @@ func dial(port, number int) int {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|nonBlocking, 0)
 	check("socket", err)
 	noDelay(fd)
+	userTimeout(fd, dialTimeoutMs)
 	source := loopback(0)
 	source.Addr[3] += byte(number % sourceAddresses)
 	check("IP_BIND_ADDRESS_NO_PORT", syscall.SetsockoptInt(fd, syscall.IPPROTO_IP, ipBindAddressNoPort, 1))
@@ -90,6 +93,11 @@ func dial(port, number int) int {
 // resetAtClose makes close(2) send RST, which leaves no TIME_WAIT.
 func resetAtClose(fd int) {
 	check("SO_LINGER", syscall.SetsockoptLinger(fd, syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1}))
+}
+
+// userTimeout is how long the other side may acknowledge nothing; 0: as long as the kernel's default.
+func userTimeout(fd, ms int) {
+	check("TCP_USER_TIMEOUT", syscall.SetsockoptInt(fd, syscall.IPPROTO_TCP, tcpUserTimeout, ms))
 }
 
 func noDelay(fd int) {
