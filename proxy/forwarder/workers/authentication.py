@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
-from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.connect_rules import (
@@ -16,13 +15,12 @@ from proto.connect_rules import (
     refusal_for_denial,
 )
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
-from proto.rpc_frames import Reply
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
 from proxy import __version__
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
+from proxy.runtime.rpc.callback_call import CallbackCall
 from proxy.runtime.rpc.client import RpcClient
-from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError, RpcResponseCorrupt
-from proxy.runtime.rpc.replies import response_of
+from proxy.runtime.rpc.errors import RpcError
 
 ABANDON_TIMEOUT_S = 5.0
 
@@ -122,7 +120,7 @@ class AuthenticationExchange:
         self._has_one_round = commands.auth_method_of(connect) in settings.one_round_methods
         self._rounds = 0
         self._under_way = False
-        self._call_number: int | None = None
+        self._call: CallbackCall[AuthenticateResponse] | None = None
 
     def start_round(self, command: BaseCommand, tasks: TaskSpawner, on_outcome: Callable[[RoundResult], None]) -> None:
         """Have CONNECT, or the answer to a challenge, verified as ``authenticate_round`` does.
@@ -132,39 +130,20 @@ class AuthenticationExchange:
         """
         request, may_repeat = self._next_request(command)
 
-        async def call_in_task() -> None:
-            try:
-                on_outcome(await self._call(request, may_repeat=may_repeat))
-            except RpcError as error:
-                on_outcome(error)
+        def on_response(response: AuthenticateResponse | RpcError) -> None:
+            self._call = None
+            on_outcome(response if isinstance(response, RpcError) else self._verdict(response))
 
-        def on_reply(reply: Reply | None) -> None:
-            self._call_number = None
-            if reply is None and may_repeat and trio.current_time() < self._deadline:
-                tasks.start_soon(call_in_task)
-                return
-            try:
-                outcome: RoundResult = self._verdict(self._response(reply))
-            except RpcError as error:
-                outcome = error
-            on_outcome(outcome)
-
-        timeout_ms = max(1, int((self._deadline - trio.current_time()) * 1000))
-        self._call_number = self._worker.start_call(
-            _AUTHENTICATE, request.SerializeToString(), on_reply, timeout_ms=timeout_ms, deadline=self._deadline
+        self._call = CallbackCall(
+            self._worker,
+            _AUTHENTICATE,
+            request,
+            AuthenticateResponse,
+            tasks=tasks,
+            on_outcome=on_response,
+            timeout_s=max(0.0, self._deadline - trio.current_time()),
+            retry=may_repeat,
         )
-        if self._call_number is None:
-            tasks.start_soon(call_in_task)
-
-    def _response(self, reply: Reply | None) -> AuthenticateResponse:
-        if reply is None:
-            if trio.current_time() >= self._deadline:
-                raise RpcDeadlineExceeded("no verdict in time")
-            raise RpcConnectionLost("the worker went away")
-        try:
-            return AuthenticateResponse.FromString(response_of(reply))
-        except DecodeError:
-            raise RpcResponseCorrupt("bytes that are no AuthenticateResponse") from None
 
     async def authenticate_round(self, command: BaseCommand) -> Verdict:
         """Send CONNECT, or the answer to a challenge, to the auth worker and return its verdict. Raises RpcError.
@@ -174,9 +153,6 @@ class AuthenticationExchange:
         answer to a challenge is ever sent twice: such a client has to connect again.
         """
         request, may_repeat = self._next_request(command)
-        return await self._call(request, may_repeat=may_repeat)
-
-    async def _call(self, request: AuthenticateRequest, *, may_repeat: bool) -> Verdict:
         timeout_s = max(0.0, self._deadline - trio.current_time())
         response = await self._worker.call(
             _AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=may_repeat
@@ -185,9 +161,9 @@ class AuthenticationExchange:
 
     def abandon_exchange(self) -> None:
         """Tell the auth worker to drop the state of an unfinished exchange: the client has closed."""
-        if self._call_number is not None:
-            self._worker.cancel_call(self._call_number)
-            self._call_number = None
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)

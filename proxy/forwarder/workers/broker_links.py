@@ -27,7 +27,7 @@ from proxy.runtime.network.broker_link import (
     BrokerLinkFailed,
 )
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
-from proxy.runtime.network.credentials import Credentials, credentials_for
+from proxy.runtime.network.credentials import CredentialExchange, Credentials, NoCredentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.pool import RpcPool
@@ -80,7 +80,6 @@ class BrokerLinks:
         self._auth = auth
         self._lookup = lookup
         self._known: dict[tuple[str, bytes], tuple[float, ResolveTargetResponse]] = {}
-        self._is_plain = config.brokers.credentials is None and self.dialer.is_plain
 
     # ---- a target
 
@@ -97,7 +96,7 @@ class BrokerLinks:
         """
         name, sealed = bound_to = _bound_to(asked)
         is_simple = len(target.addresses) == 1 and "%" not in target.addresses[0]  # a scope would be looked up
-        if not (name and is_simple and self._is_plain and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
+        if not (name and is_simple and self.dialer.is_plain and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
             return
         if target.others or self.dialer.may_lead_back(target.port):
             return
@@ -122,12 +121,12 @@ class BrokerLinks:
     ) -> CommandConnect:
         """Return the CONNECT for a broker; ``method`` and ``data``: the proxy's own authentication."""
         identity, config = asked.identity.broker_identity(method, data), self.config.brokers
-        answers = self._answers_challenges(asked, target, credentials)
+        answers = self.answers_challenges(asked, target, credentials)
         return broker_connect(
             asked.connect, identity, __version__, through_proxy=config.through_proxy, answers_challenges=answers
         )
 
-    def _answers_challenges(self, asked: BrokerRequest, target: Target, credentials: Credentials) -> bool | None:
+    def answers_challenges(self, asked: BrokerRequest, target: Target, credentials: Credentials) -> bool | None:
         """Return whether the proxy answers the broker's challenges; None: they go to the client, or there are none.
 
         A broker with the client's own credentials challenges the client, and CONNECT says if it supports that. Without
@@ -174,10 +173,10 @@ class BrokerLinks:
             raise TargetRefused(target.denial, target.detail)
         link, opened, credentials = await self._open_first(asked, [target, *target.others])
         self._remember_target(asked, target)
-        answers = bool(self._answers_challenges(asked, opened, credentials))
+        answers = bool(self.answers_challenges(asked, opened, credentials))
         return replace(link, answers_challenges=answers, original_data=opened.original_data)
 
-    def credentials_for(self, broker_host: str) -> Credentials:
+    def credentials_for(self, broker_host: str) -> CredentialExchange | NoCredentials:
         """Start an authentication of the proxy at a broker. Raises RpcError."""
         return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
 

@@ -1,9 +1,11 @@
 """The broker's side of a relay, opened by callback: the connection and the handshake need no task.
 
-For what is usual: brokers on plain TCP, no credentials of the proxy's own, and a target with one address, to which a
-link was opened a moment ago (BrokerLinks.known_target). All else is opened by BrokerLinks.open_link, in a task.
+For what is usual: brokers on plain TCP, and a target with one address, to which a link was opened a moment ago
+(BrokerLinks.known_target). All else is opened by BrokerLinks.open_link, in a task. The proxy's own credentials, where
+it has some, come from an auth worker by callback, too, for CONNECT and for each challenge of the broker.
 """
 
+import math
 import os
 import select
 import socket
@@ -17,6 +19,7 @@ from proto.rpc_pb2 import ResolveTargetResponse
 from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, TcpStream
 from proxy.runtime.loop.tick import current_tick
@@ -27,12 +30,13 @@ from proxy.runtime.network.broker_link import (
     not_reached,
     refused_by,
     too_slow,
+    without_credentials,
 )
-from proxy.runtime.network.credentials import NoCredentials
+from proxy.runtime.network.credentials import AuthData
+from proxy.runtime.rpc.errors import RpcError
 
 _IN = select.EPOLLIN
 _IN_AND_OUT = select.EPOLLIN | select.EPOLLOUT
-_CREDENTIALS = NoCredentials()
 
 Outcome = BrokerLink | BrokerLinkFailed
 
@@ -44,8 +48,10 @@ class BrokerOpening:
         "_address",
         "_asked",
         "_broker",
+        "_connect_ends_at",
+        "_credentials",
         "_deadline",
-        "_dialled_at",
+        "_ends_at",
         "_handshake",
         "_handshake_timeout_s",
         "_is_connected",
@@ -55,6 +61,7 @@ class BrokerOpening:
         "_reactor",
         "_sock",
         "_target",
+        "_tasks",
         "_unsent",
     )
 
@@ -63,6 +70,7 @@ class BrokerOpening:
         links: BrokerLinks,
         reactor: Reactor,
         deadlines: Deadlines,
+        tasks: TaskSpawner,
         asked: BrokerRequest,
         *,
         target: ResolveTargetResponse,
@@ -71,9 +79,11 @@ class BrokerOpening:
         self._links = links
         self._reactor = reactor
         self._deadline = deadlines.new_deadline(self._on_deadline)
+        self._tasks = tasks
         self._asked = asked
         self._on_done = on_done
-        self._handshake = BrokerHandshake(max_frame_bytes=links.config.limits.max_broker_frame_bytes)
+        self._credentials = links.credentials_for(target.host)
+        self._handshake: BrokerHandshake
         self._is_over = False
         self._sock: socket.socket | None = None
         self._unsent = b""
@@ -81,39 +91,57 @@ class BrokerOpening:
         self._broker, self._address = HostPort(target.host, target.port), target.addresses[0]
         self._is_connected = False
         self._handshake_timeout_s = seconds(links.config.brokers.handshake_timeout_ms)
-        self._dialled_at = 0.0
+        self._connect_ends_at = math.inf
+        self._ends_at = current_tick().now + self._handshake_timeout_s
 
     def start(self) -> None:
-        """Dial the target."""
-        config = self._links.config.brokers
-        self._unsent = commands.connect(self._links.connect_for(self._asked, self._target, _CREDENTIALS, "", b""))
-        self._dialled_at = current_tick().now
-        self._deadline.set(self._dialled_at + seconds(min(config.connect_timeout_ms, config.handshake_timeout_ms)))
+        """Ask for the proxy's credentials, if it has some, and dial the target with them."""
+        self._credentials.start_round(None, self._tasks, self._on_credentials)
+        if self._sock is None and not self._is_over:  # credentials are awaited
+            self._deadline.set(self._ends_at)
+
+    def _on_credentials(self, outcome: AuthData | RpcError) -> None:
+        if isinstance(outcome, RpcError):
+            self._finish(without_credentials(self._broker, outcome))
+        elif self._sock is None:
+            self._dial(*outcome)
+        else:
+            self._unsent += self._links.challenge_answer(*outcome)
+            self._handshake.on_answer_sent(complete=self._credentials.complete)
+            self._send()
+
+    def _dial(self, method: str, data: bytes) -> None:
+        links = self._links
+        self._handshake = BrokerHandshake(
+            max_frame_bytes=links.config.limits.max_broker_frame_bytes, complete=self._credentials.complete
+        )
+        connect = links.connect_for(self._asked, self._target, self._credentials, method, data)
+        self._unsent = commands.connect(connect)
+        self._connect_ends_at = current_tick().now + seconds(links.config.brokers.connect_timeout_ms)
+        self._deadline.set(min(self._connect_ends_at, self._ends_at))
         try:
-            self._sock = self._links.dialer.start_connection(self._address, self._broker.port)
+            self._sock = links.dialer.start_connection(self._address, self._broker.port)
         except OSError as error:
             self._finish(self._not_reached(error))
         else:
             self._send()  # to a broker nearby the connection is established already
 
     def abandon(self) -> None:
-        """Close what is open: the client has gone."""
+        """Close what is open, and ask for no more: the client has gone."""
         if not self._is_over:
-            self._is_over = True
-            self._deadline.clear()
-            self._close()
+            self._end()
 
-    def _close(self) -> None:
+    def _end(self) -> None:
+        self._is_over = True
+        self._deadline.clear()
+        self._credentials.cancel_round()
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())
             sock.close()
 
     def _finish(self, outcome: Outcome) -> None:
-        self._is_over = True
-        self._deadline.clear()
-        if not isinstance(outcome, BrokerLink):
-            self._close()
+        self._end()
         self._on_done(outcome)
 
     # ---- the connection
@@ -122,11 +150,10 @@ class BrokerOpening:
         return not_reached(self._broker, "unreachable", f"{self._address}: {error.strerror or error}")
 
     def _on_deadline(self) -> None:
-        config = self._links.config.brokers
-        if self._is_connected or config.connect_timeout_ms > config.handshake_timeout_ms:
+        if self._is_connected or self._connect_ends_at > self._ends_at:
             self._finish(too_slow(self._broker, self._handshake_timeout_s))
         else:
-            detail = f"{self._address}: no answer within {config.connect_timeout_ms} ms"
+            detail = f"{self._address}: no answer within {self._links.config.brokers.connect_timeout_ms} ms"
             self._finish(not_reached(self._broker, "unreachable", detail))
 
     def _on_ready(self) -> None:
@@ -149,7 +176,7 @@ class BrokerOpening:
         self._unsent = self._unsent[sent:]
         if sent and not self._is_connected:
             self._is_connected = True
-            self._deadline.set(self._dialled_at + self._handshake_timeout_s)
+            self._deadline.set(self._ends_at)
         self._reactor.watch(descriptor, _IN_AND_OUT if self._unsent else _IN, self._on_ready)
 
     def _receive(self, descriptor: int) -> None:
@@ -178,13 +205,13 @@ class BrokerOpening:
                 self._unsent += event.data
                 self._send()
             case Challenged():
-                self._unsent += self._links.challenge_answer(*_CREDENTIALS.answer_to(event.data))
-                self._handshake.on_answer_sent()
-                self._send()
+                self._credentials.start_round(event.data, self._tasks, self._on_credentials)
 
     def _on_connected(self, connected: Connected) -> None:
         sock, self._sock = self._sock, None
         assert sock is not None  # something was received
         self._reactor.forget(sock.fileno())
         stream = TcpStream(sock)
-        self._finish(BrokerLink(self._broker, stream, connected, original_data=self._target.original_data))
+        answers = bool(self._links.answers_challenges(self._asked, self._target, self._credentials))
+        original_data = self._target.original_data
+        self._finish(BrokerLink(self._broker, stream, connected, answers, original_data))

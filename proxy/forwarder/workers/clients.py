@@ -28,6 +28,7 @@ from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import current_reactor
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import (
     BrokerLink,
@@ -149,13 +150,16 @@ class WorkerClients:
         return await self._broker_links.open_link(asked)
 
     def start_opening(
-        self, asked: BrokerRequest, deadlines: Deadlines, on_done: Callable[[Outcome], None]
+        self, asked: BrokerRequest, deadlines: Deadlines, tasks: TaskSpawner, on_done: Callable[[Outcome], None]
     ) -> BrokerOpening | None:
-        """Start to open a link without a task; return None where that is not possible."""
+        """Start to open a link without a task; return None where that is not possible.
+
+        ``tasks``: for credentials from an auth worker that cannot be reached at once.
+        """
         reactor, target = current_reactor(), self._broker_links.known_target(asked)
         if reactor is None or target is None:
             return None
-        opening = BrokerOpening(self._broker_links, reactor, deadlines, asked, target=target, on_done=on_done)
+        opening = BrokerOpening(self._broker_links, reactor, deadlines, tasks, asked, target=target, on_done=on_done)
         opening.start()
         return opening
 

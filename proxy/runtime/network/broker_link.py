@@ -102,9 +102,7 @@ class BrokerLinkFactory:
         except DialFailed as error:
             raise not_reached(broker, error.reason, str(error)) from None
         except RpcError as error:
-            raise BrokerLinkFailed(
-                "credentials", f"no credentials for {broker}: {error.reason}", message=NOT_CONNECTED
-            ) from None
+            raise without_credentials(broker, error) from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
             raise broken_off(broker, error.__cause__ or error) from None
         finally:
@@ -136,6 +134,12 @@ class BrokerLinkFactory:
 def not_reached(broker: HostPort, reason: str, detail: str) -> BrokerLinkFailed:
     """Return the failure of a connection that was not established."""
     return BrokerLinkFailed(reason, f"cannot connect to {broker}: {detail}", message=NOT_CONNECTED)
+
+
+def without_credentials(broker: HostPort, error: RpcError) -> BrokerLinkFailed:
+    """Return the failure of a handshake for which no auth worker gave credentials."""
+    detail = f"no credentials for {broker}: {error.reason}"
+    return BrokerLinkFailed("credentials", detail, message=NOT_CONNECTED)
 
 
 def too_slow(broker: HostPort, timeout_s: float) -> BrokerLinkFailed:

@@ -1,12 +1,21 @@
 """The proxy's own credentials for brokers: fetched from an auth worker for each handshake, never kept."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from proto.rpc_pb2 import BrokerCredentialsRequest, BrokerCredentialsResponse, Method
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
+from proxy.runtime.rpc.callback_call import CallbackCall
 from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 
 CREDENTIALS_TIMEOUT_S = 5.0
+
+AuthData = tuple[str, bytes]
+"""Method and data of one round."""
+
+_BROKER_CREDENTIALS = int(Method.BROKER_CREDENTIALS)  # looked up once: access to an enum's member costs a search
 
 
 class Credentials(Protocol):
@@ -22,7 +31,7 @@ class Credentials(Protocol):
         """Expiry of the last answer's credentials, in Unix milliseconds; 0: never, or unknown."""
         ...
 
-    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> AuthData:
         """Return method and data for CONNECT (challenge is None) or for the broker's challenge. Raises RpcError."""
         ...
 
@@ -41,19 +50,54 @@ class CredentialExchange:
         """True once the broker may accept the proxy: it owes no proof of its own after the last answer."""
         self.expires_at_unix_ms = 0
         """Expiry of the last answer's credentials, in Unix milliseconds; 0: never, or unknown."""
+        self._call: CallbackCall[BrokerCredentialsResponse] | None = None
 
-    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> AuthData:
         """Return method and data for CONNECT (challenge is None) or for the broker's challenge. Raises RpcError."""
-        request = BrokerCredentialsRequest(exchange_id=self._exchange_id, broker_host=self._broker_host)
-        if challenge is not None:
-            request.challenge = challenge
-        response = await self._client.call(
-            Method.BROKER_CREDENTIALS,
-            request,
-            BrokerCredentialsResponse,
-            timeout_s=CREDENTIALS_TIMEOUT_S,
-            retry=challenge is None,  # a first round may be repeated; an answer to a challenge may not
+        return self._auth_data(
+            await self._client.call(
+                _BROKER_CREDENTIALS,
+                self._request(challenge),
+                BrokerCredentialsResponse,
+                timeout_s=CREDENTIALS_TIMEOUT_S,
+                retry=challenge is None,  # a first round may be repeated; an answer to a challenge may not
+            )
         )
+
+    def start_round(
+        self, challenge: bytes | None, tasks: TaskSpawner, on_outcome: Callable[[AuthData | RpcError], None]
+    ) -> None:
+        """Have ``on_outcome`` called once with what ``auth_data_for`` would return or raise, unless the round is
+        cancelled before. ``tasks``: see CallbackCall.
+        """
+
+        def on_response(response: BrokerCredentialsResponse | RpcError) -> None:
+            self._call = None
+            on_outcome(response if isinstance(response, RpcError) else self._auth_data(response))
+
+        self._call = CallbackCall(
+            self._client,
+            _BROKER_CREDENTIALS,
+            self._request(challenge),
+            BrokerCredentialsResponse,
+            tasks=tasks,
+            on_outcome=on_response,
+            timeout_s=CREDENTIALS_TIMEOUT_S,
+            retry=challenge is None,
+        )
+
+    def cancel_round(self) -> None:
+        """Cancel the round that is under way, if there is one."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _request(self, challenge: bytes | None) -> BrokerCredentialsRequest:
+        return BrokerCredentialsRequest(
+            exchange_id=self._exchange_id, broker_host=self._broker_host, challenge=challenge
+        )
+
+    def _auth_data(self, response: BrokerCredentialsResponse) -> AuthData:
         self.complete = not response.incomplete
         self.expires_at_unix_ms = int(response.expires_at_unix_ms)
         return response.method, response.data
@@ -65,15 +109,20 @@ class NoCredentials:
     complete = True
     expires_at_unix_ms = 0
 
-    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> AuthData:
         """Return no method and no data; a broker that still sends a challenge gets an empty answer and refuses it."""
-        return ("", b"") if challenge is None else self.answer_to(challenge)
+        return ("", b"") if challenge is None else ("none", b"")
 
-    def answer_to(self, _challenge: bytes) -> tuple[str, bytes]:
-        """Return the empty answer to a challenge."""
-        return "none", b""
+    def start_round(
+        self, challenge: bytes | None, _tasks: TaskSpawner, on_outcome: Callable[[AuthData | RpcError], None]
+    ) -> None:
+        """Call back at once, with what ``auth_data_for`` returns."""
+        on_outcome(("", b"") if challenge is None else ("none", b""))
+
+    def cancel_round(self) -> None:
+        """Do nothing."""
 
 
-def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:
+def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> CredentialExchange | NoCredentials:
     """Return the credentials for one handshake with a broker."""
     return CredentialExchange(auth.pick_client(), broker_host) if configured else NoCredentials()

@@ -404,7 +404,7 @@ class FakeWorkerClients:
         return lookup_answer(commands.parse_command(request).lookup_topic.request_id)
 
     @staticmethod
-    def start_opening(_asked: BrokerRequest, _deadlines: Deadlines, _on_done: Any) -> None:
+    def start_opening(_asked: BrokerRequest, _deadlines: Deadlines, _tasks: Any, _on_done: Any) -> None:
         return None  # a task opens it
 
     async def open_broker(self, asked: BrokerRequest) -> BrokerLink:

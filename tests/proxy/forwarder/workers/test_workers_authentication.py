@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -274,8 +275,8 @@ class CallbackRounds:
         self.calls.append((AuthenticateRequest.FromString(body), on_reply))
         return len(self.calls) - 1
 
-    def start_soon(self, async_fn: Callable[[], Awaitable[None]]) -> None:
-        self.spawned.append(async_fn)
+    def start_soon(self, async_fn: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self.spawned.append(partial(async_fn, *args))
 
     def start(self, command: BaseCommand | None = None) -> None:
         command = self.exchange.connect if command is None else command

@@ -8,23 +8,39 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
-from forwarder_fakes import ALICE, CLIENT, connect, make_config
+import trio.testing
+from forwarder_fakes import ALICE, CLIENT, SECRET, connect, make_config
 from relay_fakes import until
 from test_workers_clients import FakePool
 
 from proto import commands
 from proto.addresses import HostPort
+from proto.broker_handshake import Challenged
+from proto.connect_rules import OriginalCredentials
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
-from proto.rpc_pb2 import Method, OtherBroker, Principal, ResolveTargetResponse
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import (
+    BrokerCredentialsRequest,
+    BrokerCredentialsResponse,
+    Method,
+    OriginalData,
+    OtherBroker,
+    Principal,
+    ResolveTargetResponse,
+    Status,
+)
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
+from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
 from proxy.runtime.network.dialing import Dialer
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
@@ -39,20 +55,27 @@ class Setup:
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
         self.target = f"127.0.0.1:{self.port}"
-        self.lookup = FakePool()
+        self.auth, self.lookup = FakePool(), FakePool()
         config = make_config(brokers={"service_url": f"pulsar://{self.target}"} | brokers)
-        self.links = BrokerLinks(config, FakePool(), self.lookup, nursery)  # type: ignore[arg-type]
-        self.reactor, self.deadlines = reactor, deadlines
+        self.links = BrokerLinks(config, self.auth, self.lookup, nursery)  # type: ignore[arg-type]
+        self.reactor, self.deadlines, self.tasks = reactor, deadlines, nursery
         self.outcomes: list[Outcome] = []
         self.accepted: list[TcpStream] = []
 
-    def open(self, connect: CommandConnect | None = None, host: str = "127.0.0.1") -> BrokerOpening:
+    def open(
+        self,
+        connect: CommandConnect | None = None,
+        host: str = "127.0.0.1",
+        identity: ClientIdentity = IDENTITY,
+        **fields: Any,
+    ) -> BrokerOpening:
         opening = BrokerOpening(
             self.links,
             self.reactor,
             self.deadlines,
-            self.request(connect),
-            target=self.allowed(host=host),
+            self.tasks,
+            self.request(connect, identity),
+            target=self.allowed(host=host, **fields),
             on_done=self.outcomes.append,
         )
         opening.start()
@@ -84,6 +107,21 @@ class Setup:
         stream = TcpStream(sock)
         self.accepted.append(stream)
         return stream
+
+    def asked(self, number: int = 0) -> BrokerCredentialsRequest:
+        """What the auth worker was asked by callback."""
+        (client,) = self.auth.clients
+        method, body, _, timeout_ms, deadline = client.asked_now[number]
+        assert method == Method.BROKER_CREDENTIALS
+        assert timeout_ms / 1000 == CREDENTIALS_TIMEOUT_S == pytest.approx(deadline - trio.current_time(), abs=1)
+        assert len(client.asked_now) == number + 1
+        return BrokerCredentialsRequest.FromString(body)
+
+    def answer_credentials(self, reply: Reply | None = None, **fields: Any) -> None:
+        """Have the auth worker answer what it was asked last: with credentials by default."""
+        response = BrokerCredentialsResponse(**({"method": "token", "data": SECRET} | fields))
+        on_reply = self.auth.clients[-1].asked_now[-1][2]
+        on_reply(Reply(1, Status.OK, response.SerializeToString()) if reply is None else reply)
 
     async def dialled(self) -> TcpStream:
         """The broker's end of an opening, once CONNECT is there."""
@@ -247,13 +285,10 @@ async def test_a_target_that_may_be_the_proxy_itself_is_left_to_the_task_that_lo
     assert setup.links.known_target(setup.request()) is None
 
 
-@pytest.mark.parametrize(
-    "brokers", [{"credentials": {"method": "token", "file": "x"}}, {"service_url": "pulsar+ssl://127.0.0.1:6651"}]
-)
-async def test_with_tls_or_credentials_of_the_proxys_all_is_a_tasks(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, brokers: dict[str, Any]
+async def test_with_tls_towards_brokers_all_is_a_tasks(
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
 ) -> None:
-    setup = Setup(nursery, reactor, deadlines, **brokers)
+    setup = Setup(nursery, reactor, deadlines, service_url="pulsar+ssl://127.0.0.1:6651")
     setup.links._remember_target(setup.request(), setup.allowed())
     assert setup.links.known_target(setup.request()) is None
     close(setup)
@@ -367,3 +402,212 @@ async def test_an_opening_that_is_abandoned_closes_its_connection_and_tells_no_m
     assert not setup.is_watched()
     assert not setup.deadlines._by_grain
     opening.abandon()
+
+
+# ---- with the proxy's own credentials
+
+CREDENTIALS: dict[str, Any] = {"credentials": {"method": "token", "file": "x"}}
+FORWARDED = ClientIdentity(ALICE, b"sealed", OriginalCredentials("token", "the client's own"))
+LATER_MS = 4_000_000_000_000
+
+
+@pytest.fixture
+async def secured(nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines) -> AsyncIterator[Setup]:
+    setup = Setup(nursery, reactor, deadlines, **CREDENTIALS)
+    yield setup
+    close(setup)
+
+
+async def test_the_proxys_credentials_are_asked_for_once_and_go_with_connect(secured: Setup) -> None:
+    secured.links._remember_target(secured.request(), secured.allowed())
+    assert secured.links.known_target(secured.request()) is not None
+    secured.open(host="b0")
+    request = secured.asked()
+    assert (request.broker_host, request.HasField("challenge")) == ("b0", False)
+    secured.answer_credentials()
+    broker = await secured.accept()
+    command = (await read_command(broker)).connect
+    assert (command.auth_method_name, command.auth_data) == ("token", SECRET)
+    assert command.original_principal == "alice"
+    await broker.send_all(CONNECTED)
+    assert isinstance(await secured.outcome(), BrokerLink)
+    secured.asked()
+    assert secured.auth.clients[0].calls == [], "no task has asked, either"
+    assert secured.auth.clients[0].cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "detail"),
+    [
+        (Reply(1, Status.INVALID_REQUEST, detail="the file is empty"), "the file is empty"),
+        (Reply(1, Status.OK, b"\xff" + SECRET), "bytes that are no BrokerCredentialsResponse"),
+        (Reply(1, Status.OK, SECRET, has_more=True), "a part, where the whole was expected"),
+    ],
+)
+async def test_without_credentials_no_broker_is_dialled(secured: Setup, reply: Reply, detail: str) -> None:
+    """The failure is as in a task (test_network_broker_link)."""
+    secured.open()
+    secured.answer_credentials(reply)
+    failed = await secured.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert (failed.reason, failed.message) == ("credentials", NOT_CONNECTED)
+    assert str(failed) == f"no credentials for {secured.target}: {detail}"
+    with pytest.raises(BlockingIOError):
+        secured.listener.accept()
+    assert not secured.deadlines._by_grain
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_task_asks_where_the_auth_worker_cannot_be_reached_at_once_or_is_lost(
+    secured: Setup, is_lost: bool
+) -> None:
+    secured.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=SECRET)
+    secured.auth.reached = is_lost
+    secured.open()
+    if is_lost:
+        secured.auth.clients[0].asked_now[0][2](None)
+    command = (await read_command(await secured.accept())).connect
+    assert command.auth_data == SECRET
+    ((_, request, timeout_s, retry),) = secured.auth.clients[0].calls
+    assert retry, "a first round may be repeated"
+    assert timeout_s <= CREDENTIALS_TIMEOUT_S
+    assert request == secured.asked(), "the same exchange"
+
+
+async def test_an_opening_abandoned_while_credentials_are_awaited_dials_no_broker(secured: Setup) -> None:
+    opening = secured.open()
+    opening.abandon()
+    assert secured.auth.clients[0].cancelled == [1]
+    secured.answer_credentials()  # it crosses with the cancellation
+    secured.auth.clients[0].asked_now[0][2](None)
+    with pytest.raises(BlockingIOError):
+        secured.listener.accept()
+    assert not secured.deadlines._by_grain
+    assert secured.outcomes == []
+
+
+@pytest.mark.parametrize("awaited", ["credentials", "broker", "answer"])
+async def test_one_deadline_holds_for_all_steps(
+    nursery: trio.Nursery,
+    reactor: Reactor,
+    deadlines: Deadlines,
+    autojump_clock: trio.testing.MockClock,
+    awaited: str,
+) -> None:
+    """Each wait before has taken a part of it. Here all is called by the test: what the clock skips is no broker's."""
+    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=3000, connect_timeout_ms=2500, **CREDENTIALS)
+    started_at = trio.current_time()
+    opening = setup.open()
+    if awaited != "credentials":
+        await trio.sleep(1.0)
+        setup.answer_credentials()
+    if awaited == "answer":
+        await trio.sleep(1.0)
+        opening._handle_event(Challenged("token", b"q"))
+    failed = await setup.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert str(failed) == f"{setup.target} did not finish the handshake within 3.0 s"
+    assert trio.current_time() - started_at == pytest.approx(3.0, abs=0.2)
+    assert setup.auth.clients[0].cancelled == ([] if awaited == "broker" else [1])
+    close(setup)
+
+
+@pytest.mark.parametrize("expires_at_unix_ms", [0, LATER_MS])
+@pytest.mark.parametrize(
+    ("identity", "original_data", "answers"),
+    [
+        (IDENTITY, OriginalData.ORIGINAL_DATA_UNKNOWN, True),
+        (FORWARDED, OriginalData.ORIGINAL_DATA_UNKNOWN, False),
+        (FORWARDED, OriginalData.ORIGINAL_DATA_IGNORED, True),
+    ],
+)
+async def test_the_link_says_whether_the_proxy_answers_challenges_in_the_relay(
+    secured: Setup, expires_at_unix_ms: int, identity: ClientIdentity, original_data: OriginalData, answers: bool
+) -> None:
+    """It does where its credentials end, unless the broker challenges the client; CONNECT says the same."""
+    secured.open(identity=identity, original_data=original_data)
+    secured.answer_credentials(expires_at_unix_ms=expires_at_unix_ms)
+    broker = await secured.accept()
+    command = (await read_command(broker)).connect
+    await broker.send_all(CONNECTED)
+    link = await secured.outcome()
+    assert link.answers_challenges is (answers and bool(expires_at_unix_ms))
+    assert link.original_data == original_data
+    task_path = CredentialExchange(secured.auth.clients[0], "b0")  # type: ignore[arg-type]
+    task_path.expires_at_unix_ms = expires_at_unix_ms
+    request = secured.request(identity=identity)
+    target = secured.allowed(original_data=original_data)
+    assert command == secured.links.connect_for(request, target, task_path, "token", SECRET)
+
+
+async def test_a_challenge_is_answered_by_the_same_exchange(secured: Setup) -> None:
+    """Of several rounds, too: no CONNECTED counts before the broker's own proof."""
+    secured.open()
+    secured.answer_credentials(incomplete=True)
+    broker = await secured.accept()
+    await read_command(broker)
+    await broker.send_all(commands.auth_challenge("v", 19, "sasl", b"q"))
+    await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+    first = BrokerCredentialsRequest.FromString(secured.auth.clients[0].asked_now[0][1])
+    second = secured.asked(1)
+    assert (second.exchange_id, second.challenge) == (first.exchange_id, b"q")
+    await broker.send_all(commands.ping())  # while the auth worker is asked
+    assert (await read_command(broker)).type == BaseCommand.PONG
+    secured.answer_credentials(data=b"answer", expires_at_unix_ms=LATER_MS)
+    answer = (await read_command(broker)).auth_response.response
+    assert (answer.auth_method_name, answer.auth_data) == ("token", b"answer")
+    await broker.send_all(CONNECTED)
+    link = await secured.outcome()
+    assert link.answers_challenges, "as the last answer says"
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+async def test_a_broker_that_owes_its_proof_is_no_broker_yet(secured: Setup, has_answered: bool) -> None:
+    """Security: it may be an impostor."""
+    secured.open()
+    secured.answer_credentials(incomplete=True)
+    broker = await secured.accept()
+    await read_command(broker)
+    if has_answered:
+        await broker.send_all(commands.auth_challenge("v", 19, "sasl", b"q"))
+        await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+        secured.answer_credentials(incomplete=True)
+        await read_command(broker)
+    await broker.send_all(CONNECTED)
+    failed = await secured.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert failed.reason == "handshake"
+
+
+async def test_an_answer_to_a_challenge_is_never_asked_for_twice(secured: Setup) -> None:
+    secured.open()
+    secured.answer_credentials()
+    broker = await secured.accept()
+    await read_command(broker)
+    await broker.send_all(commands.auth_challenge("v", 19, "token", b"q"))
+    await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+    secured.auth.clients[0].asked_now[1][2](None)
+    failed = await secured.outcome()
+    assert str(failed) == f"no credentials for {secured.target}: the worker went away"
+    assert secured.auth.clients[0].calls == []
+    assert await broker.receive_some() == b""
+
+
+async def test_a_broker_that_refuses_while_an_answer_is_awaited(secured: Setup) -> None:
+    """No credential is shown: neither in what the client is told, nor in what is logged."""
+    with structlog.testing.capture_logs() as logs:
+        secured.open()
+        secured.answer_credentials()
+        broker = await secured.accept()
+        await read_command(broker)
+        await broker.send_all(commands.auth_challenge("v", 19, "token", b"q"))
+        await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+        await broker.send_all(commands.error(0, ServerError.AuthenticationError, "no"))
+        failed = await secured.outcome()
+    assert secured.auth.clients[0].cancelled == [1]
+    secured.answer_credentials()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert failed.reason == "refused"
+    assert failed.message == CREDENTIALS_REFUSED
+    assert SECRET.decode() not in f"{failed!r}{failed.message}{logs}"
+    assert len(secured.outcomes) == 1

@@ -42,6 +42,7 @@ class FakeClient:
         self.answers = answers
         self.reached = reached
         self.asked_now: list[tuple[int, bytes, Any, int, float]] = []
+        self.cancelled: list[int] = []
         self.begun: list[tuple[int, bytes, float]] = []
         self.call_begun = PendingCall()
         self.calls: list[tuple[int, Any, float, bool]] = []
@@ -53,6 +54,9 @@ class FakeClient:
     def start_call(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> int | None:
         self.asked_now.append((method, body, on_reply, timeout_ms, deadline))
         return 1 if self.reached else None
+
+    def cancel_call(self, number: int) -> None:
+        self.cancelled.append(number)
 
     @asynccontextmanager
     async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
