@@ -311,6 +311,7 @@ async def test_without_a_descriptor_the_broker_is_unreachable(setup: Setup, monk
     monkeypatch.setattr(Dialer, "start_connection", none_left)
     setup.open()
     assert "Too many open files" in str(await setup.outcome())
+    assert not setup.deadlines._by_grain, "nothing more is told"
 
 
 async def test_a_refusal_of_the_broker_is_told_with_its_code(setup: Setup) -> None:
