@@ -35,7 +35,7 @@ from proto.rpc_pb2 import (
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
-from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.deadlines import GRAIN_S, Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerLinkFailed
@@ -134,6 +134,11 @@ class Setup:
         await until(lambda: self.outcomes)
         (outcome,) = self.outcomes
         return outcome
+
+    def ends_in_s(self) -> float:
+        """Time left to the opening."""
+        (grain,) = self.deadlines._by_grain
+        return grain * GRAIN_S - trio.current_time()
 
     def is_watched(self) -> bool:
         return bool(self.reactor._watched)
@@ -365,21 +370,38 @@ async def test_a_broker_that_says_nothing_is_too_slow(
     close(setup)
 
 
+@pytest.mark.parametrize(
+    ("timeouts_ms", "detail"),
+    [
+        ({"connect_timeout_ms": 300}, "cannot connect to {}: 127.0.0.1: no answer within 300 ms"),
+        ({"handshake_timeout_ms": 300, "connect_timeout_ms": 60_000}, "{} did not finish the handshake within 0.3 s"),
+    ],
+)
 async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_timeout(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, timeouts_ms: dict[str, int], detail: str
 ) -> None:
     """Its queue is full, so that the kernel drops what asks for a connection."""
-    setup = Setup(nursery, reactor, deadlines, connect_timeout_ms=300)
+    setup = Setup(nursery, reactor, deadlines, **timeouts_ms)
     setup.listener.listen(0)
     queued = [socket.socket() for _ in range(4)]
     for one in queued:
         one.setblocking(False)
         one.connect_ex(("127.0.0.1", setup.port))
     setup.open()
+    assert setup.ends_in_s() < 2
     failed = await setup.outcome()
-    assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: no answer within 300 ms"
+    assert str(failed) == detail.format(setup.target)
     for one in queued:
         one.close()
+    close(setup)
+
+
+async def test_the_connect_timeout_ends_with_the_connection(
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
+) -> None:
+    setup = Setup(nursery, reactor, deadlines, connect_timeout_ms=30_000, handshake_timeout_ms=600_000)
+    await setup.dialled()
+    assert setup.ends_in_s() > 500
     close(setup)
 
 
