@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from local.standalone import BrokerOptions, Standalone
+from local.tokens import make_token
 
 from proto import commands
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -76,6 +77,7 @@ def kerberos_proxy(realm: Realm, kerberos_broker: Standalone) -> Iterator[ProxyC
         "cluster": {"forwarders": 1, "auth_workers": 2},
         "brokers": before(kerberos_broker, credentials={"method": "sasl", "file": keytab, "principal": PROXY}),
         "authentication": {"enabled": True},
+        "authentication.token": {"secret_key": str(kerberos_broker.secret_key)},
         "authentication.sasl": {
             "principal": PROXY,
             "keytab": keytab,
@@ -141,6 +143,19 @@ def test_rounds_of_a_python_initiator(realm: Realm, client: WireClient, *, mutua
     respond(client, initiator.step(challenge(client.receive())))
     assert client.receive().type == BaseCommand.CONNECTED
     assert_serves(client, TOPIC)
+
+
+def test_relays_of_one_moment(kerberos_broker: Standalone, kerberos_proxy: ProxyCluster) -> None:
+    """A task opens the first one's broker side, callbacks the others', with all rounds of the proxy's own exchange."""
+    for _ in range(4):
+        with WireClient(kerberos_proxy.port) as wire:
+            wire.send_connect(
+                auth_method_name="token",
+                auth_data=make_token(kerberos_broker.secret_key.read_bytes(), ALICE).encode(),
+                proxy_to_broker_url=f"localhost:{kerberos_broker.broker_port}",
+            )
+            assert wire.receive().type == BaseCommand.CONNECTED
+            assert_serves(wire, TOPIC)
 
 
 def test_authorization_is_by_the_clients_principal(realm: Realm, client: WireClient) -> None:
