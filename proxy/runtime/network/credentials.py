@@ -111,16 +111,20 @@ class NoCredentials:
 
     async def auth_data_for(self, challenge: bytes | None) -> AuthData:
         """Return no method and no data; a broker that still sends a challenge gets an empty answer and refuses it."""
-        return ("", b"") if challenge is None else ("none", b"")
+        return self._auth_data(challenge)
 
     def start_round(
         self, challenge: bytes | None, _tasks: TaskSpawner, on_outcome: Callable[[AuthData | RpcError], None]
     ) -> None:
         """Call back at once, with what ``auth_data_for`` returns."""
-        on_outcome(("", b"") if challenge is None else ("none", b""))
+        on_outcome(self._auth_data(challenge))
 
     def cancel_round(self) -> None:
         """Do nothing."""
+
+    @staticmethod
+    def _auth_data(challenge: bytes | None) -> AuthData:
+        return ("", b"") if challenge is None else ("none", b"")
 
 
 def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> CredentialExchange | NoCredentials:
