@@ -188,9 +188,9 @@ class ForwarderService:
         if place is not None:  # None: it could not be adopted
             self._admission.shares.leave_place(place)
 
-    def _on_relay_end(self, about: StoredRelay) -> None:
+    def _on_relay_end(self, about: StoredRelay, reason: CloseReason) -> None:
         self._release_relay(about)
-        cause = _CAUSES.get(self._relays.close_reason_of(about), DisconnectCause.RELAY_ENDED)
+        cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
             self._log_over_share(about.client_address, about.principal)
         self._metrics.ended_connections[cause].inc()

@@ -47,7 +47,7 @@ from proxy.forwarder.client.timeouts import ClientTimeouts, ConnectionAge
 from proxy.forwarder.client.transport import ClientSlow, ClientTransport
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ANONYMOUS, Challenge, ClientEndpoint, ClientIdentity
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.owners import owner_of

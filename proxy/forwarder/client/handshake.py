@@ -18,7 +18,7 @@ from proxy.forwarder.client.failures import BrokerError, ConnectionFailure, brok
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.terms import SessionTerms
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import (
     SERVER_VERSION,
     AuthenticationExchange,

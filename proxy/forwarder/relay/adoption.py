@@ -17,8 +17,7 @@ from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.session_factory import SessionFactory
 from proxy.forwarder.relay.engine import RelayEngine
-from proxy.forwarder.relay.fd_store_client import InheritedRelay, RelayHandover
-from proxy.forwarder.relay.framed_relay import FramedRelay
+from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
@@ -126,7 +125,7 @@ class RelayAdopter:
             relay = Relay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
             self._ledger.in_flight.increment()
             try:
-                relay = self._restore_relay(relay, inherited)
+                self._restore_session(relay)
                 self._engine.adopt_relay(relay, pipes, self._framed_pump)
                 on_adopted(relay)
             except Exception as error:  # noqa: BLE001 -- what a predecessor wrote of one relay costs no other one
@@ -135,14 +134,12 @@ class RelayAdopter:
                 on_failed(relay)
         self._adopt_unbound_pipes(pipes)
 
-    def _restore_relay(self, relay: Relay, inherited: InheritedRelay) -> Relay:
-        """Return the relay itself, or a framed one where its frames are followed."""
+    def _restore_session(self, relay: Relay) -> None:
+        """Give a relay of which the frames are followed its session."""
         record = relay.record
-        if not record.HasField("session") or not self._ledger.table.is_framed(record.id):
-            return relay
-        clock = self._framed_pump.journal.restore_clock(record)
-        session = self._session_factory.restore_session(record, clock)
-        return FramedRelay(record, inherited.client, inherited.broker, relay.half_close_timeout_s, session)
+        if record.HasField("session") and self._ledger.table.is_framed(record.id):
+            clock = self._framed_pump.journal.restore_clock(record)
+            relay.session = self._session_factory.restore_session(record, clock)
 
     def _adopt_unbound_pipes(self, pipes: dict[int, Pipe]) -> None:
         for pipe in pipes.values():

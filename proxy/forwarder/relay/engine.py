@@ -24,7 +24,7 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.forwarder.relay.framed_relay import FramedRelay
+from proxy.forwarder.lifetime.closing import until_quiet
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
@@ -70,6 +70,7 @@ class RelayEngine:
         self._waiting_for_pipe = self.pump.waiting_for_pipe
         self._by_source: dict[int, Direction] = {}
         self._running = trio.CancelScope()
+        self._nursery: trio.Nursery
         self.frozen = False
 
     # ---- relays in and out
@@ -95,9 +96,10 @@ class RelayEngine:
     def start_relay(self, relay: Relay) -> None:
         """Start to relay between two connected, non-blocking sockets. Raises OSError; it has not started then."""
         self._set_share(relay)
+        relay.engine = self
         try:
             for direction in (relay.to_broker, relay.to_client):
-                if not isinstance(relay, FramedRelay):
+                if relay.session is None:
                     direction.pump = self.pump.pump
                 self._by_source[direction.source] = direction
                 # Registering raises the first edges by itself: for input that waits, and for room for first bytes.
@@ -129,8 +131,8 @@ class RelayEngine:
             else:
                 self._table.unbind_pipe(direction.row)
                 self._pool.release_pipe(pipe)
-        if isinstance(relay, FramedRelay):
-            framed_pump.resume_relay(relay)
+        if relay.session is not None:
+            framed_pump.resume_relay(relay, relay.session)
         self.start_relay(relay)
         if missing:
             get_logger().error(
@@ -152,17 +154,28 @@ class RelayEngine:
             self.pump.discard_in_flight(direction)
 
     def abort_relay(self, relay: Relay) -> None:
-        """End a relay at once, and drop what is on its way."""
-        if self._by_source.get(relay.to_broker.source) is relay.to_broker:
+        """End a relay at once, and drop what is on its way, unless it is a successor's."""
+        if not self.frozen and self._by_source.get(relay.to_broker.source) is relay.to_broker:
             relay.broken = True
             self._finish(relay)
 
-    def stop_client_input(self, relay: Relay) -> None:
-        """Read nothing more from a blind relay's client; the broker sees no end of stream."""
-        relay.to_broker.pump = self.pump.drain_only
+    def close_when_quiet(self, relay: Relay) -> None:
+        """Close a blind relay when the broker has answered what it was sent.
 
-    def close_relay(self, relay: Relay) -> None:
-        """End both directions of a blind relay as they are; it is over once the peers have read what they were sent."""
+        Nothing more is read from the client; the broker sees no end of stream. Then both directions end as they are,
+        and the relay is over once the peers have read what they were sent.
+        """
+        relay.to_broker.pump = self.pump.drain_only
+        self._nursery.start_soon(self._close_when_quiet, relay)
+
+    async def _close_when_quiet(self, relay: Relay) -> None:
+        def position() -> object:  # which differs from itself as long as bytes are on their way
+            in_pipes = relay.to_broker.in_pipe or relay.to_client.in_pipe
+            return object() if in_pipes else self.bytes_moved(relay)
+
+        await until_quiet(position)
+        if relay.is_over or self.frozen:
+            return
         relay.broken = True
         for direction in (relay.to_client, relay.to_broker):
             if not direction.done:
@@ -170,8 +183,6 @@ class RelayEngine:
 
     def abort_relays(self) -> None:
         """End all relays at once, unless they are a successor's."""
-        if self.frozen:
-            return
         for relay in self.relays:
             self.abort_relay(relay)
 
@@ -209,8 +220,8 @@ class RelayEngine:
         """
         try:
             with self._running:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._recheck_regularly)
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._recheck_regularly)
                     await self._loop.run()
         finally:
             self.frozen = True

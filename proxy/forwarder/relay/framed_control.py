@@ -4,7 +4,7 @@ from proto.framed_stream import Own
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor, ReauthenticationHandler
 from proxy.forwarder.relay.framed_journal import FramedJournal
-from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
+from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
@@ -16,12 +16,18 @@ class SplicedControl:
     relay already.
     """
 
-    __slots__ = ("_journal", "_pump", "_reauthentication", "_relay")
+    __slots__ = ("_journal", "_pump", "_reauthentication", "_relay", "_session")
 
     def __init__(
-        self, relay: FramedRelay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
+        self,
+        relay: Relay,
+        session: ExpiringSession,
+        pump: SplicePump,
+        journal: FramedJournal,
+        reauthentication: ReauthenticationHandler,
     ) -> None:
         self._relay = relay
+        self._session = session
         self._pump = pump
         self._journal = journal
         self._reauthentication = reauthentication
@@ -31,7 +37,7 @@ class SplicedControl:
     @property
     def has_opened_producer(self) -> bool:
         """Whether the client has ever opened a producer, where the session depends on that."""
-        return self._journal.has_producer(self._relay)
+        return self._journal.has_producer(self._session)
 
     @property
     def bytes_sent_to_client(self) -> int:
@@ -53,7 +59,7 @@ class SplicedControl:
         """Inject an answer towards the broker at the next boundary of that direction."""
         self._put_in(self._relay.to_broker, (Own.BROKER_ANSWER, frame))
 
-    def _put_in(self, direction: FramedDirection, own: tuple[Own, bytes]) -> None:
+    def _put_in(self, direction: Direction, own: tuple[Own, bytes]) -> None:
         if self._relay.handed_over:
             return
         _cursor(direction).stream.own = own
@@ -63,13 +69,13 @@ class SplicedControl:
         """Let a waiting command continue after a verdict that the session's clock has recorded."""
         if self._relay.handed_over:
             return
-        self._journal.write_clock(self._relay)
+        self._journal.write_clock(self._session)
         self.recheck_held_command()
 
     def record_observed_end(self) -> None:
         """Record in the relay table that an observed end was counted, so that a successor does not count it again."""
         if not self._relay.handed_over:
-            self._journal.write_clock(self._relay)
+            self._journal.write_clock(self._session)
 
     def recheck_held_command(self) -> None:
         """Run the direction to the broker, so that it decides about a waiting command again."""
@@ -78,9 +84,9 @@ class SplicedControl:
 
     def record_exchange(self) -> None:
         """Record the phase of an abandoned exchange with the broker, so that no successor abandons it once more."""
-        session = self._relay.session
+        session = self._session
         if not self._relay.handed_over and session.broker_challenges is not None:
-            self._journal.write_exchange(self._relay, session.broker_challenges.phase)
+            self._journal.write_exchange(session, session.broker_challenges.phase)
 
     # ---- closing
 
@@ -94,7 +100,7 @@ class SplicedControl:
             return
         session.close_reason = reason
         session.closing_error_frame = error_frame
-        self._journal.write_close_reason(relay, reason)
+        self._journal.write_close_reason(session, reason)
         relay.broken = True
         self._pump.start_idle_timeout(relay)
         self._reauthentication.on_closing(session)
@@ -119,11 +125,7 @@ class SplicedControl:
             _cursor(direction).stream.ends = True
             self._pump.wake_direction(direction)
 
-    @property
-    def _session(self) -> ExpiringSession:
-        return self._relay.session
 
-
-def _cursor(direction: FramedDirection) -> FrameCursor:
+def _cursor(direction: Direction) -> FrameCursor:
     assert direction.cursor is not None  # or its relay has no control
     return direction.cursor

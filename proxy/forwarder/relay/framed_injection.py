@@ -13,7 +13,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, FrameCursor, Injection
 from proxy.forwarder.relay.framed_control import SplicedControl
 from proxy.forwarder.relay.framed_journal import FramedJournal
-from proxy.forwarder.relay.framed_relay import FramedDirection
+from proxy.forwarder.relay.relay import Direction
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 _INJECTIONS: dict[Own, tuple[Injection, int]] = {
@@ -36,9 +36,7 @@ class FrameInjector:
         self._journal = journal
         self._now = now
 
-    def inject(
-        self, direction: FramedDirection, cursor: FrameCursor, data: bytes, what: Injection, completion: int
-    ) -> bool:
+    def inject(self, direction: Direction, cursor: FrameCursor, data: bytes, what: Injection, completion: int) -> bool:
         """Put bytes into the direction's pipe, which is empty, and deliver what the sink accepts at once.
 
         ``completion`` is the value of the one store that makes it true for a successor. Returns False if there is no
@@ -59,7 +57,7 @@ class FrameInjector:
         self._pump.drain_pipe(direction)
         return True
 
-    def inject_own(self, direction: FramedDirection, cursor: FrameCursor) -> bool:
+    def inject_own(self, direction: Direction, cursor: FrameCursor) -> bool:
         """Put in the stream's own frame; return False if there is no pipe now."""
         session, stream = cursor.session, cursor.stream
         assert stream.own is not None

@@ -30,10 +30,9 @@ from proto.relay_frames import ALL_TYPES, NO_STOP
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, ClockSnapshot, Phase, SessionClock
 from proxy.forwarder.lifetime.closing import CloseReason
-from proxy.forwarder.lifetime.session import FrameCursor, Injection
-from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
+from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor, Injection
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.forwarder.relay.relay import Direction
+from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.runtime.network.stream_position import consumed_bytes
 from proxy.runtime.shared.relay_table import (
     BOUNDARY,
@@ -82,20 +81,22 @@ class FramedJournal:
 
     # ---- a relay that starts
 
-    def start_cursors(self, relay: FramedRelay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+    def start_cursors(
+        self, relay: Relay, session: ExpiringSession, first_to_broker: bytes, first_to_client: bytes
+    ) -> tuple[bytes, bytes]:
         """Find where the frames of a relay begin that has not started.
 
         Return which of its first bytes go to the broker and to the client at once: the beginning of a frame, at their
         end, is held. Raises OSError, FrameInvalid.
         """
         self._table.record_framed(relay.record.id)
-        self.write_clock(relay)
-        to_broker = self._start_cursor(relay.to_broker, first_to_broker)
-        return to_broker, self._start_cursor(relay.to_client, first_to_client)
+        self.write_clock(session)
+        to_broker = self._start_cursor(relay.to_broker, session, first_to_broker)
+        return to_broker, self._start_cursor(relay.to_client, session, first_to_client)
 
-    def _start_cursor(self, direction: FramedDirection, first: bytes) -> bytes:
+    def _start_cursor(self, direction: Direction, session: ExpiringSession, first: bytes) -> bytes:
         """Start a direction's cursor behind its first bytes; return those of them that go at once."""
-        cursor = self._new_cursor(direction, has_producer=False)
+        cursor = self._new_cursor(direction, session, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, NO_STOP
         cursor.scanner.stop_types = cursor.stream.usual_stop_types
@@ -108,7 +109,7 @@ class FramedJournal:
             if cursor.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
                 raise FrameInvalid("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
-                self.write_producer(direction.relay, cursor)
+                self.write_producer(cursor)
             elif stop == BaseCommand.AUTH_RESPONSE:
                 raise FrameInvalid("an answer before any challenge")
             elif stop == BaseCommand.AUTH_CHALLENGE:
@@ -121,16 +122,15 @@ class FramedJournal:
         return first[:passing]
 
     @staticmethod
-    def _new_cursor(direction: FramedDirection, *, has_producer: bool) -> FrameCursor:
+    def _new_cursor(direction: Direction, session: ExpiringSession, *, has_producer: bool) -> FrameCursor:
         way = _way(direction)
-        session = direction.relay.session
         row = framed_row(direction.relay.record.id, way)
         cursor = direction.cursor = FrameCursor(row, direction.source, session, way, has_producer=has_producer)
         return cursor
 
     # ---- while a relay runs
 
-    def begin_injection(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe, what: Injection) -> None:
+    def begin_injection(self, direction: Direction, cursor: FrameCursor, pipe: Pipe, what: Injection) -> None:
         """Bind an empty pipe that the proxy's own bytes are about to be written to."""
         self._table.bind_pipe(direction.row, pipe.id)
         self._cells[cursor.row + INJECTING] = what
@@ -154,33 +154,33 @@ class FramedJournal:
             self._cells[cursor.row + HEAD + cell] = as_cell(head[at : at + 8])
         cursor.held_head = head
 
-    def write_producer(self, relay: FramedRelay, cursor: FrameCursor) -> None:
+    def write_producer(self, cursor: FrameCursor) -> None:
         """Record that the client has opened a producer; the cursor, of the way to the broker, stops at no other."""
-        self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER] = 1
+        self._cells[framed_row(cursor.session.relay_record.id, TO_CLIENT) + HAS_PRODUCER] = 1
         cursor.stream.record_producer()
         cursor.scanner.stop_types = cursor.stream.usual_stop_types
 
-    def has_producer(self, relay: FramedRelay) -> bool:
+    def has_producer(self, session: ExpiringSession) -> bool:
         """Return whether a client that is not asked while it has a producer ever had one on this connection."""
-        return bool(self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER])
+        return bool(self._cells[framed_row(session.relay_record.id, TO_CLIENT) + HAS_PRODUCER])
 
-    def write_exchange(self, relay: FramedRelay, phase: ExchangePhase) -> None:
+    def write_exchange(self, session: ExpiringSession, phase: ExchangePhase) -> None:
         """Record the phase of the proxy's own exchange with the broker."""
-        self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE] = phase
+        self._cells[framed_row(session.relay_record.id, TO_BROKER) + EXCHANGE] = phase
 
-    def write_close_reason(self, relay: FramedRelay, why: CloseReason) -> None:
+    def write_close_reason(self, session: ExpiringSession, why: CloseReason) -> None:
         """Record that the relay is being closed."""
-        self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING] = why
+        self._cells[framed_row(session.relay_record.id, TO_CLIENT) + CLOSING] = why
 
-    def write_clock(self, relay: FramedRelay) -> None:
+    def write_clock(self, session: ExpiringSession) -> None:
         """Record the session's clock, if it has one.
 
         The end first and the phase last: whatever a kill leaves of it, no session lasts longer than it may.
         """
-        clock = relay.session.clock
+        clock = session.clock
         if clock is None:
             return
-        cells, row, snapshot = self._cells, framed_row(relay.record.id, TO_CLIENT), clock.snapshot
+        cells, row, snapshot = self._cells, framed_row(session.relay_record.id, TO_CLIENT), clock.snapshot
         for cell, time_s in (
             (EXPIRES_AT, snapshot.expires_at_s),
             (CHALLENGE_AT, snapshot.challenge_at_s),
@@ -194,7 +194,7 @@ class FramedJournal:
 
     def undo_injection(self, direction: Direction, pipe: Pipe, queued: int) -> bool:
         """Empty a pipe that holds a predecessor's injection that was not completed; return False if it does not."""
-        if not isinstance(direction, FramedDirection):
+        if direction.relay.session is None:
             return False
         row = framed_row(direction.relay.record.id, _way(direction))
         injecting = self._cells[row + INJECTING]
@@ -204,7 +204,7 @@ class FramedJournal:
             queued -= len(os.read(pipe.read_end, queued))
         return True
 
-    def _is_complete(self, direction: FramedDirection, row: int, injecting: int) -> bool:
+    def _is_complete(self, direction: Direction, row: int, injecting: int) -> bool:
         if injecting == Injection.HELD_HEAD:
             return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
         if injecting == Injection.CHALLENGE:
@@ -234,23 +234,22 @@ class FramedJournal:
             now_s=self._now(),
         )
 
-    def restore_cursors(self, relay: FramedRelay) -> CloseReason:
+    def restore_cursors(self, relay: Relay, session: ExpiringSession) -> CloseReason:
         """Find where the frames of a predecessor's relay begin, whatever it was doing; return its close reason.
 
         Injections that were not completed have been undone. Raises OSError.
         """
         for direction in (relay.to_broker, relay.to_client):
-            cursor = self._restore_cursor(direction)
+            cursor = self._restore_cursor(direction, session)
             self._cells[cursor.row + INJECTING] = 0
-        self.write_clock(relay)
-        if relay.session.broker_challenges is not None:
+        self.write_clock(session)
+        if session.broker_challenges is not None:
             exchange = self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE]
-            relay.session.broker_challenges.restore_phase(_decode(ExchangePhase, exchange, ExchangePhase.QUIET))
+            session.broker_challenges.restore_phase(_decode(ExchangePhase, exchange, ExchangePhase.QUIET))
         return _decode(CloseReason, self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
 
-    def _restore_cursor(self, direction: FramedDirection) -> FrameCursor:
-        session = direction.relay.session
-        cursor = self._new_cursor(direction, has_producer=self.has_producer(direction.relay))
+    def _restore_cursor(self, direction: Direction, session: ExpiringSession) -> FrameCursor:
+        cursor = self._new_cursor(direction, session, has_producer=self.has_producer(session))
         consumed, boundary = consumed_bytes(direction.source), self._cells[cursor.row + BOUNDARY]
         cursor.boundary = abs(boundary)
         cursor.bytes_to_boundary = max(0, cursor.boundary - consumed)
@@ -276,6 +275,6 @@ def _decode(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
         return otherwise
 
 
-def _way(direction: FramedDirection) -> int:
+def _way(direction: Direction) -> int:
     """Return TO_BROKER or TO_CLIENT."""
     return TO_BROKER if direction is direction.relay.to_broker else TO_CLIENT

@@ -27,6 +27,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
 from proxy.forwarder.lifetime.session import (
     PEEK_BYTES,
+    ExpiringSession,
     FrameCursor,
     Injection,
     ReauthenticationHandler,
@@ -34,8 +35,8 @@ from proxy.forwarder.lifetime.session import (
 from proxy.forwarder.relay.framed_control import SplicedControl
 from proxy.forwarder.relay.framed_injection import FrameInjector
 from proxy.forwarder.relay.framed_journal import FramedJournal
-from proxy.forwarder.relay.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
 from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT, RelayTable
 
@@ -69,26 +70,27 @@ class FramedSplicePump:
 
     # ---- relays in
 
-    def follow_relay(self, relay: FramedRelay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+    def follow_relay(
+        self, relay: Relay, session: ExpiringSession, first_to_broker: bytes, first_to_client: bytes
+    ) -> tuple[bytes, bytes]:
         """Follow a relay that has not started; see FramedJournal.start_cursors. Raises OSError, FrameInvalid."""
-        control = self._attach_control(relay)
-        passing = self.journal.start_cursors(relay, first_to_broker, first_to_client)
+        control = self._attach_control(relay, session)
+        passing = self.journal.start_cursors(relay, session, first_to_broker, first_to_client)
         if control.has_opened_producer:
-            self._reauthentication.on_producer_opened(relay.session)
+            self._reauthentication.on_producer_opened(session)
         return passing
 
-    def resume_relay(self, relay: FramedRelay) -> None:
+    def resume_relay(self, relay: Relay, session: ExpiringSession) -> None:
         """Follow a predecessor's relay from where it was; see FramedJournal.restore_cursors. Raises OSError."""
-        control = self._attach_control(relay)
-        if close_reason := self.journal.restore_cursors(relay):
+        control = self._attach_control(relay, session)
+        if close_reason := self.journal.restore_cursors(relay, session):
             control.resume_closing(close_reason)
         for direction in (relay.to_broker, relay.to_client):
             if direction.cursor is not None and direction.cursor.removed_bytes is not None:
                 self._pump.enqueue(direction)  # the frame may be complete
 
-    def _attach_control(self, relay: FramedRelay) -> SplicedControl:
-        session = relay.session
-        session.control = control = SplicedControl(relay, self._pump, self.journal, self._reauthentication)
+    def _attach_control(self, relay: Relay, session: ExpiringSession) -> SplicedControl:
+        session.control = control = SplicedControl(relay, session, self._pump, self.journal, self._reauthentication)
         if session.broker_challenges is not None:
             session.broker_challenges.control = control
         for direction in (relay.to_broker, relay.to_client):
@@ -97,7 +99,7 @@ class FramedSplicePump:
 
     # ---- pumping
 
-    def pump(self, direction: FramedDirection) -> None:
+    def pump(self, direction: Direction) -> None:
         """Do what is due at the next boundary, then move at most one portion of what may pass (see SplicePump.pump)."""
         if direction.queued or direction.done:
             return
@@ -117,7 +119,7 @@ class FramedSplicePump:
         except Exception as error:  # noqa: BLE001 -- as SplicePump.pump
             pump.on_internal_error(direction, error)
 
-    def _move(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe, passing: int) -> None:
+    def _move(self, direction: Direction, cursor: FrameCursor, pipe: Pipe, passing: int) -> None:
         self._cells[direction.row + PIPE] = pipe.id
         try:
             moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
@@ -132,7 +134,7 @@ class FramedSplicePump:
         is_all = cursor.record_consumed(moved, few=moved < FEW_BYTES) or self._add_to_pipe(direction, cursor, pipe)
         self._pump.deliver_from_pipe(direction, pipe, is_all=is_all)
 
-    def _process_boundary(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+    def _process_boundary(self, direction: Direction, cursor: FrameCursor) -> int:
         """Do what is due at a boundary; return how many bytes may pass from it, 0 if none may now."""
         stream, may_inject = cursor.stream, True
         while not (direction.done or direction.queued or direction.in_pipe):
@@ -157,7 +159,7 @@ class FramedSplicePump:
                 return 0
         return 0
 
-    def _add_to_pipe(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe) -> bool:
+    def _add_to_pipe(self, direction: Direction, cursor: FrameCursor, pipe: Pipe) -> bool:
         """Splice more into the pipe before it is delivered; return True if the source is assumed to be empty.
 
         To follow frames makes small portions, and a splice to the sink costs the same for small and large ones. Only
@@ -173,7 +175,7 @@ class FramedSplicePump:
             pass
         return is_all
 
-    def _more_to_pass(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+    def _more_to_pass(self, direction: Direction, cursor: FrameCursor) -> int:
         if (
             cursor.bytes_to_boundary
             or cursor.scanner.slow_frames_left <= 0  # the turn is over
@@ -190,7 +192,7 @@ class FramedSplicePump:
             return 0  # the next round meets it again
         return self._let_pass(direction, cursor, passing, size) if passing else 0
 
-    def _peek(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+    def _peek(self, direction: Direction, cursor: FrameCursor) -> int:
         """Peek at the source; return how many bytes are seen, 0 if none now, or none any more."""
         try:
             size = cursor.sock.recv_into(self._peeked, cursor.peek_bytes, socket.MSG_PEEK)
@@ -204,12 +206,12 @@ class FramedSplicePump:
         return size
 
     @staticmethod
-    def _on_source_error(direction: FramedDirection, error: OSError) -> None:
+    def _on_source_error(direction: Direction, error: OSError) -> None:
         if error.errno not in PEER_GONE:
             raise error
         direction.relay.broken = True
 
-    def _on_source_end(self, direction: FramedDirection, cursor: FrameCursor) -> None:
+    def _on_source_end(self, direction: Direction, cursor: FrameCursor) -> None:
         session = cursor.session
         if cursor.held_head:
             # In the middle of a frame: what is there of it is delivered all the same.
@@ -224,7 +226,7 @@ class FramedSplicePump:
             return
         self._pump.end_direction(direction)
 
-    def _scan_peeked(self, direction: FramedDirection, cursor: FrameCursor, size: int) -> int:
+    def _scan_peeked(self, direction: Direction, cursor: FrameCursor, size: int) -> int:
         """Scan the frames that were peeked at; return how many bytes may pass, 0 if none now, or all is done."""
         buffer: bytes | bytearray = self._peeked
         if cursor.held_head:
@@ -237,11 +239,11 @@ class FramedSplicePump:
             if stop == INCOMPLETE:
                 self._hold_head(cursor, bytes(buffer[:size]))
             else:
-                self._on_stop_type(direction, cursor, buffer, size)
+                self._on_stop_type(cursor, buffer, size)
             return 0
         return self._let_pass(direction, cursor, passing, size)
 
-    def _let_pass(self, direction: FramedDirection, cursor: FrameCursor, passing: int, size: int) -> int:
+    def _let_pass(self, direction: Direction, cursor: FrameCursor, passing: int, size: int) -> int:
         """Record the boundary behind ``passing`` bytes; return how many of them may be spliced now."""
         boundary, held = cursor.boundary + passing, len(cursor.held_head)
         if held:
@@ -275,9 +277,7 @@ class FramedSplicePump:
 
     # ---- commands that the scan stops at
 
-    def _on_stop_type(
-        self, direction: FramedDirection, cursor: FrameCursor, buffer: bytes | bytearray, size: int
-    ) -> None:
+    def _on_stop_type(self, cursor: FrameCursor, buffer: bytes | bytearray, size: int) -> None:
         """Do what is due for a command stopped at; if it may pass, it is scanned once more. Raises FrameInvalid."""
         session, stream = cursor.session, cursor.stream
         length, command_type = cursor.scanner.read_first_head(buffer, size)
@@ -286,10 +286,10 @@ class FramedSplicePump:
         if action is Action.REMOVE:
             self._start_removal(cursor, length)
         elif action is Action.PASS and command_type == BaseCommand.PRODUCER and stream.watches_producers:
-            self.journal.write_producer(direction.relay, cursor)
+            self.journal.write_producer(cursor)
             self._reauthentication.on_producer_opened(session)
 
-    def _decide_late_rest(self, direction: FramedDirection, cursor: FrameCursor) -> int:
+    def _decide_late_rest(self, direction: Direction, cursor: FrameCursor) -> int:
         """Do what is due for the rest of a frame past the session's end; return how many bytes of it may pass."""
         action = cursor.stream.decide_rest(self._now())
         self._reauthentication.on_action(cursor.session, cursor.stream, action)
@@ -307,7 +307,7 @@ class FramedSplicePump:
         cursor.removed_bytes = bytearray(cursor.held_head)
         cursor.held_head = b""
 
-    def _remove_frame(self, direction: FramedDirection, cursor: FrameCursor, removed: bytearray) -> bool:
+    def _remove_frame(self, direction: Direction, cursor: FrameCursor, removed: bytearray) -> bool:
         """Remove what has arrived of a frame from the stream; return True if all of it has."""
         while cursor.bytes_to_boundary:
             try:
@@ -322,16 +322,16 @@ class FramedSplicePump:
                 return False
             removed += data
             cursor.bytes_to_boundary -= len(data)
-        self._on_frame_removed(direction, cursor, bytes(removed))
+        self._on_frame_removed(cursor, bytes(removed))
         return True
 
-    def _on_frame_removed(self, direction: FramedDirection, cursor: FrameCursor, frame: bytes) -> None:
+    def _on_frame_removed(self, cursor: FrameCursor, frame: bytes) -> None:
         session = cursor.session
         if cursor.way == TO_CLIENT:
             challenges = session.broker_challenges
             assert challenges is not None  # or nothing is removed
             challenges.on_challenge_frame(frame)
-            self.journal.write_exchange(direction.relay, challenges.phase)  # before the frame counts as removed
+            self.journal.write_exchange(session, challenges.phase)  # before the frame counts as removed
             self.journal.write_boundary(cursor)
             cursor.removed_bytes = None
             return
@@ -342,7 +342,7 @@ class FramedSplicePump:
             session.clock.on_answer_lost(self._now())
         else:
             failure = session.clock.on_answer(self._now())
-        self.journal.write_clock(direction.relay)
+        self.journal.write_clock(session)
         self.journal.write_boundary(cursor)
         cursor.removed_bytes = None
         if drops:

@@ -9,6 +9,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
+from proxy.forwarder.relay.relay import BaseRelay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
@@ -18,21 +19,20 @@ from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CL
 class RelayLedger:
     """The rows and counts of one forwarder's relays.
 
-    ``is_handing_over``: the rows of relays that have not started are a successor's from now on. ``close_reasons``: why
-    the proxy closes relays, by id.
+    ``is_handing_over``: the rows of relays that have not started are a successor's from now on. ``on_end`` is called
+    with the record of each relay that has ended, and why the proxy itself has closed it.
     """
 
     def __init__(
         self,
         table: RelayTable,
         fd_store: FdStoreClient,
-        on_end: Callable[[StoredRelay], None],
+        on_end: Callable[[StoredRelay, CloseReason], None],
         principals: PrincipalUsage,
     ) -> None:
         self.table = table
         self.in_flight = InFlightCounter()
         self.is_handing_over = False
-        self.close_reasons: dict[int, CloseReason] = {}
         self._fd_store = fd_store
         self._on_end = on_end
         self._principals = principals
@@ -55,8 +55,9 @@ class RelayLedger:
 
     # ---- relays out
 
-    def on_relay_end(self, record: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
+    def on_relay_end(self, relay: BaseRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
         """Count, log and report the end of a relay; its rows are released once its sockets are closed."""
+        record = relay.record
         self.in_flight.decrement()
         get_logger().info(
             "a relay has ended",
@@ -69,8 +70,7 @@ class RelayLedger:
             **self._messages_of(record),
             **({"proxy": record.proxy} if record.proxy else {}),
         )
-        self._on_end(record)
-        self.close_reasons.pop(record.id, None)
+        self._on_end(record, relay.close_reason)
 
     def _messages_of(self, record: StoredRelay) -> dict[str, int]:
         if not record.session.counts_messages:

@@ -9,6 +9,8 @@ A relay is blind, unless it has a session that can expire or of which messages a
 (proxy.forwarder.lifetime.terms): then its frames are followed, in both directions.
 """
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,21 +29,20 @@ from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinato
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.session_factory import SessionFactory, SessionOptions
 from proxy.forwarder.relay.adoption import RelayAdopter, RelaysLeftBehind
-from proxy.forwarder.relay.closing import CloseSchedule, RelayCloser
+from proxy.forwarder.relay.closing import CloseSchedule
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
-from proxy.forwarder.relay.framed_relay import FramedRelay
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import PipePool
-from proxy.forwarder.relay.relay import Relay
-from proxy.forwarder.relay.sockets import ip_of, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.relay.relay import BaseRelay, Relay, RelayMustWait, RelayStart, RelayStartFailed, shut_down
+from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.spliced_start import REPLACED, SplicedRelayStarter, close_descriptors_of
-from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.forwarder.relay.usage import PrincipalUsage
-from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
+from proxy.forwarder.relay.user_space import UserSpaceRelays
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.shared.relay_table import RelayTable
 
 STORE_WAIT_S = 5.0
@@ -60,12 +61,12 @@ class RelayCallbacks:
     """What the owner wants to know of relays.
 
     ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
-    another connection; ``on_end`` with that of each that has ended here; ``on_handed_over`` with that of each that
-    has become a successor's; ``on_left_behind_gone`` with the client's IP address of each relay that has ended in a
-    predecessor, or that a successor looks after from now on.
+    another connection; ``on_end`` with that of each that has ended here, and why the proxy itself has closed it;
+    ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the client's IP
+    address of each relay that has ended in a predecessor, or that a successor looks after from now on.
     """
 
-    on_end: Callable[[StoredRelay], None]
+    on_end: Callable[[StoredRelay, CloseReason], None]
     on_handed_over: Callable[[StoredRelay], None] = _ignore
     on_left_behind_gone: Callable[[str], None] = _ignore
     on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
@@ -106,6 +107,7 @@ class RelayManager(Collector):
         options: RelayOptions,
     ) -> None:
         sessions, self.now = options.sessions, options.now
+        self._nursery = nursery
         self._fd_store = fd_store
         self._callbacks = callbacks
         self._splices = splice_works()
@@ -121,14 +123,11 @@ class RelayManager(Collector):
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
         self._user_space = UserSpaceRelays(nursery, self._ledger, self.reauthentication)
-        self._closer = RelayCloser(nursery, self._engine, self._user_space, self._ledger)
         self._starter = SplicedRelayStarter(self._engine, framed_pump, fd_store, self._ledger)
         self._adopter = RelayAdopter(self._engine, framed_pump, pool, self._ledger, self._session_factory)
         self.left_behind = RelaysLeftBehind(table, self._on_left_behind_end)
         """Relays that stay in predecessors; for this forwarder's own, once it is replaced, see ``hand_over_relays``."""
-        self.close_schedule: CloseSchedule[Relay | UserSpaceRelay] = CloseSchedule(
-            self._closer.close_relay, self._closer.abort_relay, options.now
-        )
+        self.close_schedule = CloseSchedule(options.now)
 
     async def run(self) -> None:
         """Move bytes until cancelled; relays are left as they are. After a hand-over, serve those that stay."""
@@ -155,7 +154,8 @@ class RelayManager(Collector):
             if self._engine.frozen:
                 self._release_handed_over(relay)
             else:
-                self._on_spliced(relay)
+                self.in_flight.increment()
+                self._on_live(relay)
             return
         session = self._prepare_start(start)
         try:
@@ -165,9 +165,7 @@ class RelayManager(Collector):
             raise RelayStartFailed(f"a relay cannot begin: {error}") from error
         self.in_flight.increment()
         self._ledger.count_start(record)
-        in_user_space = UserSpaceRelay(record, session)
-        self._user_space.start_relay(in_user_space, start)
-        self._on_live(in_user_space)
+        self._on_live(self._user_space.start_relay(start, session))
 
     async def _start_spliced(self, start: RelayStart, client: TcpStream, broker: TcpStream) -> Relay:
         """Start a spliced relay, again and again for STORE_WAIT_S where it must wait. Raises RelayStartFailed."""
@@ -188,7 +186,8 @@ class RelayManager(Collector):
         relay = self._starter.start_relay_now(start, client, broker, self._prepare_start(start))
         if relay is None:
             return False
-        self._on_spliced(relay)
+        self.in_flight.increment()
+        self._on_live(relay)
         self._engine.run_once()
         return True
 
@@ -205,10 +204,6 @@ class RelayManager(Collector):
         self._ledger.record_principal(record)
         return session
 
-    def _on_spliced(self, relay: Relay) -> None:
-        self.in_flight.increment()
-        self._watch_relay(relay)
-
     def adopt_relays(self, handover: RelayHandover, config: RelayConfig) -> None:
         """Continue what a predecessor handed over: the table, and relays that were spliced."""
         taken = {inherited.record.id for inherited in handover.relays}
@@ -217,30 +212,29 @@ class RelayManager(Collector):
         self._adopter.adopt_relays(handover, config, self._on_adopted, self._on_relay_end)
 
     def _on_adopted(self, relay: Relay) -> None:
-        if isinstance(relay, FramedRelay):
-            session = relay.session
-            self.reauthentication.add_session(session)
+        session = relay.session
+        if session is not None:
             if session.broker_challenges is not None:
                 session.broker_challenges.resume_exchange()
             if session.close_reason in PLANNED_CLOSE_REASONS:
-                relay.close_reason = self._ledger.close_reasons[relay.record.id] = session.close_reason
+                relay.close_reason = session.close_reason
         self._on_live(relay)
 
-    def _watch_relay(self, relay: Relay) -> None:
-        if isinstance(relay, FramedRelay):
+    def _on_live(self, relay: BaseRelay) -> None:
+        if relay.session is not None:
             self.reauthentication.add_session(relay.session)
-        self._on_live(relay)
-
-    def _on_live(self, relay: Relay | UserSpaceRelay) -> None:
         self.close_schedule.add_relay(relay)
-        self._callbacks.on_live(relay.record, partial(self._closer.evict_relay, relay))
+        self._callbacks.on_live(relay.record, relay.evict)
 
     # ---- relays out
 
     def spread_closes(self, timeout_s: float) -> None:
         """Close all relays gently, spread over ``timeout_s``."""
-        spliced = [] if self._engine.frozen else self._engine.relays
-        self.close_schedule.spread_closes([*spliced, *self._user_space.relays], timeout_s)
+        self.close_schedule.spread_closes(self._live_relays(), timeout_s)
+
+    def _live_relays(self) -> list[BaseRelay]:
+        """Return all relays but those that are a successor's."""
+        return [*(() if self._engine.frozen else self._engine.relays), *self._user_space.relays]
 
     def abort_relays(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
@@ -264,9 +258,7 @@ class RelayManager(Collector):
             relay.handed_over = True  # verdicts and credentials that are still on their way change nothing of it
         if handed_over:
             self.close_schedule.forget_relays(handed_over)
-            self.reauthentication.remove_sessions(
-                [relay.session for relay in handed_over if isinstance(relay, FramedRelay)]
-            )
+            self.reauthentication.remove_sessions(relay.session for relay in handed_over if relay.session is not None)
         await self._fd_store.close([RelayLeftBehind(id=one.record.id, client_ip=ip_of(one.record)) for one in staying])
         if not crash_safe:
             return
@@ -280,7 +272,30 @@ class RelayManager(Collector):
         self._callbacks.on_handed_over(relay.record)
 
     def _on_relay_end(self, relay: Relay) -> None:
-        self._closer.on_relay_end(relay)
+        """Report a spliced relay that has ended, and close its sockets; where one side broke, only once the other has
+        read what it was sent.
+        """
+        self._ledger.on_relay_end(relay, *self._engine.bytes_moved(relay))
+        if relay.broken:
+            self._nursery.start_soon(self._linger, relay)
+            return
+        for descriptor in relay.sockets:  # of which both directions have ended, for the store's copy, too
+            os.close(descriptor)
+        self._ledger.release_relay(relay.record.id)
+
+    async def _linger(self, relay: Relay) -> None:
+        streams = [TcpStream(adopt_socket(descriptor)) for descriptor in relay.sockets]
+        try:
+            async with trio.open_nursery() as nursery:
+                for stream in streams:
+                    nursery.start_soon(partial(read_to_the_end, stream))
+        finally:
+            for stream in streams:
+                if not self._engine.frozen:
+                    shut_down(stream.socket.fileno(), socket.SHUT_RDWR)
+                stream.socket.close()
+            if not self._engine.frozen:
+                self._ledger.release_relay(relay.record.id)
 
     def _on_left_behind_end(self, relay_id: int, client_ip: str) -> None:
         self._fd_store.drop_left_behind(relay_id)
@@ -288,15 +303,9 @@ class RelayManager(Collector):
 
     # ---- observation
 
-    def close_reason_of(self, record: StoredRelay) -> CloseReason:
-        """Return why the proxy itself has closed a relay, while ``on_end`` reports it; NOT_CLOSING if it has not."""
-        return self._ledger.close_reasons.get(record.id, CloseReason.NOT_CLOSING)
-
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""
-        spliced = () if self._engine.frozen else self._engine.relays
-        in_engine = [relay.session for relay in spliced if isinstance(relay, FramedRelay)]
-        return [*in_engine, *self._user_space.expiring_sessions]
+        return [relay.session for relay in self._live_relays() if relay.session is not None]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Return Prometheus counters of bytes, portions, and use by principal."""

@@ -10,13 +10,11 @@ from proto.command_heads import FrameInvalid
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
-from proxy.forwarder.relay.framed_relay import FramedRelay
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES
-from proxy.forwarder.relay.relay import Relay
+from proxy.forwarder.relay.relay import Relay, RelayMustWait, RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import tune_for_relay
-from proxy.forwarder.relay.start import RelayMustWait, RelayStart, RelayStartFailed
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
@@ -90,7 +88,7 @@ class SplicedRelayStarter:
     def follow_relay(self, relay: Relay, start: RelayStart) -> tuple[bytes, bytes]:
         """Return what goes first to the broker, and to the client."""
         first = start.first_to_broker, start.first_to_client
-        return self._framed_pump.follow_relay(relay, *first) if isinstance(relay, FramedRelay) else first
+        return first if relay.session is None else self._framed_pump.follow_relay(relay, relay.session, *first)
 
     def abandon_relay(self, relay: Relay) -> None:
         """Release what a relay that has not started had acquired."""
@@ -150,11 +148,7 @@ class _Starting:
         session: ExpiringSession | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
-        timeout_s = seconds(start.config.half_close_timeout_ms)
-        if session is None:
-            self.relay = Relay(start.stored, *sockets, timeout_s)
-        else:
-            self.relay = FramedRelay(start.stored, *sockets, timeout_s, session)
+        self.relay = Relay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
         self.is_done = False
         self._starter = starter
         self._start = start

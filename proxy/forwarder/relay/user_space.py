@@ -16,8 +16,8 @@ from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.copy_loop import copy_streams
 from proxy.forwarder.relay.framed_copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.ledger import RelayLedger
+from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.forwarder.relay.sockets import LINGER_S
-from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
@@ -25,21 +25,30 @@ Copy = Callable[..., Awaitable[None]]
 """Copies a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.copy_streams."""
 
 
-class UserSpaceRelay:
-    """One relay through user space.
+class UserSpaceRelay(BaseRelay):
+    """One relay through user space, one of ``relays``.
 
-    ``record`` is what the log and the owner know of it; ``session``: None if it is blind. ``close_reason``: why the
-    proxy closes it; ``is_over``: whether it has ended. ``copy_scope`` is cancelled to end it at once;
-    ``client_read_scope`` to read nothing more from the client of a blind one.
+    ``copy_scope`` is cancelled to end it at once; ``client_read_scope`` to read nothing more from the client of a blind
+    one.
     """
 
-    def __init__(self, record: StoredRelay, session: ExpiringSession | None) -> None:
+    is_over = False
+
+    def __init__(self, relays: "UserSpaceRelays", record: StoredRelay, session: ExpiringSession | None) -> None:
+        self._relays = relays
         self.record = record
         self.session = session
         self.close_reason = CloseReason.NOT_CLOSING
-        self.is_over = False
         self.copy_scope = trio.CancelScope()
         self.client_read_scope = trio.CancelScope()
+
+    def close_when_quiet(self) -> None:
+        """Read nothing more from the client, and close when the broker has answered."""
+        self._relays.close_when_quiet(self)
+
+    def abort(self) -> None:
+        """End at once."""
+        self.copy_scope.cancel()
 
 
 class UserSpaceRelays:
@@ -54,51 +63,34 @@ class UserSpaceRelays:
         self._reauthentication = reauthentication
         self._live: dict[int, UserSpaceRelay] = {}
 
-    def start_relay(self, relay: UserSpaceRelay, start: RelayStart) -> None:
+    def start_relay(self, start: RelayStart, session: ExpiringSession | None) -> UserSpaceRelay:
         """Start a relay; both streams are its own from now on. It may be ended before its task runs."""
-        record, session = relay.record, relay.session
+        record = start.stored
+        relay = UserSpaceRelay(self, record, session)
         copy: Copy = partial(copy_streams, client_read_scope=relay.client_read_scope)
         if session is not None:
             self._table.record_framed(record.id)
             count_messages = partial(self._table.add_messages, record.id)
             reauthentication = self._reauthentication
             copy = FramedCopyLoop(session, count_messages, reauthentication, reauthentication.now).relay_streams
-            reauthentication.add_session(session)
         self._live[record.id] = relay
         self._nursery.start_soon(self._run_relay, copy, relay, start)
+        return relay
 
     @property
     def relays(self) -> list[UserSpaceRelay]:
         """The live relays."""
         return [*self._live.values()]
 
-    @property
-    def expiring_sessions(self) -> list[ExpiringSession]:
-        """The sessions of the live relays of which the frames are followed."""
-        return [relay.session for relay in self._live.values() if relay.session is not None]
-
-    # ---- ends
-
-    def close_relay(self, relay: UserSpaceRelay, why: CloseReason) -> None:
-        """Begin to close a relay gently."""
-        if relay.session is not None:
-            relay.session.control.start_closing(why)
-        else:
-            self._nursery.start_soon(self._close_when_quiet, relay)
+    def close_when_quiet(self, relay: UserSpaceRelay) -> None:
+        """Read nothing more from the client of a blind relay, and close it when the broker has answered."""
+        relay.client_read_scope.cancel()
+        self._nursery.start_soon(self._close_when_quiet, relay)
 
     async def _close_when_quiet(self, relay: UserSpaceRelay) -> None:
-        """Close a blind relay when the broker has answered what it was sent."""
-        relay.client_read_scope.cancel()
         to_client = row(relay.record.id, TO_CLIENT)
         await until_quiet(lambda: self._table.bytes_moved(to_client))
         relay.copy_scope.cancel()
-
-    @staticmethod
-    def abort_relay(relay: UserSpaceRelay) -> None:
-        """End a relay at once."""
-        relay.copy_scope.cancel()
-
-    # ---- the task of a relay
 
     async def _run_relay(self, copy: Copy, relay: UserSpaceRelay, start: RelayStart) -> None:
         record, client, broker = relay.record, start.client, start.broker
@@ -123,6 +115,6 @@ class UserSpaceRelays:
             with trio.CancelScope(shield=True):
                 for stream in (client, broker):
                     await trio.aclose_forcefully(stream)
-            self._ledger.on_relay_end(record, self._table.bytes_moved(to_broker), self._table.bytes_moved(to_client))
+            self._ledger.on_relay_end(relay, self._table.bytes_moved(to_broker), self._table.bytes_moved(to_client))
             del self._live[record.id]
             self._ledger.release_rows(record.id)

@@ -13,7 +13,6 @@ from relay_fakes import (
     WatchedFdStoreClient,
 )
 
-from proxy.forwarder.relay import closing
 from proxy.forwarder.relay import manager as relays_module
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -79,7 +78,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
             super().__init__(descriptor)
             self.cells = FusedCells(self.cells, fuse)  # type: ignore[assignment]
 
-    splice, shut_down, drop_relay = os.splice, closing.shut_down, WatchedFdStoreClient.drop_relay
+    splice, shut_down, drop_relay = os.splice, relays_module.shut_down, WatchedFdStoreClient.drop_relay
 
     def fused_splice(*arguments: Any, **named: Any) -> int:
         fuse.step()
@@ -98,7 +97,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
         fuse.step()
 
     monkeypatch.setattr(relays_module, "RelayTable", FusedTable)
-    monkeypatch.setattr(closing, "shut_down", fused_shut_down)
+    monkeypatch.setattr(relays_module, "shut_down", fused_shut_down)
     monkeypatch.setattr("proxy.forwarder.relay.engine.shut_down", fused_shut_down)
     monkeypatch.setattr("proxy.forwarder.relay.splice_pump.shut_down", fused_shut_down)
     monkeypatch.setattr(os, "splice", fused_splice)

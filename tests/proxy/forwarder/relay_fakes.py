@@ -35,7 +35,7 @@ from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.credentials import NoCredentials
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
@@ -185,7 +185,13 @@ def new_relays(
     nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None, **options: Any
 ) -> RelayManager:
     """Relays that no store keeps."""
-    return RelayManager(nursery, disabled_fd_store(), RelayHandover(), RelayCallbacks(on_end), RelayOptions(**options))
+    return RelayManager(
+        nursery,
+        disabled_fd_store(),
+        RelayHandover(),
+        RelayCallbacks(lambda about, _why: on_end(about)),
+        RelayOptions(**options),
+    )
 
 
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
@@ -330,7 +336,11 @@ class Forwarder:
                         nursery,
                         self.fd_store,
                         self.left,
-                        RelayCallbacks(self.ended.append, self.moved_away.append, self.gone_behind.append),
+                        RelayCallbacks(
+                            lambda about, _why: self.ended.append(about),
+                            self.moved_away.append,
+                            self.gone_behind.append,
+                        ),
                         RelayOptions(now=self.now, sessions=sessions),
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0

@@ -19,7 +19,7 @@ from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import OriginalData, Principal
-from proxy.forwarder.relay.start import RelayStartFailed
+from proxy.forwarder.relay.relay import RelayStartFailed
 from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.reactor import Reactor

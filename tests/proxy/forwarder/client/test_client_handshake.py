@@ -26,7 +26,7 @@ from proxy.forwarder.client.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Hands
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.deadlines import Deadlines

@@ -39,8 +39,7 @@ from proxy.forwarder.lifetime.session import (
     INJECTION_BYTES_MAX,
 )
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
-from proxy.forwarder.relay.relay import Direction
-from proxy.forwarder.relay.start import RelayStartFailed
+from proxy.forwarder.relay.relay import Direction, RelayStartFailed
 from proxy.runtime.shared.relay_table import EXCHANGE, TO_BROKER, framed_row
 
 WAYS = ["killed", "handed over"]

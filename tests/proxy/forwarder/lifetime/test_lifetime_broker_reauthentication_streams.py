@@ -35,7 +35,7 @@ from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticat
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.lifetime.session_factory import SessionOptions
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
 
 

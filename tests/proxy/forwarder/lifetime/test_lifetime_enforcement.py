@@ -43,7 +43,7 @@ from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.errors import RpcConnectionLost

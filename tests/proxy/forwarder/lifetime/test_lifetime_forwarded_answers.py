@@ -39,7 +39,7 @@ from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, INJECTION_BYTES_MAX
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BIND = "127.0.0.1:6650"

@@ -32,7 +32,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
@@ -485,7 +485,8 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
-    relays = RelayManager(nursery, disabled_fd_store(), left, RelayCallbacks(ended.append), RelayOptions())
+    callbacks = RelayCallbacks(lambda *end: ended.append(end))
+    relays = RelayManager(nursery, disabled_fd_store(), left, callbacks, RelayOptions())
     relays.adopt_relays(left, RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")

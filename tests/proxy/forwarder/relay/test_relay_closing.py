@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -36,9 +36,9 @@ from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay import closing, user_space
+from proxy.forwarder.relay import engine, user_space
 from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
 
@@ -50,10 +50,18 @@ LONG_AGO_MS = 1
 
 
 @dataclass(eq=False)
-class FakeRelay:
-    record: StoredRelay = field(default_factory=StoredRelay)
+class FakeRelay(BaseRelay):
+    on_close: Callable[[FakeRelay, CloseReason], None]
+    on_abort: Callable[[FakeRelay], None]
+    record: StoredRelay
     close_reason: CloseReason = CloseReason.NOT_CLOSING
     is_over: bool = False
+
+    def close(self, why: CloseReason) -> None:
+        self.on_close(self, why)
+
+    def abort(self) -> None:
+        self.on_abort(self)
 
 
 class Schedule:
@@ -63,7 +71,10 @@ class Schedule:
         self.now = 1000.0
         self.left: list[tuple[float, FakeRelay, CloseReason]] = []
         self.dropped: list[tuple[float, FakeRelay]] = []
-        self.closes: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
+        self.closes = CloseSchedule(lambda: self.now)
+
+    def relay(self, leave_at_ms: int = 0, *, is_over: bool = False) -> FakeRelay:
+        return FakeRelay(self._leave, self._drop, StoredRelay(leave_at_ms=leave_at_ms), is_over=is_over)
 
     def _leave(self, relay: FakeRelay, why: CloseReason) -> None:
         self.left.append((self.now, relay, why))
@@ -81,7 +92,7 @@ class Schedule:
 def test_a_drain_ends_relays_evenly(count: int) -> None:
     """In a drain of 30 s at most 10 % in any second (of few, one at a time), none at once, the last in time to end."""
     schedule = Schedule()
-    relays = [FakeRelay() for _ in range(count)]
+    relays = [schedule.relay() for _ in range(count)]
     schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert {id(relay) for _, relay, _ in schedule.left} == {id(relay) for relay in relays}
@@ -97,7 +108,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
 def test_several_forwarders_together_are_as_even_as_one() -> None:
     schedules = [Schedule() for _ in range(4)]
     for schedule in schedules:
-        schedule.closes.spread_closes([FakeRelay() for _ in range(50)], 30)
+        schedule.closes.spread_closes([schedule.relay() for _ in range(50)], 30)
         schedule.pass_s(31)
     seconds = Counter(int(at) for schedule in schedules for at, _, _ in schedule.left)
     assert max(seconds.values()) <= 20
@@ -105,7 +116,7 @@ def test_several_forwarders_together_are_as_even_as_one() -> None:
 
 def test_the_order_is_not_that_of_age() -> None:
     schedule = Schedule()
-    relays = [FakeRelay() for _ in range(100)]
+    relays = [schedule.relay() for _ in range(100)]
     schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert [relay for _, relay, _ in schedule.left] != relays
@@ -115,7 +126,7 @@ def test_a_relay_that_starts_during_a_drain_is_closed_within_it() -> None:
     schedule = Schedule()
     schedule.closes.spread_closes([], 30)
     schedule.pass_s(10)
-    late = FakeRelay()
+    late = schedule.relay()
     schedule.closes.add_relay(late)
     schedule.pass_s(20)
     [(at, relay, why)] = schedule.left
@@ -125,14 +136,14 @@ def test_a_relay_that_starts_during_a_drain_is_closed_within_it() -> None:
 
 def test_without_time_all_are_ended_at_once() -> None:
     schedule = Schedule()
-    schedule.closes.spread_closes([FakeRelay(), FakeRelay()], 0)
+    schedule.closes.spread_closes([schedule.relay(), schedule.relay()], 0)
     schedule.closes.close_due_relays()
     assert len(schedule.left) == 2
 
 
 def test_a_relay_that_does_not_end_in_time_is_dropped_and_an_ended_one_is_left_alone() -> None:
     schedule = Schedule()
-    stuck, ends, gone = FakeRelay(), FakeRelay(), FakeRelay(is_over=True)
+    stuck, ends, gone = schedule.relay(), schedule.relay(), schedule.relay(is_over=True)
     schedule.closes.spread_closes([stuck, ends, gone], 0)
     schedule.closes.close_due_relays()
     ends.is_over = True
@@ -144,8 +155,8 @@ def test_a_relay_that_does_not_end_in_time_is_dropped_and_an_ended_one_is_left_a
 
 def test_a_maximum_age() -> None:
     schedule = Schedule()
-    old = FakeRelay(StoredRelay(leave_at_ms=1_005_000))
-    for relay in (old, FakeRelay()):
+    old = schedule.relay(leave_at_ms=1_005_000)
+    for relay in (old, schedule.relay()):
         schedule.closes.add_relay(relay)
     schedule.pass_s(100)
     [(at, relay, why)] = schedule.left
@@ -155,7 +166,7 @@ def test_a_maximum_age() -> None:
 
 def test_a_relay_closed_at_its_maximum_age_is_not_closed_again_by_a_drain() -> None:
     schedule = Schedule()
-    old = FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS))
+    old = schedule.relay(leave_at_ms=LONG_AGO_MS)
     schedule.closes.add_relay(old)
     schedule.closes.close_due_relays()
     schedule.closes.spread_closes([old], 5)
@@ -165,28 +176,25 @@ def test_a_relay_closed_at_its_maximum_age_is_not_closed_again_by_a_drain() -> N
 
 def test_a_relay_that_fails_to_close_is_dropped_and_the_others_are_closed() -> None:
     schedule = Schedule()
-    bad, good = (FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS)) for _ in range(2))
-    leave = schedule._leave
+    bad, good = (schedule.relay(leave_at_ms=LONG_AGO_MS) for _ in range(2))
 
-    def fails(relay: FakeRelay, why: CloseReason) -> None:
-        if relay is bad:
-            raise AttributeError("line")
-        leave(relay, why)
+    def fails(*_: object) -> None:
+        raise AttributeError("line")
 
-    schedule.closes._close = fails
+    bad.on_close = fails
     for relay in (bad, good):
         schedule.closes.add_relay(relay)
     with structlog.testing.capture_logs() as logs:
         schedule.closes.close_due_relays()
     assert [relay for _, relay, _ in schedule.left] == [good]
     assert [relay for _, relay in schedule.dropped] == [bad]
-    assert [entry["event"] for entry in logs] == ["closing a relay raised an unexpected error"]
+    assert [entry["event"] for entry in logs if "exc_info" in entry] == ["closing a relay raised an unexpected error"]
 
 
 def test_relays_that_have_ended_are_forgotten() -> None:
     schedule = Schedule()
     for _ in range(3 * DUE_MIN):
-        schedule.closes.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
+        schedule.closes.add_relay(schedule.relay(leave_at_ms=2_000_000, is_over=True))
     assert len(schedule.closes._due) <= DUE_MIN + 1
 
 
@@ -194,13 +202,18 @@ async def test_the_schedule_wakes_up_for_the_earliest_close(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     ended: list[tuple[float, CloseReason]] = []
-    schedule: CloseSchedule[FakeRelay] = CloseSchedule(
-        lambda _relay, why: ended.append((trio.current_time(), why)), lambda _relay: None, trio.current_time
-    )
+    schedule = CloseSchedule(trio.current_time)
+
+    def close(_relay: FakeRelay, why: CloseReason) -> None:
+        ended.append((trio.current_time(), why))
+
+    def relay(leave_at_ms: int) -> FakeRelay:
+        return FakeRelay(close, lambda _relay: None, StoredRelay(leave_at_ms=leave_at_ms))
+
     nursery.start_soon(schedule.run)
-    schedule.add_relay(FakeRelay(StoredRelay(leave_at_ms=500_000)))
+    schedule.add_relay(relay(500_000))
     await trio.sleep(1)
-    schedule.add_relay(FakeRelay(StoredRelay(leave_at_ms=7_000)))
+    schedule.add_relay(relay(7_000))
     await trio.sleep(10)
     assert ended == [(pytest.approx(7), CloseReason.MAX_AGE)]
     nursery.cancel_scope.cancel()
@@ -245,7 +258,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     async def until_quiet(_position: object) -> None:
         await event.wait()
 
-    for module in (closing, user_space):
+    for module in (engine, user_space):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -419,7 +432,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._ledger._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
+    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
@@ -529,7 +542,7 @@ async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(in_memory: Any)
 
 async def test_behind_tls_one_that_is_dropped_at_once_ends(in_memory: Any) -> None:
     def drop() -> None:
-        in_memory.relays._closer.abort_relay(in_memory.relays._user_space.relays[-1])
+        in_memory.relays._user_space.relays[-1].abort()
 
     for with_age in (True, False):
         client, broker = await in_memory(with_age=with_age, at_once=drop)

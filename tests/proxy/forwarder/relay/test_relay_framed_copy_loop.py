@@ -35,7 +35,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 
 PING = commands.ping()

@@ -48,7 +48,7 @@ from proxy.forwarder.lifetime.terms import challenge_permission
 from proxy.forwarder.relay import engine
 from proxy.forwarder.relay.framed_splice_pump import HEADER_PEEK_BYTES
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.start import RelayStartFailed
+from proxy.forwarder.relay.relay import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.rpc.errors import RpcError

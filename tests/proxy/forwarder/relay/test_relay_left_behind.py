@@ -15,7 +15,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
 from proxy.forwarder.relay import adoption, user_space
 from proxy.forwarder.relay.adoption import RelaysLeftBehind
 from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"

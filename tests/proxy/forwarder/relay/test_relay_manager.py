@@ -40,9 +40,9 @@ from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager, splice_pump
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe, PipePool
+from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import splice_works
 from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
-from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
