@@ -28,8 +28,7 @@ from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticat
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
-from proxy.forwarder.listen.accepting import accept_clients
-from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
+from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
 from proxy.forwarder.listen.shares import Place
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics

@@ -21,7 +21,6 @@ from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proxy.common.logs import get_logger
-from proxy.forwarder.client.closing import ConnectionCloser
 from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
@@ -44,7 +43,7 @@ from proxy.forwarder.client.lookup_control import (
 from proxy.forwarder.client.lookup_mode import LookupMode
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ClientTimeouts, ConnectionAge
-from proxy.forwarder.client.transport import ClientSlow, ClientTransport
+from proxy.forwarder.client.transport import ClientSlow, ClientTransport, ConnectionCloser
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed

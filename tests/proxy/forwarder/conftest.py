@@ -11,7 +11,7 @@ from lifetime_fakes import life  # noqa: F401 -- a fixture
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
-from proxy.forwarder.relay import manager, spliced_start
+from proxy.forwarder.relay import manager
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.runtime.loop.tcp_stream import TcpStream
 
@@ -25,8 +25,7 @@ def streams_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(client, TcpStream) and isinstance(broker, TcpStream):
             tune(client, broker, config)
 
-    for module in (manager, spliced_start):
-        monkeypatch.setattr(module, "tune_for_relay", tune_sockets)
+    monkeypatch.setattr(manager, "tune_for_relay", tune_sockets)
 
 
 @pytest.fixture

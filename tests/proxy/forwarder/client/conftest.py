@@ -28,8 +28,8 @@ async def play(
     if request.param == "memory":
         yield partial(Play, nursery)
         return
-    for module in ("manager", "spliced_start"):  # these are no TCP sockets
-        monkeypatch.setattr(f"proxy.forwarder.relay.{module}.tune_for_relay", lambda *_: None)
+    # These are no TCP sockets.
+    monkeypatch.setattr("proxy.forwarder.relay.manager.tune_for_relay", lambda *_: None)
     reactor = Reactor()
     reactor.may_linger = lambda: False
     nursery.start_soon(reactor.run)

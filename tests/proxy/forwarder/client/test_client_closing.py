@@ -1,4 +1,4 @@
-"""proxy.forwarder.client.closing: a client that does not read is not waited for, and one that reads gets its time."""
+"""ConnectionCloser: a client that does not read is not waited for, and one that reads gets its time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.forwarder.client.closing import ConnectionCloser
-from proxy.forwarder.client.transport import ClientTransport
+from proxy.forwarder.client.transport import ClientTransport, ConnectionCloser
 
 
 async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> ConnectionCloser:

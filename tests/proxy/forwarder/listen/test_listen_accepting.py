@@ -1,4 +1,4 @@
-"""proxy.forwarder.listen.accepting: fair shares, and a listener that outlives every trouble of accept."""
+"""accept_clients: fair shares, and a listener that outlives every trouble of accept."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import trio.testing
 from relay_fakes import until
 
 from proxy.config.types import Limits
-from proxy.forwarder.listen import accepting
-from proxy.forwarder.listen.accepting import accept_clients
-from proxy.forwarder.listen.admission import Admission
+from proxy.forwarder.listen import admission as accepting
+from proxy.forwarder.listen.admission import Admission, accept_clients
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.connection_count import SLACK_PART, ConnectionCounters, create_shared_counters
 

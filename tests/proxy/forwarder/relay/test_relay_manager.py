@@ -42,7 +42,6 @@ from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import splice_works
-from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
@@ -779,7 +778,7 @@ async def test_tls_on_any_side_goes_through_user_space(
     place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would move the records as they are: never. The store is told nothing: it could keep no keys."""
-    monkeypatch.setattr(SplicedRelayStarter, "start_relay", None)
+    monkeypatch.setattr(manager.SplicedRelayStarter, "start_relay", None)
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, sides)
     about = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
