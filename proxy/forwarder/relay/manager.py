@@ -341,11 +341,7 @@ class SplicedRelayStarter:
         self._ledger = ledger
 
     async def start_relay(
-        self,
-        start: RelayStart,
-        client: TcpStream,
-        broker: TcpStream,
-        session: ExpiringSession | None,
+        self, start: RelayStart, client: TcpStream, broker: TcpStream, session: ExpiringSession | None
     ) -> Relay:
         """Start a relay of which the rows are open; return it. Both sockets are detached from their streams then.
 
@@ -362,11 +358,7 @@ class SplicedRelayStarter:
         return relay
 
     def start_relay_now(
-        self,
-        start: RelayStart,
-        client: TcpStream,
-        broker: TcpStream,
-        session: ExpiringSession | None,
+        self, start: RelayStart, client: TcpStream, broker: TcpStream, session: ExpiringSession | None
     ) -> Relay | None:
         """Do the same if that needs no waiting; otherwise return None: nothing is left of the relay then."""
         with _Starting(self, start, client, broker, session) as starting:

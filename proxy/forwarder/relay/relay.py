@@ -1,6 +1,7 @@
 """Relays: what one needs to start, how it ends, and a spliced one with its two directions, as the engine knows it."""
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,7 +47,7 @@ class RelayStart:
     session: SessionTerms | None = None
 
 
-class BaseRelay:
+class BaseRelay(ABC):
     """A live relay of any kind, which closes itself.
 
     ``record`` is what the log, the owner and the fd store know of it. ``close_reason``: why the proxy closes it;
@@ -60,9 +61,9 @@ class BaseRelay:
     session: ExpiringSession | None
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether it has ended."""
-        raise NotImplementedError
 
     def close(self, why: CloseReason) -> None:
         """Begin to close gently."""
@@ -71,13 +72,13 @@ class BaseRelay:
         else:
             self.close_when_quiet()
 
+    @abstractmethod
     def close_when_quiet(self) -> None:
         """Read nothing more from the client of a blind relay, and close it when the broker has answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort(self) -> None:
         """End at once."""
-        raise NotImplementedError
 
     def evict(self) -> None:
         """End at once, for another owner's connection."""

@@ -19,14 +19,14 @@ from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.forwarder.relay.sockets import LINGER_S
 from proxy.runtime.loop.tasks import close_gracefully, seconds
-from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
+from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, RelayTable, row
 
 Copy = Callable[..., Awaitable[None]]
 """Copies a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.copy_streams."""
 
 
 class UserSpaceRelay(BaseRelay):
-    """One relay through user space, one of ``relays``.
+    """One relay through user space.
 
     ``copy_scope`` is cancelled to end it at once; ``client_read_scope`` to read nothing more from the client of a blind
     one.
@@ -34,8 +34,11 @@ class UserSpaceRelay(BaseRelay):
 
     is_over = False
 
-    def __init__(self, relays: "UserSpaceRelays", record: StoredRelay, session: ExpiringSession | None) -> None:
-        self._relays = relays
+    def __init__(
+        self, nursery: trio.Nursery, table: RelayTable, record: StoredRelay, session: ExpiringSession | None
+    ) -> None:
+        self._nursery = nursery
+        self._table = table
         self.record = record
         self.session = session
         self.close_reason = CloseReason.NOT_CLOSING
@@ -44,7 +47,13 @@ class UserSpaceRelay(BaseRelay):
 
     def close_when_quiet(self) -> None:
         """Read nothing more from the client, and close when the broker has answered."""
-        self._relays.close_when_quiet(self)
+        self.client_read_scope.cancel()
+        self._nursery.start_soon(self._abort_when_quiet)
+
+    async def _abort_when_quiet(self) -> None:
+        to_client = row(self.record.id, TO_CLIENT)
+        await until_quiet(lambda: self._table.bytes_moved(to_client))
+        self.abort()
 
     def abort(self) -> None:
         """End at once."""
@@ -66,7 +75,7 @@ class UserSpaceRelays:
     def start_relay(self, start: RelayStart, session: ExpiringSession | None) -> UserSpaceRelay:
         """Start a relay; both streams are its own from now on. It may be ended before its task runs."""
         record = start.stored
-        relay = UserSpaceRelay(self, record, session)
+        relay = UserSpaceRelay(self._nursery, self._table, record, session)
         copy: Copy = partial(copy_streams, client_read_scope=relay.client_read_scope)
         if session is not None:
             self._table.record_framed(record.id)
@@ -81,16 +90,6 @@ class UserSpaceRelays:
     def relays(self) -> list[UserSpaceRelay]:
         """The live relays."""
         return [*self._live.values()]
-
-    def close_when_quiet(self, relay: UserSpaceRelay) -> None:
-        """Read nothing more from the client of a blind relay, and close it when the broker has answered."""
-        relay.client_read_scope.cancel()
-        self._nursery.start_soon(self._close_when_quiet, relay)
-
-    async def _close_when_quiet(self, relay: UserSpaceRelay) -> None:
-        to_client = row(relay.record.id, TO_CLIENT)
-        await until_quiet(lambda: self._table.bytes_moved(to_client))
-        relay.copy_scope.cancel()
 
     async def _run_relay(self, copy: Copy, relay: UserSpaceRelay, start: RelayStart) -> None:
         record, client, broker = relay.record, start.client, start.broker

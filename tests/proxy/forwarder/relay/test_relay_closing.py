@@ -60,6 +60,9 @@ class FakeRelay(BaseRelay):
     def close(self, why: CloseReason) -> None:
         self.on_close(self, why)
 
+    def close_when_quiet(self) -> None:
+        """Do nothing: ``close`` does not ask for it."""
+
     def abort(self) -> None:
         self.on_abort(self)
 
@@ -448,6 +451,20 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
     assert causes == [CloseReason.MAX_AGE, CloseReason.NOT_CLOSING], "also where a number is used again"
 
 
+@pytest.mark.parametrize("framed", [False, True])
+async def test_a_relay_that_gives_way_ends_at_once(place: Place, lane: Lane, now: Now, *, framed: bool) -> None:
+    forwarder = await place.forwarder()
+    causes: list[CloseReason] = []
+    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    terms = session(now, FakeReauthenticator(), clock=None, challenge=b"")
+    await forwarder.begin(lane, about=age_of(about_relay()) if framed else about_relay(), session=terms)
+    [relay] = forwarder.relays._engine.relays
+    assert (relay.session is not None) is framed
+    relay.evict()
+    assert causes == [CloseReason.OVER_SHARE]
+    assert await read_all(lane.client) == await read_all(lane.broker) == b""
+
+
 async def test_a_relay_without_an_age_stays_blind(place: Place, lane: Lane, now: Now) -> None:
     forwarder = await place.forwarder()
     await forwarder.begin(lane, session=session(now, FakeReauthenticator(), clock=None, challenge=b""))
@@ -548,6 +565,17 @@ async def test_behind_tls_one_that_is_dropped_at_once_ends(in_memory: Any) -> No
         client, broker = await in_memory(with_age=with_age, at_once=drop)
         assert await read_all(client) == b""
         assert await read_all(broker) == b""
+
+
+@pytest.mark.parametrize("with_age", [False, True])
+async def test_behind_tls_one_that_gives_way_ends_at_once(in_memory: Any, *, with_age: bool) -> None:
+    causes: list[CloseReason] = []
+    in_memory.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    client, broker = await in_memory(with_age=with_age)
+    in_memory.relays._user_space.relays[0].evict()
+    assert await read_all(client) == await read_all(broker) == b""
+    await until(lambda: causes)
+    assert causes == [CloseReason.OVER_SHARE]
 
 
 async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(in_memory: Any, quiet: trio.Event) -> None:
