@@ -255,13 +255,13 @@ def soon_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
-    """A broker that a blind relay waits for is silent when the test says so."""
+    """A broker that a relay waits for is silent when the test says so."""
     event = trio.Event()
 
-    async def until_quiet(_position: object) -> None:
+    async def until_quiet(_position: object, **_bounds: float) -> None:
         await event.wait()
 
-    for module in (engine, user_space):
+    for module in (engine, reauthentication, user_space):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -593,6 +593,7 @@ async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(in_mem
     assert await read_all(broker) == b""
 
 
+@pytest.mark.usefixtures("quiet")
 async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> None:
     client, broker = await in_memory(with_age=True)
     await client.send_all(send_frame(b"t" * 4000)[:30])
