@@ -88,9 +88,13 @@ def error_text(error: Exception) -> str:
 
 
 def context_end_unix_ms(context: gssapi.SecurityContext) -> int | None:
-    """When a context ends with its ticket, the clocks' allowed skew included, as the library reckons; None: never."""
+    """When a context ends with its ticket, the clocks' allowed skew included, as the library reckons; None: never.
+
+    At a whole second: the library tells the whole seconds that are left, and one ticket is to have one end, however
+    often it is used. Its principal has one seal then, which a forwarder knows again.
+    """
     lifetime_s = int(context.lifetime)
-    return None if lifetime_s >= _INDEFINITE_S else int((time.time() + lifetime_s) * 1000)
+    return None if lifetime_s >= _INDEFINITE_S else int(time.time() + lifetime_s) * 1000
 
 
 async def run_in_thread(work: Callable[[], ResultT], limiter: trio.CapacityLimiter, *, timeout_s: float) -> ResultT:

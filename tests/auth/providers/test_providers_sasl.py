@@ -8,10 +8,10 @@ The real library and a real KDC are in tests/e2e/test_kerberos.py.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -111,14 +111,16 @@ async def test_mutual_authentication_costs_a_round_more(kerberos: FakeKerberos, 
     assert state.is_complete()
 
 
-async def test_the_identity_ends_with_the_ticket(kerberos: FakeKerberos, state: AuthState) -> None:
-    kerberos.lifetime_s = 86_700
-    earliest = time.time() * 1000 + 86_700_000
+@pytest.mark.parametrize("now_s", [1_000_000.25, 1_000_000.75, 1_000_001.5])
+async def test_the_identity_ends_with_the_ticket_at_a_whole_second(
+    kerberos: FakeKerberos, state: AuthState, monkeypatch: pytest.MonkeyPatch, now_s: float
+) -> None:
+    """One ticket, whose end is 1,086,700.9, has one end whenever it is used."""
+    monkeypatch.setattr("auth.gss.time", SimpleNamespace(time=lambda: now_s))
+    kerberos.lifetime_s = int(1_086_700.9 - now_s)
     await state.authenticate(TICKET)
     await state.authenticate(CHOICE)
-    expires_at_unix_ms = state.get_identity().expires_at_unix_ms
-    assert expires_at_unix_ms is not None
-    assert earliest - 1 <= expires_at_unix_ms <= time.time() * 1000 + 86_700_000
+    assert state.get_identity().expires_at_unix_ms == 1_086_700_000
 
 
 async def test_a_ticket_without_an_end(kerberos: FakeKerberos, state: AuthState) -> None:
