@@ -39,24 +39,28 @@ SECURED_BROKER = (
     "test_analytics",
     "test_basic_and_scram",
     "test_lookups",
+    "test_relays_left_behind",
+    "test_security",
+)
+"""End-to-end tests with the broker that authenticates."""
+RENEWALS = (
     "test_proxy_chain",
     "test_proxy_chain_renewal",
     "test_reauthentication",
     "test_reauthentication_in_relays",
     "test_reauthentication_methods",
     "test_reauthentication_survives",
-    "test_relays_left_behind",
-    "test_security",
     "test_session_end_holds",
     "test_session_enforcement",
 )
-"""End-to-end tests with the broker that authenticates."""
+"""The same, with sessions that are renewed or end: as long again, which is worth a broker of its own."""
 BOTH_BROKERS = ("test_chart_smoke", "test_check_connect", "test_lookup_attacks", "test_recovery")
 MATRIX = ("test_works_with",)
 """Brokers of its own, one after the other: minutes."""
 SHARING = {
-    "open broker": OPEN_BROKER,
+    "renewals": RENEWALS,
     "secured broker": SECURED_BROKER,
+    "open broker": OPEN_BROKER,
     "matrix": MATRIX,
     "both brokers": BOTH_BROKERS,
 }
@@ -86,7 +90,7 @@ class ByResource(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no typ
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByResource | None:
-    """Return our scheduler for `pytest -n 3`; None, which is xdist's own, where the command line asks for a `--dist`.
+    """Return our scheduler for `pytest -n 5`; None, which is xdist's own, where the command line asks for a `--dist`.
 
     xdist hands scopes out in the order of their collection.
     """
