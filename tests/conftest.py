@@ -74,7 +74,7 @@ def scope_of(nodeid: str) -> tuple[int, str]:
     if nodeid.startswith(SPARK):
         return 0, "Spark"
     if not nodeid.startswith(END_TO_END):
-        return len(SHARING) + 2, nodeid.removeprefix("tests/").partition("/")[0]
+        return len(SHARING) + 2, nodeid.partition("::")[0].removeprefix("tests/").rpartition("/")[0]
     name = nodeid.removeprefix(END_TO_END).partition(".py::")[0]
     for rank, (what, files) in enumerate(SHARING.items(), start=1):
         if name in files:

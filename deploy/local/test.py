@@ -20,7 +20,9 @@ from local.process import side_by_side
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, go_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "5")
-"""End-to-end tests wait a lot: five processes keep two CPUs busy, where three leave a third of the time unused. Which runs what: tests/conftest.py."""
+"""End-to-end tests wait a lot: five processes keep two CPUs busy, where three leave a third of the time unused. Which
+runs what: tests/conftest.py.
+"""
 QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not e2e and not jvm")
 """These tests compute and share nothing that is dear."""
 

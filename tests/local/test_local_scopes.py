@@ -14,6 +14,11 @@ def test_scopes_with_shared_services_go_first_and_folders_last() -> None:
     shared = scope_of("tests/e2e/test_clients.py::test_a[b]")
     alone = scope_of("tests/e2e/test_inside.py::test_a")
     rest = scope_of("tests/proxy/forwarder/test_x.py::test_a")
-    assert [name for _, name in (spark, shared, alone, rest)] == ["Spark", "open broker", "test_inside", "proxy"]
+    assert [name for _, name in (spark, shared, alone, rest)] == [
+        "Spark",
+        "open broker",
+        "test_inside",
+        "proxy/forwarder",
+    ]
     assert spark < shared < alone < rest
     assert shared == scope_of("tests/e2e/test_operations.py::test_b")
