@@ -57,6 +57,15 @@ RENEWALS = (
 BOTH_BROKERS = ("test_chart_smoke", "test_check_connect", "test_lookup_attacks", "test_recovery")
 MATRIX = ("test_works_with",)
 """Brokers of its own, one after the other: minutes."""
+LONG = (
+    "test_analytics_executors",
+    "test_analytics_kills",
+    "test_analytics_object_store",
+    "test_docs_commands",
+    "test_relays_survive",
+    "test_wrong_changes",
+)
+"""Files that share nothing, of more than a minute: not left for the end, which one process would wait for."""
 SHARING = {
     "renewals": RENEWALS,
     "secured broker": SECURED_BROKER,
@@ -69,17 +78,17 @@ SHARING = {
 
 def scope_of(nodeid: str) -> tuple[int, str]:
     """Return what one process runs in one go, with its rank: what shares a Spark session or a broker comes first, then
-    end-to-end tests that share nothing, one file each. The other tests, one folder each, are short and fill the rest.
+    end-to-end tests that share nothing, one file each, the long ones before the others. The other tests, one folder each, are short and fill the rest.
     """
     if nodeid.startswith(SPARK):
         return 0, "Spark"
     if not nodeid.startswith(END_TO_END):
-        return len(SHARING) + 2, nodeid.partition("::")[0].removeprefix("tests/").rpartition("/")[0]
+        return len(SHARING) + 3, nodeid.partition("::")[0].removeprefix("tests/").rpartition("/")[0]
     name = nodeid.removeprefix(END_TO_END).partition(".py::")[0]
     for rank, (what, files) in enumerate(SHARING.items(), start=1):
         if name in files:
             return rank, what
-    return len(SHARING) + 1, name
+    return len(SHARING) + (1 if name in LONG else 2), name
 
 
 class ByResource(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
