@@ -78,7 +78,8 @@ SHARING = {
 
 def scope_of(nodeid: str) -> tuple[int, str]:
     """Return what one process runs in one go, with its rank: what shares a Spark session or a broker comes first, then
-    end-to-end tests that share nothing, one file each, the long ones before the others. The other tests, one folder each, are short and fill the rest.
+    end-to-end tests that share nothing, one file each, the long ones before the others. All other tests, one folder
+    each, are short and fill the rest.
     """
     if nodeid.startswith(SPARK):
         return 0, "Spark"

@@ -14,12 +14,8 @@ def test_scopes_with_shared_services_go_first_and_folders_last() -> None:
     shared = scope_of("tests/e2e/test_clients.py::test_a[b]")
     long = scope_of("tests/e2e/test_docs_commands.py::test_a")
     alone = scope_of("tests/e2e/test_inside.py::test_a")
-    rest = scope_of("tests/proxy/forwarder/test_x.py::test_a")
-    assert [name for _, name in (spark, shared, long, alone, rest)] == [
-        "Spark",
-        "open broker",
-        "test_inside",
-        "proxy/forwarder",
-    ]
+    rest = scope_of("tests/proxy/forwarder/test_x.py::test_a[b/c]")
+    names = [name for _, name in (spark, shared, long, alone, rest)]
+    assert names == ["Spark", "open broker", "test_docs_commands", "test_inside", "proxy/forwarder"]
     assert spark < shared < long < alone < rest
     assert shared == scope_of("tests/e2e/test_operations.py::test_b")
