@@ -68,7 +68,7 @@ _ROW = 3
 _EQUAL_FRAMES_MAX = 128
 """Most frames that are compared at once in the hope that they are equal; bounds the cost where they are not."""
 
-SLOW_FRAMES_MAX = 512
+SLOW_FRAMES_MAX = 128
 """Most frames that a scan looks at for longer, to count their messages or to check their heads (PING among them): a
 peer that sends nothing but these delays no other. A look at any other frame is short, and the buffer bounds them."""
 

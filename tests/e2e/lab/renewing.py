@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .programs import CLIENTS, Program, Run
 
-TOKEN_LIFETIME_S = 12
+TOKEN_LIFETIME_S = 20
 """Who is asked last has a twentieth of it for the answer, less up to a second that whole seconds cost."""
 
 
