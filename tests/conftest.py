@@ -100,7 +100,7 @@ class ByResource(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no typ
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByResource | None:
-    """Return our scheduler for `pytest -n 5`; None, which is xdist's own, where the command line asks for a `--dist`.
+    """Return our scheduler for `pytest -n 3`; None, which is xdist's own, where the command line asks for a `--dist`.
 
     xdist hands scopes out in the order of their collection.
     """

@@ -19,9 +19,9 @@ from local.object_store import s3a_jars
 from local.process import side_by_side
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, go_tools.ToolError)
-SIDE_BY_SIDE = ("-n", "5")
-"""End-to-end tests wait a lot: five processes keep two CPUs busy, where three leave a third of the time unused. Which
-runs what: tests/conftest.py.
+SIDE_BY_SIDE = ("-n", "3")
+"""End-to-end tests wait a lot: three processes keep two CPUs busy (five need as long). Which runs what:
+tests/conftest.py.
 """
 QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not e2e and not jvm")
 """These tests compute and share nothing that is dear."""
