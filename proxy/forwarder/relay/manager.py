@@ -177,7 +177,7 @@ class RelayManager(Collector):
             tune_for_relay(transport_of(client), transport_of(broker), start.config)
         except OSError as error:  # it has gone again
             self._ledger.release_rows(record.id)
-            raise RelayStartFailed(f"a relay cannot begin: {error}") from error
+            raise _start_failure(error) from error
         self.in_flight.increment()
         self._ledger.count_start(record)
         self._on_live(self._user_space.start_relay(start, session))
@@ -267,7 +267,7 @@ class RelayManager(Collector):
             self._callbacks.on_left_behind_gone(client_ip)
         crash_safe = self._fd_store.crash_safe
         handed_over = self._engine.freeze() if crash_safe else []
-        staying = [*self._user_space.relays, *(() if crash_safe else self._engine.relays)]
+        staying = self._live_relays()
         self._ledger.hand_over_table(relay.record.id for relay in staying)
         for relay in handed_over:
             relay.handed_over = True  # verdicts and credentials that are still on their way change nothing of it

@@ -120,7 +120,7 @@ class AuthenticationExchange:
         self._has_one_round = commands.auth_method_of(connect) in settings.one_round_methods
         self._rounds = 0
         self._under_way = False
-        self._call: CallbackCall[AuthenticateResponse] | None = None
+        self._call: CallbackCall[AuthenticateResponse, Verdict] | None = None
 
     def start_round(self, command: BaseCommand, tasks: TaskSpawner, on_outcome: Callable[[RoundResult], None]) -> None:
         """Have CONNECT, or the answer to a challenge, verified as ``authenticate_round`` does.
@@ -129,18 +129,14 @@ class AuthenticationExchange:
         where the auth worker cannot be reached at once, or is lost meanwhile.
         """
         request, may_repeat = self._next_request(command)
-
-        def on_response(response: AuthenticateResponse | RpcError) -> None:
-            self._call = None
-            on_outcome(response if isinstance(response, RpcError) else self._verdict(response))
-
         self._call = CallbackCall(
             self._worker,
             _AUTHENTICATE,
             request,
             AuthenticateResponse,
             tasks=tasks,
-            on_outcome=on_response,
+            read=self._verdict,
+            on_outcome=on_outcome,
             timeout_s=max(0.0, self._deadline - trio.current_time()),
             retry=may_repeat,
         )
@@ -163,7 +159,6 @@ class AuthenticationExchange:
         """Tell the auth worker to drop the state of an unfinished exchange: the client has closed."""
         if self._call is not None:
             self._call.cancel()
-            self._call = None
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)

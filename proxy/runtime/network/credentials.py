@@ -50,7 +50,7 @@ class CredentialExchange:
         """True once the broker may accept the proxy: it owes no proof of its own after the last answer."""
         self.expires_at_unix_ms = 0
         """Expiry of the last answer's credentials, in Unix milliseconds; 0: never, or unknown."""
-        self._call: CallbackCall[BrokerCredentialsResponse] | None = None
+        self._call: CallbackCall[BrokerCredentialsResponse, AuthData] | None = None
 
     async def auth_data_for(self, challenge: bytes | None) -> AuthData:
         """Return method and data for CONNECT (challenge is None) or for the broker's challenge. Raises RpcError."""
@@ -70,18 +70,14 @@ class CredentialExchange:
         """Have ``on_outcome`` called once with what ``auth_data_for`` would return or raise, unless the round is
         cancelled before. ``tasks``: see CallbackCall.
         """
-
-        def on_response(response: BrokerCredentialsResponse | RpcError) -> None:
-            self._call = None
-            on_outcome(response if isinstance(response, RpcError) else self._auth_data(response))
-
         self._call = CallbackCall(
             self._client,
             _BROKER_CREDENTIALS,
             self._request(challenge),
             BrokerCredentialsResponse,
             tasks=tasks,
-            on_outcome=on_response,
+            read=self._auth_data,
+            on_outcome=on_outcome,
             timeout_s=CREDENTIALS_TIMEOUT_S,
             retry=challenge is None,
         )
@@ -90,7 +86,6 @@ class CredentialExchange:
         """Cancel the round that is under way, if there is one."""
         if self._call is not None:
             self._call.cancel()
-            self._call = None
 
     def _request(self, challenge: bytes | None) -> BrokerCredentialsRequest:
         return BrokerCredentialsRequest(

@@ -1,21 +1,23 @@
 """A call whose outcome comes by callback: it takes a task only where its worker is not there at once, or is lost."""
 
 from collections.abc import Callable
-from typing import Generic
+from typing import Generic, TypeVar
 
 import trio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from proto.rpc_frames import Reply
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.rpc.client import ResponseT, RpcClient
-from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError, RpcResponseCorrupt
-from proxy.runtime.rpc.replies import response_of
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError
+from proxy.runtime.rpc.replies import ResponseT, parse_whole, response_of
+
+OutcomeT = TypeVar("OutcomeT")
 
 
-class CallbackCall(Generic[ResponseT]):
-    """A call that is under way. ``on_outcome`` is called once, with what ``RpcClient.call`` would return or raise,
-    unless the call is cancelled before.
+class CallbackCall(Generic[ResponseT, OutcomeT]):
+    """A call that is under way. ``on_outcome`` is called once, with what ``read`` makes of the response that
+    ``RpcClient.call`` would return, or with the error that it would raise, unless the call is cancelled before.
 
     ``tasks``: for a call that cannot be sent at once or has to be repeated. The other arguments are those of
     ``RpcClient.call``.
@@ -27,6 +29,7 @@ class CallbackCall(Generic[ResponseT]):
         "_method",
         "_number",
         "_on_outcome",
+        "_read",
         "_request",
         "_response_type",
         "_retry",
@@ -43,13 +46,14 @@ class CallbackCall(Generic[ResponseT]):
         response_type: type[ResponseT],
         *,
         tasks: TaskSpawner,
-        on_outcome: Callable[[ResponseT | RpcError], None],
+        read: Callable[[ResponseT], OutcomeT],
+        on_outcome: Callable[[OutcomeT | RpcError], None],
         timeout_s: float,
         retry: bool = False,
     ) -> None:
         self._client, self._tasks = client, tasks
         self._method, self._request, self._response_type = method, request, response_type
-        self._on_outcome = on_outcome
+        self._read, self._on_outcome = read, on_outcome
         self._timeout_s, self._deadline = timeout_s, trio.current_time() + timeout_s
         self._retry = retry
         self._scope: trio.CancelScope | None = None
@@ -61,7 +65,7 @@ class CallbackCall(Generic[ResponseT]):
             self._start_task()
 
     def cancel(self) -> None:
-        """Have the worker drop the call, and ``on_outcome`` called no more."""
+        """Have the worker drop the call, and ``on_outcome`` called no more. After the outcome this does nothing."""
         if self._number is not None:
             self._client.cancel_call(self._number)
             self._number = None
@@ -75,15 +79,15 @@ class CallbackCall(Generic[ResponseT]):
     async def _call_in_task(self, scope: trio.CancelScope) -> None:
         with scope:
             left_s = max(0.0, self._deadline - trio.current_time())
-            outcome: ResponseT | RpcError
+            response: ResponseT | RpcError
             try:
-                outcome = await self._client.call(
+                response = await self._client.call(
                     self._method, self._request, self._response_type, timeout_s=left_s, retry=self._retry
                 )
             except RpcError as error:
-                outcome = error
+                response = error
         if not scope.cancel_called:
-            self._on_outcome(outcome)
+            self._report(response)
 
     def _on_reply(self, reply: Reply | None) -> None:
         if self._number is None:  # cancelled since the connection was lost, a moment ago
@@ -92,22 +96,19 @@ class CallbackCall(Generic[ResponseT]):
         if reply is None and self._retry and trio.current_time() < self._deadline:
             self._start_task()
             return
-        outcome: ResponseT | RpcError
+        response: ResponseT | RpcError
         try:
-            outcome = self._response(reply)
+            response = self._response(reply)
         except RpcError as error:
-            outcome = error
-        self._on_outcome(outcome)
+            response = error
+        self._report(response)
+
+    def _report(self, response: ResponseT | RpcError) -> None:
+        self._on_outcome(response if isinstance(response, RpcError) else self._read(response))
 
     def _response(self, reply: Reply | None) -> ResponseT:
         if reply is None:
             if trio.current_time() >= self._deadline:
                 raise RpcDeadlineExceeded(f"no answer within {self._timeout_s} s")
             raise RpcConnectionLost("the worker went away")
-        response = response_of(reply)
-        if reply.has_more:
-            raise RpcResponseCorrupt("a part, where the whole was expected")
-        try:
-            return self._response_type.FromString(response)
-        except DecodeError:
-            raise RpcResponseCorrupt(f"bytes that are no {self._response_type.__name__}") from None
+        return parse_whole(response_of(reply), self._response_type, more=reply.has_more)

@@ -10,10 +10,9 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import trio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
@@ -21,9 +20,9 @@ from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded
 from proxy.runtime.rpc.peers import bound_path, peer_credentials
-from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver
+from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver, ResponseT, parse_whole
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 QUIESCE_POLL_INTERVAL_S = 0.005
@@ -31,8 +30,6 @@ OVERDUE_CHECK_INTERVAL_S = 0.25
 
 RETRIES_MAX = 5
 """Limit of retries: a call whose answer itself breaks the connection must not be repeated for ever."""
-
-ResponseT = TypeVar("ResponseT", bound=Message)
 
 Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 
@@ -186,18 +183,13 @@ class RpcClient:
         while True:
             try:
                 with trio.fail_at(deadline):
-                    response = await self._call_once(method, body, deadline)
+                    return await self._call_once(method, body, response_type, deadline)
             except trio.TooSlowError:
                 raise RpcDeadlineExceeded(f"no answer within {timeout_s} s") from None
             except RpcConnectionLost:
                 if not retries_left or self._over:
                     raise
                 retries_left -= 1
-                continue
-            try:
-                return response_type.FromString(response)
-            except DecodeError:
-                raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
     def send_notification(self, method: int, request: Message, *, timeout_s: float) -> None:
         """Send a call and ignore its reply. Without a connection the call is dropped."""
@@ -239,12 +231,10 @@ class RpcClient:
             if self._pending.pop(correlation_id, None) is not None:
                 pending.on_lost()
 
-    async def _call_once(self, method: int, body: bytes, deadline: float) -> bytes:
+    async def _call_once(self, method: int, body: bytes, response_type: type[ResponseT], deadline: float) -> ResponseT:
         async with self.open_call(method, body, deadline) as pending:
             response, more = await pending.next_part()
-            if more:
-                raise RpcResponseCorrupt("a part, where the whole was expected")
-            return response
+            return parse_whole(response, response_type, more=more)
 
     @asynccontextmanager
     async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:

@@ -5,14 +5,17 @@ A reply may come in parts. Each call under way has one receiver, which gets all 
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
+from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import Status
 from proxy.common.logs import get_logger
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcResponseCorrupt
+
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
 
@@ -89,3 +92,16 @@ def response_of(reply: Reply) -> bytes:
     if reply.status != _OK:
         raise RpcCallRefused(reply.status, reply.detail)
     return reply.response
+
+
+def parse_whole(part: bytes, response_type: type[ResponseT], *, more: bool) -> ResponseT:
+    """Return the response of a method that replies in one part; ``more``: further parts follow.
+
+    Raises RpcResponseCorrupt.
+    """
+    if more:
+        raise RpcResponseCorrupt("a part, where the whole was expected")
+    try:
+        return response_type.FromString(part)
+    except DecodeError:
+        raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None

@@ -123,6 +123,19 @@ class Setup:
         on_reply = self.auth.clients[-1].asked_now[-1][2]
         on_reply(Reply(1, Status.OK, response.SerializeToString()) if reply is None else reply)
 
+    async def received_connect(self, **credentials: Any) -> TcpStream:
+        """The broker's end of an opening that has sent CONNECT, with the credentials that it was given."""
+        self.open()
+        self.answer_credentials(**credentials)
+        broker = await self.accept()
+        await read_command(broker)
+        return broker
+
+    async def challenge_proxy(self, broker: TcpStream, method: str) -> None:
+        """Have the broker challenge the proxy, and wait until the auth worker is asked for the answer."""
+        await broker.send_all(commands.auth_challenge("v", 19, method, b"q"))
+        await until(lambda: len(self.auth.clients[-1].asked_now) == 2)
+
     async def dialled(self) -> TcpStream:
         """The broker's end of an opening, once CONNECT is there."""
         self.open()
@@ -565,12 +578,8 @@ async def test_the_link_says_whether_the_proxy_answers_challenges_in_the_relay(
 
 async def test_a_challenge_is_answered_by_the_same_exchange(secured: Setup) -> None:
     """Of several rounds, too: no CONNECTED counts before the broker's own proof."""
-    secured.open()
-    secured.answer_credentials(incomplete=True)
-    broker = await secured.accept()
-    await read_command(broker)
-    await broker.send_all(commands.auth_challenge("v", 19, "sasl", b"q"))
-    await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+    broker = await secured.received_connect(incomplete=True)
+    await secured.challenge_proxy(broker, "sasl")
     first = BrokerCredentialsRequest.FromString(secured.auth.clients[0].asked_now[0][1])
     second = secured.asked(1)
     assert (second.exchange_id, second.challenge) == (first.exchange_id, b"q")
@@ -587,13 +596,9 @@ async def test_a_challenge_is_answered_by_the_same_exchange(secured: Setup) -> N
 @pytest.mark.parametrize("has_answered", [False, True])
 async def test_a_broker_that_owes_its_proof_is_no_broker_yet(secured: Setup, has_answered: bool) -> None:
     """Security: it may be an impostor."""
-    secured.open()
-    secured.answer_credentials(incomplete=True)
-    broker = await secured.accept()
-    await read_command(broker)
+    broker = await secured.received_connect(incomplete=True)
     if has_answered:
-        await broker.send_all(commands.auth_challenge("v", 19, "sasl", b"q"))
-        await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+        await secured.challenge_proxy(broker, "sasl")
         secured.answer_credentials(incomplete=True)
         await read_command(broker)
     await broker.send_all(CONNECTED)
@@ -603,12 +608,8 @@ async def test_a_broker_that_owes_its_proof_is_no_broker_yet(secured: Setup, has
 
 
 async def test_an_answer_to_a_challenge_is_never_asked_for_twice(secured: Setup) -> None:
-    secured.open()
-    secured.answer_credentials()
-    broker = await secured.accept()
-    await read_command(broker)
-    await broker.send_all(commands.auth_challenge("v", 19, "token", b"q"))
-    await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+    broker = await secured.received_connect()
+    await secured.challenge_proxy(broker, "token")
     secured.auth.clients[0].asked_now[1][2](None)
     failed = await secured.outcome()
     assert str(failed) == f"no credentials for {secured.target}: the worker went away"
@@ -619,12 +620,8 @@ async def test_an_answer_to_a_challenge_is_never_asked_for_twice(secured: Setup)
 async def test_a_broker_that_refuses_while_an_answer_is_awaited(secured: Setup) -> None:
     """No credential is shown: neither in what the client is told, nor in what is logged."""
     with structlog.testing.capture_logs() as logs:
-        secured.open()
-        secured.answer_credentials()
-        broker = await secured.accept()
-        await read_command(broker)
-        await broker.send_all(commands.auth_challenge("v", 19, "token", b"q"))
-        await until(lambda: len(secured.auth.clients[0].asked_now) == 2)
+        broker = await secured.received_connect()
+        await secured.challenge_proxy(broker, "token")
         await broker.send_all(commands.error(0, ServerError.AuthenticationError, "no"))
         failed = await secured.outcome()
     assert secured.auth.clients[0].cancelled == [1]

@@ -46,13 +46,14 @@ class FakeClient:
         return BrokerProfileResponse(connected=b"from the task")
 
 
-def start(client: FakeClient, tasks: TaskSpawner) -> CallbackCall[BrokerProfileResponse]:
+def start(client: FakeClient, tasks: TaskSpawner) -> CallbackCall[BrokerProfileResponse, BrokerProfileResponse]:
     return CallbackCall(
         client,  # type: ignore[arg-type]
         Method.BROKER_PROFILE,
         BrokerProfileRequest(),
         BrokerProfileResponse,
         tasks=tasks,
+        read=lambda response: response,
         on_outcome=client.outcomes.append,
         timeout_s=TIMEOUT_S,
         retry=True,
