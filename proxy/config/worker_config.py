@@ -5,6 +5,9 @@ import msgspec
 from proxy.config.methods import forwards_credentials
 from proxy.config.types import Authentication, BrokerCredentials, Config
 
+_DECODER = msgspec.json.Decoder(Config)
+"""Built with the import, which workers share: it takes longer than to decode, while a predecessor's relays wait."""
+
 
 def without_secrets(config: Config) -> Config:
     """Return the configuration for a worker that is no auth worker: without keys, credentials and their file names."""
@@ -31,4 +34,4 @@ def encode_config(config: Config) -> bytes:
 
 def decode_config(data: bytes) -> Config:
     """Decode what ``encode_config`` has encoded."""
-    return msgspec.json.decode(data, type=Config)
+    return _DECODER.decode(data)

@@ -7,6 +7,7 @@ is killed at that very moment, since it and its descriptors are in the kernel.
 import array
 import errno
 import os
+import select
 import socket
 from collections.abc import Sequence
 
@@ -58,6 +59,8 @@ class StoreChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._hang_up: select.epoll | None = None
+        """Readable once the other end is closed, also where messages are still to be received."""
 
     def send_now(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
         """Send without waiting. Raises BlockingIOError if there is no room, MessageTooLong, StoreLost."""
@@ -91,7 +94,8 @@ class StoreChannel:
         gone. Raises DecodeError.
 
         Fewer descriptors than the message names mean that this process may open no more files. ``gather_s``: where a
-        message has to be waited for, how long further ones are let come before it is received.
+        message has to be waited for, how long further ones are let come before it is received; not after the other
+        end is closed, since a successor waits for the last one then.
         """
         # First, not last: between its arrival and its return a message must not be lost to anything.
         await trio.lowlevel.checkpoint()
@@ -103,7 +107,8 @@ class StoreChannel:
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self.sock)
                 if gather_s:
-                    await trio.sleep(gather_s)
+                    with trio.move_on_after(gather_s):
+                        await self._wait_for_hang_up()
             except ConnectionResetError:
                 continue  # reported once, before what the other end had sent: that comes now
             else:
@@ -121,8 +126,18 @@ class StoreChannel:
             close_descriptors(descriptors)
             raise
 
+    async def _wait_for_hang_up(self) -> None:
+        if self._hang_up is None:
+            self._hang_up = select.epoll()
+            self._hang_up.register(self.sock, 0)  # which is told of a hang-up alone
+        await trio.lowlevel.wait_readable(self._hang_up)
+
     def close(self) -> None:
         """Close this end."""
+        if self._hang_up is not None:
+            trio.lowlevel.notify_closing(self._hang_up)
+            self._hang_up.close()
+            self._hang_up = None
         if self.sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()

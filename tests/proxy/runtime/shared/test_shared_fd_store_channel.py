@@ -237,6 +237,46 @@ async def test_a_message_waits_for_its_reader(ends: Ends, nursery: trio.Nursery)
     assert found == [(MESSAGE, [])]
 
 
+async def test_messages_that_follow_are_gathered_before_the_first_is_received(
+    ends: Ends, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    one, other = ends
+    found: list[Any] = []
+
+    async def receive() -> None:
+        found.append(await other.receive(gather_s=1000))
+
+    nursery.start_soon(receive)
+    await trio.sleep(5)
+    await one.send(MESSAGE)
+    await trio.sleep(999)
+    assert found == []
+    await trio.sleep(2)
+    assert found == [(MESSAGE, [])]
+
+
+@pytest.mark.parametrize("closes", ["before the message is awaited", "while others are gathered"])
+async def test_nothing_is_gathered_once_the_other_end_is_closed(ends: Ends, closes: str, nursery: trio.Nursery) -> None:
+    one, other = ends
+    found: list[Any] = []
+
+    async def receive_all() -> None:
+        while (received := await other.receive(gather_s=1_000_000)) is not None:
+            found.append(received)
+        found.append(None)
+
+    nursery.start_soon(receive_all)
+    await trio.testing.wait_all_tasks_blocked()
+    await one.send(MESSAGE)
+    if closes == "while others are gathered":
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+    one.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert found == [(MESSAGE, []), None]
+    other.close()
+
+
 async def test_nothing_is_lost_to_a_cancelled_reader(ends: Ends) -> None:
     one, other = ends
     await one.send(MESSAGE)
