@@ -19,7 +19,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
 from proxy.forwarder.client.services import ConnectionServices
@@ -361,7 +361,7 @@ class ForwarderService:
 
     def _on_connection_end(self, admitted: AdmittedConnection, connection: ClientConnection) -> None:
         self._client_connections.discard(connection)
-        if connection.became_relay:  # which ends in its own time: see _on_relay_end
+        if connection.phase is Phase.RELAYED:  # which ends in its own time: see _on_relay_end
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)

@@ -7,6 +7,7 @@ close) is a task. Meanwhile a PING is answered, and the end of a client is notic
 of the machine here.
 """
 
+import enum
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +17,7 @@ from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
 from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
-from proto.errors import RemoteProtocolError
+from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
@@ -55,13 +56,38 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tick import current_tick
 
 
+class Phase(enum.Enum):
+    """Who has the client's connection. What may happen while it is served is proto.client_machine's to decide."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hashes the name, in Python
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    """The client is served until no request is under way, or its relay starts."""
+    STARTING_RELAY = "starting relay"
+    """The client is served no more, and the connection cannot be ended from outside. The start may still fail."""
+    RELAYED = "relayed"
+    ENDING = "ending"
+    """The client is served no more: a final frame is sent, if there is one, and the connection is closed."""
+
+
+_ENDS_OF_SERVICE = frozenset({Phase.STARTING_RELAY, Phase.ENDING})
+
+NEXT_PHASES = {
+    Phase.SERVING: _ENDS_OF_SERVICE | {Phase.DRAINING},
+    Phase.DRAINING: _ENDS_OF_SERVICE | {Phase.DRAINING},  # a second drain may follow
+    Phase.STARTING_RELAY: frozenset({Phase.RELAYED, Phase.ENDING}),
+    Phase.RELAYED: frozenset(),
+    Phase.ENDING: frozenset(),
+}
+
+
 class ClientConnection:
     """The connection of one client, until it is closed or becomes a relay; then it calls ``on_end``.
 
-    ``start_serving`` once, then ``drain`` or ``shut_down``. ``became_relay``: whether the connection is a relay's now.
-    ``cause``: why it ended otherwise. ``is_over``: whether the client is served no more, since the connection ends or
-    its relay starts. ``lifetime``: how long the client's authentication lasts (KIP-368). ``pre_auth``: how the
-    connection is counted before its client has authenticated.
+    ``start_serving`` once, then ``drain`` or ``shut_down``. ``cause``: why it ended, unless its phase is RELAYED.
+    ``lifetime``: how long the client's authentication lasts (KIP-368). ``pre_auth``: how the connection is counted
+    before its client has authenticated.
     """
 
     def __init__(
@@ -75,10 +101,9 @@ class ClientConnection:
         workers, metrics = services.workers, services.metrics
         limits = workers.config.limits
         self.address = client.address
-        self.became_relay = False
+        self.phase = Phase.SERVING
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
-        self.is_over = False
         self._services = services
         self._on_end = on_end
         self._pre_auth = pre_auth or PreAuthConnection()
@@ -108,7 +133,6 @@ class ClientConnection:
         )
         self._held = b""
         self._postponed: Frame | None = None
-        self._is_draining = False
 
     @property
     def state(self) -> State:
@@ -119,6 +143,16 @@ class ClientConnection:
     def target(self) -> str:
         """The broker that the client wants, for logs; empty: none, or not known yet."""
         return self._handshake.target
+
+    @property
+    def _is_served(self) -> bool:
+        return self.phase is Phase.SERVING or self.phase is Phase.DRAINING
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Change the phase. Raises LocalProtocolError, for a defect, where none of NEXT_PHASES allows it."""
+        if phase not in NEXT_PHASES[self.phase]:
+            raise LocalProtocolError(f"{phase.value} after {self.phase.value}")
+        self.phase = phase
 
     def start_serving(self) -> None:
         """Serve the client until its connection is closed, or a relay's."""
@@ -133,24 +167,25 @@ class ClientConnection:
 
     def shut_down(self) -> None:
         """Close at once. A relay that is being started goes on."""
-        if not self.is_over:
+        if self._is_served:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(DisconnectCause.SHUT_DOWN)
 
     def evict(self, cause: DisconnectCause = DisconnectCause.GAVE_WAY) -> None:
         """Close at once, for a newcomer."""
-        if self.is_over:
-            self._closer.drop_final_frame()
-        else:
+        if self._is_served:
             self._machine.handle(Event.EVICTED)
             self._end(cause)
+        else:
+            self._closer.drop_final_frame()
 
     # ---- the end, as soon as no request is under way
 
     def drain(self) -> None:
         """Leave as soon as no request is under way. A relay goes on: its client decides when it ends."""
-        self._is_draining = True
-        self._finish_requests(DisconnectCause.SHUT_DOWN)
+        if self._is_served:
+            self.enter_phase(Phase.DRAINING)
+            self._finish_requests(DisconnectCause.SHUT_DOWN)
 
     def _on_age_reached(self) -> None:
         get_logger().debug("a lookup connection is being ended", client=self.address, reason="max_age")
@@ -258,16 +293,14 @@ class ClientConnection:
     def _end(self, cause: DisconnectCause) -> None:
         """Note the cause and serve the client no more; close once this tick is over."""
         self.cause = cause
-        if self.is_over:
-            return
-        self._stop_serving()
-        self._pre_auth.mark_silent()  # until it is closed, which may take its time
-        self._tick.schedule_flush(self)  # the caller may still be handling frames
+        if self._is_served:  # otherwise it is being closed already, or will be where its relay does not start
+            self._stop_serving(Phase.ENDING)
+            self._pre_auth.mark_silent()  # until it is closed, which may take its time
+            self._tick.schedule_flush(self)  # the caller may still be handling frames
 
-    def _stop_serving(self) -> None:
-        self.is_over = True
-        self._transport.pause_reading()
-        self._inbound.stop_frames()
+    def _stop_serving(self, phase: Phase) -> None:
+        self.enter_phase(phase)
+        self._inbound.hold_frames()
         self.lifetime.stop_events()
         self._timeouts.clear_deadline()
         self._age.clear_deadline()
@@ -329,7 +362,7 @@ class ClientConnection:
         except RemoteProtocolError as error:
             self._on_corrupt(error)
         lookup_mode.send_batch()
-        if not self.is_over and not inbound.count_partial_frame():
+        if self._is_served and not inbound.count_partial_frame():
             self._fail(no_memory_failure())
 
     def _may_pass(self, frame: Frame) -> bool:
@@ -368,8 +401,9 @@ class ClientConnection:
 
     def _release_frames(self) -> None:
         """Handle frames again, those first that have waited."""
-        self._inbound.release_frames()
-        self._handle_frames()
+        if self._is_served:
+            self._inbound.release_frames()
+            self._handle_frames()
 
     # ---- the handshake
 
@@ -389,7 +423,7 @@ class ClientConnection:
             self._on_authenticated(ANONYMOUS)
 
     def _on_round_outcome(self, outcome: RoundOutcome) -> None:
-        if self.is_over:  # since this tick: the round was not abandoned yet
+        if not self._is_served:  # since this tick: the round was not abandoned yet
             return
         try:
             match outcome:
@@ -439,7 +473,7 @@ class ClientConnection:
         self._transport.send(self._handshake.connected_frame(profile))
         self._timeouts.start_keep_alive()
         self._age.start_deadline()
-        if self._is_draining:
+        if self.phase is Phase.DRAINING:
             self.drain()
         self._handshake.record_duration("total")
         self._handshake.finish_handshake()
@@ -460,7 +494,7 @@ class ClientConnection:
     def _become_relay(self) -> None:
         self._handshake.record_duration("broker")
         self._handshake.record_duration("total")
-        self._stop_serving()
+        self._stop_serving(Phase.STARTING_RELAY)
         if self._start_relay_now():
             self._on_relay_started()
             self._finish()
@@ -479,7 +513,7 @@ class ClientConnection:
             return False
 
     def _on_relay_started(self) -> None:
-        self.became_relay = True
+        self.enter_phase(Phase.RELAYED)
         self._pre_auth.stop_counting()
 
     async def _start_relay(self) -> None:
@@ -496,9 +530,10 @@ class ClientConnection:
         except Exception as error:  # noqa: BLE001 -- the connection ends in any case
             self._on_internal_error(error)
         finally:
-            if self.became_relay:
+            if self.phase is Phase.RELAYED:
                 self._finish()
             else:
+                self.enter_phase(Phase.ENDING)
                 self._machine.handle(Event.SHUT_DOWN)  # for a start that was cancelled, or met an internal error
                 await self._close()
 
@@ -527,7 +562,7 @@ class ClientConnection:
                 self._release_postponed()
             case SessionClosing():
                 self._inbound.hold_frames()
-            case LifetimeOver() if not self.is_over:
+            case LifetimeOver() if self._is_served:
                 self._tasks.start_soon(self._close_after_answers, event)
 
     def _release_postponed(self) -> None:

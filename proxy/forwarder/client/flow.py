@@ -15,13 +15,13 @@ class InboundFlow:
     much is kept for the client as may be. ``is_at_end``: the client has ended its direction.
     """
 
-    __slots__ = ("_is_stopped", "_lookup_mode", "_partial_frame", "_transport", "is_at_end", "is_full", "is_held")
+    __slots__ = ("_lookup_mode", "_partial_frame", "_transport", "is_at_end", "is_full", "is_held")
 
     def __init__(self, transport: ClientTransport, lookup_mode: LookupMode, partial_frame: ByteReservation) -> None:
         self._transport = transport
         self._lookup_mode = lookup_mode
         self._partial_frame = partial_frame
-        self._is_stopped = self.is_held = self.is_full = self.is_at_end = False
+        self.is_held = self.is_full = self.is_at_end = False
 
     def is_unread(self) -> bool:
         """Return True while nothing is read from the client, so that an answer to a PING may be here unseen."""
@@ -33,15 +33,9 @@ class InboundFlow:
         self._transport.pause_reading()
 
     def release_frames(self) -> None:
-        """Let frames be taken again, unless they have been stopped for good."""
-        if not self._is_stopped:
-            self.is_held = False
-            self._transport.resume_reading()
-
-    def stop_frames(self) -> None:
-        """Take no more frames, for good."""
-        self._is_stopped = True
-        self.hold_frames()
+        """Let frames be taken again."""
+        self.is_held = False
+        self._transport.resume_reading()
 
     def check_room(self) -> bool:
         """Return whether more may be taken from the client, and pause or resume reading where that has changed.

@@ -31,7 +31,7 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
-from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -473,7 +473,7 @@ class Play:
     async def relay_ended(self) -> StoredRelay:
         """Wait for the end of the relay that the session became; what was known about it."""
         await self.ended.wait()
-        assert self.session.became_relay
+        assert self.session.phase is Phase.RELAYED
         await self._a_relay_ended.wait()
         return self.ended_relays[0]
 

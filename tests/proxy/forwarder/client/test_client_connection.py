@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import structlog.testing
@@ -24,14 +25,57 @@ from forwarder_fakes import (
 
 from proto import commands
 from proto.client_machine import State
+from proto.errors import LocalProtocolError
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import (
     AuthenticateResponse,
     Principal,
     Status,
 )
+from proxy.forwarder.client.connection import NEXT_PHASES, Phase
+from proxy.forwarder.disconnect_cause import DisconnectCause
 
 Start = Callable[..., Play]
+
+
+# ---- phases
+
+SERVING, DRAINING, STARTING_RELAY, RELAYED, ENDING = Phase
+
+CHANGES = {
+    *product((SERVING, DRAINING), (DRAINING, STARTING_RELAY, ENDING)),
+    *product((STARTING_RELAY,), (RELAYED, ENDING)),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)))
+async def test_every_pair_of_phases(play: Start, before: Phase, after: Phase) -> None:
+    session = play().session
+    assert session.phase is SERVING
+    session.phase = before
+    if (before, after) in CHANGES:
+        session.enter_phase(after)
+        assert session.phase is after
+    else:
+        with pytest.raises(LocalProtocolError, match=f"^{after.value} after {before.value}$"):
+            session.enter_phase(after)
+        assert session.phase is before
+
+
+def test_the_table_of_phases_is_complete() -> None:
+    assert set(NEXT_PHASES) == set(Phase)
+
+
+@pytest.mark.parametrize("phase", [STARTING_RELAY, RELAYED, ENDING])
+async def test_a_connection_that_is_served_no_more_is_not_ended_from_outside(play: Start, phase: Phase) -> None:
+    session = play().session
+    session.phase = phase
+    session.drain()
+    session.shut_down()
+    session.evict(DisconnectCause.OVER_SHARE)
+    assert session.phase is phase
+    assert session.state is State.AWAITING_CONNECT, "its machine is told nothing"
+    assert session.cause is DisconnectCause.SHUT_DOWN, "as if nothing had been asked for"
 
 
 # ---- the session ends with answers on their way

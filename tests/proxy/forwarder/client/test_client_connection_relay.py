@@ -19,6 +19,7 @@ from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import OriginalData, Principal
+from proxy.forwarder.client.connection import Phase
 from proxy.forwarder.relay.relay import RelayStartFailed
 from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.broker_links import TargetRefused
@@ -150,7 +151,7 @@ async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     await it.client.send(connect(TARGET))
     await it.client.expect_command(BaseCommand.CONNECTED)
     await it.ended.wait()
-    assert it.session.became_relay
+    assert it.session.phase is Phase.RELAYED
     assert it.relays.in_flight.count == 1
     await it.workers.broker.send(PRODUCER)  # a frame: of sessions that expire these are followed
     assert await it.client.expect_command(BaseCommand.PRODUCER) == PRODUCER, "both streams are open"
@@ -178,7 +179,7 @@ async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery
     assert await it.client.read_exactly(4) == b"rest"
     assert (await it.workers.broker.expect_command(BaseCommand.PRODUCER)) == PRODUCER
     await it.ended.wait()
-    assert it.session.became_relay
+    assert it.session.phase is Phase.RELAYED
     assert streams[0].socket.fileno() == -1, "its descriptor is the relay's"
     await it.client.stream.aclose()
     await it.workers.broker.expect_end()
@@ -200,7 +201,7 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
         code, text = await it.client.expect_error()
         assert await it.end() == "relay_not_begun"
     assert (code, text) == (ServerError.ServiceNotReady, "The proxy cannot relay at the moment")
-    assert not it.session.became_relay
+    assert it.session.phase is Phase.ENDING
     [entry] = logs
     assert (entry["cause"], entry["reason"], entry["target"]) == ("relay_not_begun", "for the log", TARGET)
     assert await it.workers.broker.read_all() == b"", "the broker's side is closed"
@@ -218,7 +219,7 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
         assert it.session.state is State.RELAYING
         assert it.handshakes.count == 1, "it is not a relay yet"
         inner.cancel_scope.cancel()
-    assert not it.session.became_relay
+    assert it.session.phase is Phase.ENDING
     await it.client.expect_end()
     assert await it.workers.broker.read_all() == b""
 
@@ -358,7 +359,7 @@ async def test_a_client_that_took_half_a_frame_gets_no_relay(
     assert it.session.state is State.RELAYING
     assert await it.end() == "client_does_not_read"
     assert trio.current_time() == pytest.approx(2)
-    assert not it.session.became_relay
+    assert it.session.phase is Phase.ENDING
     assert not it.relays.in_flight.count
     assert await it.workers.broker.read_all() == b""
 

@@ -22,6 +22,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import (
     EnvelopeResponse,
 )
+from proxy.forwarder.client.connection import Phase
 from proxy.forwarder.client.transport import PONGS_BYTES_MAX
 
 Start = Callable[..., Play]
@@ -227,7 +228,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     await trio.testing.wait_all_tasks_blocked()
     assert it.session._inbound.is_full
     assert it.session._transport.partial_frame_bytes
-    assert not it.session.is_over
+    assert it.session.phase is Phase.SERVING
 
 
 async def test_an_unfinished_frame_is_charged_to_the_clients_principal(play: Start) -> None:
