@@ -207,6 +207,30 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
     assert await it.workers.broker.read_all() == b"", "the broker's side is closed"
 
 
+async def test_a_defect_in_the_start_of_a_relay_ends_its_connection_only(
+    play: Start, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reactor = Reactor()
+    nursery.start_soon(reactor.run)
+    await trio.testing.wait_all_tasks_blocked()
+    it = play(streams=tcp_pair())
+    it.workers.connect_broker(*tcp_pair())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(it.relays, "start_relay_now", fail)
+    monkeypatch.setattr(it.relays, "start_relay", fail)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.send(connect(TARGET))
+        await it.client.expect_end()
+        assert await it.end() == "defect"
+    assert [entry["event"] for entry in logs] == ["a client's connection met a defect"]
+    assert await it.workers.broker.read_all() == b"", "the broker's side is closed"
+    await it.client.stream.aclose()
+    await it.workers.broker.stream.aclose()
+
+
 async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: Any, **__: Any) -> None:
         await trio.sleep_forever()
