@@ -31,7 +31,6 @@ from proxy.forwarder.client.failures import (
     no_memory_failure,
     relay_start_failure,
 )
-from proxy.forwarder.client.flow import InboundFlow
 from proxy.forwarder.client.handshake import Handshake, RoundOutcome
 from proxy.forwarder.client.lifetime import SessionLifetime
 from proxy.forwarder.client.lookup_control import (
@@ -44,7 +43,7 @@ from proxy.forwarder.client.lookup_control import (
 from proxy.forwarder.client.lookup_mode import LookupMode
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ClientTimeouts, ConnectionAge
-from proxy.forwarder.client.transport import ClientSlow, ClientTransport, ConnectionCloser
+from proxy.forwarder.client.transport import ClientSlow, ClientTransport, ConnectionCloser, InboundFlow
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed

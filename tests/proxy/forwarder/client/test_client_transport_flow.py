@@ -1,4 +1,4 @@
-"""proxy.forwarder.client.flow: when a client is read no further, and the memory for what it has begun to send."""
+"""proxy.forwarder.client.transport: when a client is read no further, and the memory for what it has begun to send."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
 ) -> None:
     """The proxy itself lets them lie; others have taken the memory."""
     monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.client.flow.PARTIAL_FRAME_BYTES_MIN", 1)
+    monkeypatch.setattr("proxy.forwarder.client.transport.PARTIAL_FRAME_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.send(*(lookup("t" * 400, number) for number in range(3)))
