@@ -29,7 +29,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
-from proxy.forwarder.listen.shares import Place
+from proxy.forwarder.listen.eviction import Place
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.fd_store_client import FdStoreClient

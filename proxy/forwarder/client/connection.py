@@ -45,7 +45,7 @@ from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ClientTimeouts, ConnectionAge
 from proxy.forwarder.client.transport import ClientSlow, ClientTransport, ConnectionCloser, InboundFlow
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.listen.pre_auth import PreAuthConnection
+from proxy.forwarder.listen.eviction import PreAuthConnection
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ANONYMOUS, Challenge, ClientEndpoint, ClientIdentity
 from proxy.runtime.fairness.byte_budget import ByteReservation

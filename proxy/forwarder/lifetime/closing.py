@@ -26,7 +26,7 @@ class CloseReason(enum.IntEnum):
     OUT_OF_TURN = 8
     """The broker asks the proxy itself for credentials as no broker does."""
     OVER_SHARE = 9
-    """It gives way to another owner's connection (proxy.forwarder.listen.shares)."""
+    """It gives way to another owner's connection (proxy.forwarder.listen.eviction)."""
 
 
 PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})

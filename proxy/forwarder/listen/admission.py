@@ -17,8 +17,7 @@ import trio
 from proxy.common.logs import get_logger
 from proxy.common.networks import network_of
 from proxy.config.types import Limits
-from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
-from proxy.forwarder.listen.shares import ConnectionShares, Place
+from proxy.forwarder.listen.eviction import ConnectionShares, Place, PreAuthConnection, PreAuthConnections
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters

@@ -33,7 +33,7 @@ from proto.rpc_pb2 import (
 from proxy.config.types import Config
 from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.services import ConnectionServices
-from proxy.forwarder.listen.pre_auth import PreAuthConnection
+from proxy.forwarder.listen.eviction import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.workers.authentication import (
     AuthenticationExchange,

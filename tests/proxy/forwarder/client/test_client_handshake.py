@@ -25,7 +25,7 @@ from proxy.forwarder.client.failures import CANNOT_CHECK, TARGET_REFUSED, Connec
 from proxy.forwarder.client.handshake import ANY_BROKER, TARGET_SHOWN_MAX, Handshake, RoundOutcome
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
+from proxy.forwarder.listen.eviction import PreAuthConnection, PreAuthConnections
 from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.broker_links import TargetRefused
