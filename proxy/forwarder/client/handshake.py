@@ -28,8 +28,7 @@ from proxy.forwarder.workers.authentication import (
     Denial,
     RoundResult,
 )
-from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
-from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
+from proxy.forwarder.workers.broker_links import BrokerOpening, BrokerRequest, Outcome, TargetRefused
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import close_forcefully, seconds
 from proxy.runtime.loop.tick import current_tick

@@ -22,8 +22,7 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
-from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
-from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
+from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerOpening, BrokerRequest, Outcome
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines

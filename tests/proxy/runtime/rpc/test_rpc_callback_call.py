@@ -1,6 +1,6 @@
 """proxy.runtime.rpc.callback_call: one outcome by callback, and none after a cancellation.
 
-What replies lead to is tested where calls are made: test_workers_authentication, test_workers_broker_opening.
+What replies lead to is tested where calls are made: test_workers_authentication, test_workers_broker_links.
 """
 
 from __future__ import annotations

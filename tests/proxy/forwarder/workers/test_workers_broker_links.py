@@ -1,4 +1,4 @@
-"""proxy.forwarder.workers.broker_opening: a broker's side opened by callback, over real sockets."""
+"""proxy.forwarder.workers.broker_links: a broker's side opened by callback, over real sockets."""
 
 from __future__ import annotations
 
@@ -33,8 +33,14 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proxy.forwarder.workers.authentication import ClientIdentity
-from proxy.forwarder.workers.broker_links import KNOWN_MAX, BrokerLinks, BrokerRequest, TargetRefused
-from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome
+from proxy.forwarder.workers.broker_links import (
+    KNOWN_MAX,
+    BrokerLinks,
+    BrokerOpening,
+    BrokerRequest,
+    Outcome,
+    TargetRefused,
+)
 from proxy.runtime.loop.deadlines import GRAIN_S, Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
