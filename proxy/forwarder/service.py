@@ -141,7 +141,7 @@ class ForwarderService:
             broker_factory=BrokerReauthenticationFactory(
                 context.nursery,
                 self._metrics.broker_reauthentication,
-                lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
+                lambda host: self._workers.broker_links.credentials_for(host),  # noqa: PLW0108 -- a reload replaces them
             ),
             metrics=self._metrics.reauthentication,
         )

@@ -176,13 +176,15 @@ class Handshake:
         """
         self._broker_started_at = self._tick.now
         self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
-        self._opening = self._workers.start_opening(self._asked, self._services.deadlines, self._tasks, self._on_opened)
+        self._opening = self._workers.broker_links.start_opening(
+            self._asked, self._services.deadlines, self._tasks, self._on_opened
+        )
         if self._opening is None:
             self._tasks.start_soon(self._open_in_task)
 
     async def _open_in_task(self) -> None:
         try:
-            outcome = await self._workers.open_broker(self._asked)
+            outcome = await self._workers.broker_links.open_link(self._asked)
         except (TargetRefused, BrokerLinkFailed, RpcError) as error:
             self._on_opened(error)
         else:

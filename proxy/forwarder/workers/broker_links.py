@@ -31,7 +31,7 @@ from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
 from proxy.forwarder.workers.dial_check import DialCheck
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, TcpStream
@@ -177,6 +177,20 @@ class BrokerLinks:
             forwards=self.config.brokers.forward_authorization_credentials,
         )
         return explain_refusal(failed, target.original_data, shown)
+
+    def start_opening(
+        self, asked: BrokerRequest, deadlines: Deadlines, tasks: TaskSpawner, on_done: Callable[[Outcome], None]
+    ) -> "BrokerOpening | None":
+        """Start to open a link without a task; return None where that is not possible.
+
+        ``tasks``: for credentials from an auth worker that cannot be reached at once.
+        """
+        reactor, target = current_reactor(), self.known_target(asked)
+        if reactor is None or target is None:
+            return None
+        opening = BrokerOpening(self, reactor, deadlines, tasks, asked, target=target, on_done=on_done)
+        opening.start()
+        return opening
 
     async def open_link(self, asked: BrokerRequest) -> BrokerLink:
         """Connect a relay to the broker that CONNECT names, or to any broker where the name is empty.

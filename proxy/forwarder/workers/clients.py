@@ -22,17 +22,10 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     ExchangeSettings,
 )
-from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerOpening, BrokerRequest, Outcome
+from proxy.forwarder.workers.broker_links import BrokerLinks
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
-from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.reactor import current_reactor
-from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.broker_link import (
-    BrokerLink,
-)
-from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.replies import PendingCall
@@ -61,7 +54,7 @@ class WorkerClients:
         """Capacity for answers that may be large."""
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """Budget for everything else that is held for clients before the relay."""
-        self._broker_links = BrokerLinks(config, auth, lookup, nursery)
+        self.broker_links = BrokerLinks(config, auth, lookup, nursery)
         self._exchange_settings = ExchangeSettings(
             timeout_s=seconds(config.limits.handshake_timeout_ms),
             forwards_credentials=config.brokers.forward_authorization_credentials,
@@ -141,27 +134,3 @@ class WorkerClients:
         self.profile = CommandConnected.FromString(response.connected) if response.connected else None
         self._profile_at = now
         return self.profile
-
-    # ---- brokers
-
-    async def open_broker(self, asked: BrokerRequest) -> BrokerLink:
-        """Open a link to a broker for a relay. Raises TargetRefused, BrokerLinkFailed, RpcError."""
-        return await self._broker_links.open_link(asked)
-
-    def start_opening(
-        self, asked: BrokerRequest, deadlines: Deadlines, tasks: TaskSpawner, on_done: Callable[[Outcome], None]
-    ) -> BrokerOpening | None:
-        """Start to open a link without a task; return None where that is not possible.
-
-        ``tasks``: for credentials from an auth worker that cannot be reached at once.
-        """
-        reactor, target = current_reactor(), self._broker_links.known_target(asked)
-        if reactor is None or target is None:
-            return None
-        opening = BrokerOpening(self._broker_links, reactor, deadlines, tasks, asked, target=target, on_done=on_done)
-        opening.start()
-        return opening
-
-    def broker_credentials(self, broker_host: str) -> Credentials:
-        """Start another authentication of the proxy at a relay's broker. Raises RpcError."""
-        return self._broker_links.credentials_for(broker_host)

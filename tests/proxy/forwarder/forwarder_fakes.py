@@ -302,7 +302,7 @@ class SentEnvelope:
 
 
 class FakeWorkerClients:
-    """proxy.forwarder.workers.clients.WorkerClients without workers.
+    """proxy.forwarder.workers.clients.WorkerClients, and its BrokerLinks, without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``fast_path``:
     whether an Envelope can go out at once.
@@ -311,6 +311,7 @@ class FakeWorkerClients:
     def __init__(self, config: Config, nursery: trio.Nursery) -> None:
         self.config = config
         self.nursery = nursery
+        self.broker_links = self
         self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         self.fast_path = True
@@ -407,7 +408,7 @@ class FakeWorkerClients:
     def start_opening(_asked: BrokerRequest, _deadlines: Deadlines, _tasks: Any, _on_done: Any) -> None:
         return None  # a task opens it
 
-    async def open_broker(self, asked: BrokerRequest) -> BrokerLink:
+    async def open_link(self, asked: BrokerRequest) -> BrokerLink:
         self.opened.append((asked.connect, asked.identity, asked.client_address))
         await self.broker_gate.wait()
         if self.broker_failure is not None:

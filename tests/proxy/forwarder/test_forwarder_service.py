@@ -567,7 +567,7 @@ async def connected(
 ) -> AsyncIterator[Peer]:
     """A client over a socket whose broker is there, or will be."""
 
-    async def open_broker(*_: Any) -> BrokerLink:
+    async def open_link(*_: Any) -> BrokerLink:
         if gate is not None:
             await gate.wait()
         await trio.lowlevel.checkpoint()
@@ -575,7 +575,7 @@ async def connected(
         frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
         return BrokerLink(HostPort("b0", 6650), our_broker, Connected(frame, greeting, b""))
 
-    monkeypatch.setattr("proxy.forwarder.workers.clients.WorkerClients.open_broker", open_broker)
+    monkeypatch.setattr("proxy.forwarder.workers.broker_links.BrokerLinks.open_link", open_link)
     stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
     client = Peer(stream)
     try:

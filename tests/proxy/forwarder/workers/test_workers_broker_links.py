@@ -233,6 +233,19 @@ async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
     assert setup.links.known_target(setup.request()) is None, "one that was allowed longer ago is asked for"
 
 
+async def test_a_link_to_a_known_target_is_opened_by_callback(setup: Setup) -> None:
+    def start() -> BrokerOpening | None:
+        return setup.links.start_opening(setup.request(), setup.deadlines, setup.tasks, setup.outcomes.append)
+
+    assert start() is None
+    await setup.open_in_task(setup.allowed())
+    assert start() is not None
+    broker = await setup.accept()
+    assert (await read_command(broker)).type == BaseCommand.CONNECT
+    await broker.send_all(CONNECTED)
+    assert isinstance(await setup.outcome(), BrokerLink)
+
+
 async def test_a_verdict_holds_for_the_target_and_the_sealed_principal_that_it_was_asked_for_and_no_other(
     setup: Setup,
 ) -> None:

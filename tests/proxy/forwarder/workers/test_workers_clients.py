@@ -355,7 +355,7 @@ async def opened(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
-        link = await setup.worker_clients.open_broker(BrokerRequest(command.connect, identity, CLIENT))
+        link = await setup.worker_clients.broker_links.open_link(BrokerRequest(command.connect, identity, CLIENT))
     assert link.connected.message.server_version == "b"
     if links is not None:
         links.append(link)
@@ -386,7 +386,7 @@ async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
         denial="host", detail="why", host="b0", port=6650, addresses=["10.0.0.1"]
     )
     with pytest.raises(TargetRefused, match="why") as caught:
-        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert caught.value.reason == "host"
     assert dialled.addresses == []
 
@@ -409,7 +409,7 @@ async def test_a_captured_lookup_worker_leads_no_relay_to_where_no_broker_can_be
         answer.port, answer.addresses[:] = port, [address]
     setup.lookup.answers[Method.RESOLVE_TARGET] = answer
     with structlog.testing.capture_logs() as logged, pytest.raises(TargetRefused) as caught:
-        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert caught.value.reason == "bad_lookup_answer"
     assert dialled.addresses == ([("10.0.0.1", 6650)] if among_others else [])
     assert [(one["event"], one["reason"]) for one in logged if one["log_level"] == "error"] == [
@@ -421,7 +421,7 @@ async def test_no_word_from_the_lookup_worker_is_no_permission(dialled: Dialled)
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
     assert dialled.addresses == []
 
 
@@ -429,7 +429,7 @@ async def test_no_addresses_is_unreachable(dialled: Dialled) -> None:
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650)
     with pytest.raises(BrokerLinkFailed):
-        await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
 
 
 @pytest.mark.conforms("pip-1.12", "pip-1.27", "pip-1.30")
@@ -517,9 +517,9 @@ async def test_a_broker_that_ignores_forwarded_credentials_asks_the_proxy(
 async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
     setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
-    assert await setup.worker_clients.broker_credentials("b0").auth_data_for(None) == ("token", b"fresh")
+    assert await setup.worker_clients.broker_links.credentials_for("b0").auth_data_for(None) == ("token", b"fresh")
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
-    assert await Setup().worker_clients.broker_credentials("b0").auth_data_for(None) == ("", b"")
+    assert await Setup().worker_clients.broker_links.credentials_for("b0").auth_data_for(None) == ("", b"")
 
 
 async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:
@@ -566,7 +566,9 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed) as caught:
-            await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+            await setup.worker_clients.broker_links.open_link(
+                BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT)
+            )
     assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")
 
 
@@ -583,7 +585,9 @@ async def test_a_broker_that_refuses_credentials_is_explained(dialled: Dialled) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed, match="Unable to authenticate") as caught:
-            await setup.worker_clients.open_broker(BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT))
+            await setup.worker_clients.broker_links.open_link(
+                BrokerRequest(connect("b0:6650").connect, IDENTITY, CLIENT)
+            )
     assert "set brokers.forward_authorization_credentials" in caught.value.message
 
 
@@ -669,7 +673,7 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
 
     monkeypatch.setattr(BrokerLinkFactory, "open_link", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
-        await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert caught.value.reason == "timeout"
 
 
@@ -686,7 +690,7 @@ async def test_a_broker_that_takes_no_client_now_leaves_it_to_the_next(dialled: 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed):
-            await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
+            await setup.worker_clients.broker_links.open_link(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert dialled.addresses == [("10.0.0.1", 6650), ("10.0.0.2", 6651), ("10.0.0.3", 6652)]
 
 
@@ -697,7 +701,7 @@ async def test_where_no_broker_can_be_reached_the_last_failure_is_told_in_time(
     allowed_three(setup)
     dialled.refusing, dialled.silent = {"10.0.0.1"}, {"10.0.0.2", "10.0.0.3"}
     with pytest.raises(BrokerLinkFailed, match="b2:6652") as caught:
-        await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
+        await setup.worker_clients.broker_links.open_link(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert caught.value.reason == "timeout"
     assert trio.current_time() == pytest.approx(8.0)
 
@@ -713,5 +717,5 @@ async def test_a_connect_refused_by_a_broker_is_not_tried_at_another(dialled: Di
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         with pytest.raises(BrokerLinkFailed, match="AuthorizationError"):
-            await setup.worker_clients.open_broker(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
+            await setup.worker_clients.broker_links.open_link(BrokerRequest(ANY_BROKER.connect, IDENTITY, CLIENT))
     assert dialled.addresses == [("10.0.0.1", 6650)]
