@@ -70,15 +70,15 @@ class Phase(enum.Enum):
     """The client is served no more: a final frame is sent, if there is one, and the connection is closed."""
 
 
-_ENDS_OF_SERVICE = frozenset({Phase.STARTING_RELAY, Phase.ENDING})
-
 NEXT_PHASES = {
-    Phase.SERVING: _ENDS_OF_SERVICE | {Phase.DRAINING},
-    Phase.DRAINING: _ENDS_OF_SERVICE | {Phase.DRAINING},  # a second drain may follow
+    Phase.SERVING: frozenset({Phase.DRAINING, Phase.STARTING_RELAY, Phase.ENDING}),
+    Phase.DRAINING: frozenset({Phase.DRAINING, Phase.STARTING_RELAY, Phase.ENDING}),  # a second drain may follow
     Phase.STARTING_RELAY: frozenset({Phase.RELAYED, Phase.ENDING}),
     Phase.RELAYED: frozenset(),
     Phase.ENDING: frozenset(),
 }
+
+_SERVED = frozenset({Phase.SERVING, Phase.DRAINING})  # a set, since access to an enum's member costs a look-up
 
 
 class ClientConnection:
@@ -145,7 +145,7 @@ class ClientConnection:
 
     @property
     def _is_served(self) -> bool:
-        return self.phase is Phase.SERVING or self.phase is Phase.DRAINING
+        return self.phase in _SERVED
 
     def enter_phase(self, phase: Phase) -> None:
         """Change the phase. Raises LocalProtocolError, for a defect, where none of NEXT_PHASES allows it."""
