@@ -6,7 +6,6 @@ no method.
 
 import contextlib
 import ssl
-import sys
 from collections.abc import AsyncIterator, Iterator
 
 import trio
@@ -19,9 +18,9 @@ from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.tls_session import TlsSession
 
 RECEIVE_BYTES = 65536
-RECORD_BYTES = 16384
 PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
@@ -41,32 +40,25 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self, transport: TcpStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
     ) -> None:
         self.transport = transport
-        self._context = context  # OpenSSL calls back into it, and would find nothing there (see _front)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
+        self.session = TlsSession(context, server_side=server_side, host=host)
         self._sending = trio.StrictFIFOLock()
-        self._unfed = memoryview(b"")
         self._read_ahead = bytearray()  # at most what one portion from the transport becomes
-        self._ended = False
-        self._broken: ssl.SSLError | None = None
         self._eof_sent = False
 
     async def handshake(self) -> None:
         """Perform the TLS handshake, which checks certificates. Raises TlsFailed."""
+        session = self.session
         try:
-            while True:
-                try:
-                    self._tls.do_handshake()
-                except ssl.SSLWantReadError:
-                    await self._flush()
-                    await self._fill()
-                    self._feed(RECEIVE_BYTES)
-                else:
-                    if self._tls.server_side and self._tls.session_reused:
-                        raise TlsFailed("the client resumed a session, and its certificate was not checked again")
-                    await self._flush()
-                    return
+            is_done = session.continue_handshake()
+            while not is_done:
+                await self._flush()
+                data = await self.transport.receive_some(RECEIVE_BYTES)
+                if not data:
+                    session.end_input()
+                is_done = session.continue_handshake(data)
+            if session.was_resumed_by_client:
+                raise TlsFailed("the client resumed a session, and its certificate was not checked again")
+            await self._flush()
         except ssl.SSLError as error:
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._flush()  # the alert, which gives the peer the reason
@@ -77,73 +69,53 @@ class TlsStream(trio.abc.HalfCloseableStream):
     @property
     def version(self) -> str:
         """The negotiated version of TLS, in the words of ssl.SSLObject.version; empty before the handshake."""
-        return self._tls.version() or ""
+        return self.session.version
 
     def peer_certificate(self) -> bytes:
         """Return the peer's verified certificate as DER; empty if it sent none."""
-        return self._tls.getpeercert(binary_form=True) or b""
+        return self.session.peer_certificate()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Receive decrypted bytes; empty at the stream's end, with close_notify or only TCP's FIN."""
-        limit = max_bytes or RECEIVE_BYTES
+        limit, session = max_bytes or RECEIVE_BYTES, self.session
         waited = False
-        while not self._decrypt(limit):
+        if not self._read_ahead:
+            self._decrypt()  # what came with the handshake
+        while not self._read_ahead and not session.has_ended:
             await self._send_pending_records()
-            await self._fill()
+            data = await self.transport.receive_some(RECEIVE_BYTES)
             waited = True
+            if data:
+                self._decrypt(data)
+            else:
+                session.has_ended = True
         if not waited:
             await trio.lowlevel.checkpoint()
-        if not self._read_ahead and self._broken is not None:
-            raise trio.BrokenResourceError(_reason(self._broken)) from self._broken
+        if not self._read_ahead and session.error is not None:
+            raise trio.BrokenResourceError(_reason(session.error)) from session.error
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
 
+    def take_read_ahead(self) -> bytes:
+        """Return what has arrived and was not received; only the beginning of a record may be left in the session."""
+        self._decrypt()
+        data = bytes(self._read_ahead)
+        self._read_ahead.clear()
+        return data
+
+    def _decrypt(self, ciphertext: bytes = b"") -> None:
+        session = self.session
+        if (ciphertext or session.unread) and not session.has_ended:
+            ciphertext = session.unread + ciphertext
+            plaintext = bytearray(len(ciphertext))
+            size = session.decrypt(memoryview(ciphertext), memoryview(plaintext))
+            self._read_ahead += memoryview(plaintext)[:size]
+
     async def _send_pending_records(self) -> None:
         """Send records of TLS itself. A concurrent sender sends them along, unless they are many: then wait for it."""
-        if self._outgoing.pending > (PENDING_RECORDS_BYTES_MAX if self._sending.locked() else 0):
+        if self.session.waiting_record_bytes > (PENDING_RECORDS_BYTES_MAX if self._sending.locked() else 0):
             await self._flush()
-
-    def _decrypt(self, limit: int) -> bool:
-        """Decrypt what has arrived, about ``limit`` bytes; return True if there is data, an end or an error."""
-        try:
-            while len(self._read_ahead) < limit and not self._ended:
-                self._decrypt_record()
-        except ssl.SSLWantReadError:
-            pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self._ended = True
-        except ssl.SSLError as error:  # OpenSSL would not report it again
-            self._ended, self._broken = True, error
-        return bool(self._read_ahead) or self._ended
-
-    def _decrypt_record(self) -> None:
-        """Decrypt one record. Input is fed piece by piece, since OpenSSL's buffers never shrink."""
-        while True:
-            try:
-                data = self._tls.read(RECORD_BYTES)
-            except ssl.SSLWantReadError:
-                if not self._feed(RECORD_BYTES):
-                    raise
-            else:
-                self._read_ahead += data
-                self._ended = not data
-                return
-
-    def _feed(self, size: int) -> bool:
-        """Feed OpenSSL at most ``size`` bytes of the input; return False if there was none."""
-        if not self._unfed:
-            return False
-        self._incoming.write(self._unfed[:size])
-        self._unfed = self._unfed[size:]
-        return True
-
-    async def _fill(self) -> None:
-        data = await self.transport.receive_some(RECEIVE_BYTES)
-        if data:
-            self._unfed = memoryview(data)
-        else:
-            self._incoming.write_eof()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypt and send all bytes. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
@@ -153,19 +125,14 @@ class TlsStream(trio.abc.HalfCloseableStream):
                     await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
 
     def _encrypted(self, data: memoryview) -> bytes:
-        records = []
-        sent = 0
-        while sent < len(data):
-            try:
-                sent += self._tls.write(data[sent : sent + RECORD_BYTES])
-            except ssl.SSLError as error:
-                raise trio.BrokenResourceError(_reason(error)) from error
-            records.append(self._outgoing.read())
-        return b"".join(records)
+        try:
+            return self.session.encrypt(data)
+        except ssl.SSLError as error:
+            raise trio.BrokenResourceError(_reason(error)) from error
 
     async def _flush(self) -> None:
         async with self._send_lock_held():
-            data = self._outgoing.read()
+            data = self.session.take_outgoing()
             if self._eof_sent:
                 return
             # A record cut off in the middle would corrupt all that follows it.
@@ -196,11 +163,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
             if self._eof_sent:
                 return
             self._eof_sent = True
-            # OpenSSL would take pending input for the peer's close_notify, and fail if it is anything else.
-            self._decrypt(sys.maxsize)
-            with contextlib.suppress(ssl.SSLError):  # always raised: the peer's close_notify has not arrived
-                self._tls.unwrap()
-            await self.transport.send_all(self._outgoing.read())
+            await self.transport.send_all(self.session.close())
             await self.transport.send_eof()
 
     async def aclose(self) -> None:

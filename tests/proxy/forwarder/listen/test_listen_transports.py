@@ -226,7 +226,7 @@ async def meet(
     here, there = trio.testing.memory_stream_pair()
     client = TlsStream(there, context, server_side=False, host="localhost")  # type: ignore[arg-type]
     if session is not None:
-        client._tls.session = session
+        client.session._tls.session = session
     failure = ""
 
     async def come() -> None:
@@ -261,8 +261,8 @@ async def test_no_session_is_resumed(authority: Authority, server: Pair, version
     for _ in range(3):
         client, failure = await meet(listener, context, session)
         assert failure == ""
-        assert not client._tls.session_reused
-        session = client._tls.session
+        assert not client.session._tls.session_reused
+        session = client.session._tls.session
         assert session is None or not session.has_ticket
 
 
@@ -277,11 +277,11 @@ async def test_a_client_that_resumes_a_session_newer_than_its_connection_is_refu
     newer = listener._tls._front
     assert newer is not front, "one for each connection with TLS 1.2"
     listener._tls._front = front
-    _, failure = await meet(listener, context, client._tls.session)
+    _, failure = await meet(listener, context, client.session._tls.session)
     assert "resumed a session" in failure
     listener._tls._front = newer
-    assert await meet(listener, context, client._tls.session) != (client, failure)
-    assert (await meet(listener, context, client._tls.session))[1] == ""
+    assert await meet(listener, context, client.session._tls.session) != (client, failure)
+    assert (await meet(listener, context, client.session._tls.session))[1] == ""
 
 
 async def test_tls_1_3_needs_no_context_of_its_own(authority: Authority, server: Pair) -> None:
@@ -314,5 +314,5 @@ async def test_a_resumed_session_is_refused_after_the_client_authority_has_chang
     client, failure = await meet(listener, context, None)
     assert failure == ""
     copy_file(Authority(directory, "another").file, authorities)
-    _, failure = await meet(listener, context, client._tls.session)
+    _, failure = await meet(listener, context, client.session._tls.session)
     assert "certificate is not accepted" in failure

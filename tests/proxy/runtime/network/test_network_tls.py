@@ -26,6 +26,7 @@ from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
+from proxy.runtime.network.tls_session import TlsSession
 
 PATIENCE_S = 60
 TLS_1_2, TLS_1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -145,7 +146,7 @@ async def test_much_both_ways_at_once(
 ) -> None:
     data, back = (random.Random(seed).randbytes(3_000_017) for seed in (1, 2))
     async with pythons_own(authority, server, version, serves=serves) as (ours, theirs):
-        assert ours._tls.version() == {TLS_1_2: "TLSv1.2", TLS_1_3: "TLSv1.3"}[version]
+        assert ours.session._tls.version() == {TLS_1_2: "TLSv1.2", TLS_1_3: "TLSv1.3"}[version]
         found: dict[str, bytes] = {}
 
         async def receive(name: str, stream: Stream | trio.SSLStream[Any]) -> None:
@@ -245,8 +246,8 @@ async def test_several_records_at_once(authority: Authority, server: Pair) -> No
     """A record holds 16 KiB at most: to take them one by one would cost a turn each."""
     async with both_ours(authority, server) as (one, other):
         for _ in range(20):
-            other._tls.write(b"small")
-        await other.transport.send_all(other._outgoing.read())
+            other.session._tls.write(b"small")
+        await other.transport.send_all(other.session._outgoing.read())
         assert await one.receive_some() == b"small" * 20
 
 
@@ -254,10 +255,10 @@ async def test_memory_is_bounded_where_the_peer_does_not_read(authority: Authori
     async with both_ours(authority, server) as (one, other), trio.open_nursery() as nursery:
         nursery.start_soon(one.send_all, bytes(50_000_000))
         await trio.testing.wait_all_tasks_blocked(0.02)
-        assert one._outgoing.pending < 2 * RECEIVE_BYTES
+        assert one.session._outgoing.pending < 2 * RECEIVE_BYTES
         with trio.move_on_after(0.05):
             await other.send_all(bytes(50_000_000))
-        assert one._incoming.pending == 0, "nothing is read ahead of who asks for it"
+        assert one.session._incoming.pending == 0, "nothing is read ahead of who asks for it"
         nursery.cancel_scope.cancel()
 
 
@@ -265,16 +266,16 @@ async def test_answers_of_tls_itself_do_not_pile_up(authority: Authority, server
     """A peer that reads nothing while it asks for new keys again and again (RFC 8446, section 4.6.3) is not read."""
     async with both_ours(authority, server) as (one, other), trio.open_nursery() as nursery:
         await nursery.start(somebody_is_sending, one)
-        one._tls = AsksForNewKeys(one._outgoing)  # type: ignore[assignment]
+        ask_for_new_keys(one.session)
 
         async def provoke() -> None:
             while True:
-                await other.transport.send_all(bytes(1000))
+                await other.transport.send_all(RECORD)
 
         nursery.start_soon(provoke)
         nursery.start_soon(one.receive_some)
         await trio.testing.wait_all_tasks_blocked(0.1)
-        assert one._outgoing.pending < RECEIVE_BYTES
+        assert one.session.waiting_record_bytes < 2 * RECEIVE_BYTES
         nursery.cancel_scope.cancel()
 
 
@@ -290,8 +291,9 @@ class InTwoHalves:
         self.sent += data[len(data) // 2 :]
 
     async def receive_some(self, _size: int) -> bytes:
-        await trio.sleep_forever()
-        return b""
+        if self.sent:
+            await trio.sleep_forever()
+        return RECORD
 
 
 async def test_an_answer_of_tls_itself_is_not_cut_off_by_a_cancellation(
@@ -300,16 +302,19 @@ async def test_an_answer_of_tls_itself_is_not_cut_off_by_a_cancellation(
     """The rest would be missing before all that comes behind it: where a client becomes a relay, its reader goes."""
     transport = InTwoHalves()
     one = TlsStream(transport, server_context(server), server_side=True)  # type: ignore[arg-type]
-    one._tls = AsksForNewKeys(one._outgoing)  # type: ignore[assignment]
+    ask_for_new_keys(one.session)
     with trio.move_on_after(0.5):
         await one.receive_some()
     assert transport.sent == bytes(1000)
 
 
-async def test_an_answer_that_is_not_taken(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
-    here, _there = trio.testing.lockstep_stream_pair()
+async def test_an_answer_that_is_not_taken(
+    server: Pair, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    here, there = trio.testing.lockstep_stream_pair()
     one = TlsStream(here, server_context(server), server_side=True)  # type: ignore[arg-type]
-    one._tls = AsksForNewKeys(one._outgoing)  # type: ignore[assignment]
+    nursery.start_soon(there.send_all, RECORD)
+    ask_for_new_keys(one.session)
     with pytest.raises(trio.BrokenResourceError, match="does not read"):
         await one.receive_some()
     assert trio.current_time() == pytest.approx(tls.FLUSH_TIMEOUT_S)
@@ -319,10 +324,10 @@ async def test_an_answer_of_tls_itself_goes_with_what_is_being_sent(authority: A
     """It does not keep who receives from the bytes behind it."""
     async with both_ours(authority, server) as (one, other), trio.open_nursery() as nursery:
         await nursery.start(somebody_is_sending, one)
-        one._outgoing.write(b"an answer")
+        one.session._outgoing.write(b"an answer")
         nursery.start_soon(other.send_all, b"through")
         assert await read(one, 7) == b"through"
-        assert one._outgoing.pending
+        assert one.session._outgoing.pending
         nursery.cancel_scope.cancel()
 
 
@@ -333,15 +338,18 @@ async def somebody_is_sending(stream: TlsStream, task_status: trio.TaskStatus[No
         await trio.sleep_forever()
 
 
-class AsksForNewKeys:
+RECORD = b"\x17\x03\x03" + (1000).to_bytes(2, "big") + bytes(1000)
+
+
+def ask_for_new_keys(session: TlsSession) -> None:
     """What OpenSSL does with a record that asks for new keys: an answer, and nothing for who reads."""
 
-    def __init__(self, outgoing: ssl.MemoryBIO) -> None:
-        self._outgoing = outgoing
-
-    def read(self, _size: int) -> bytes:
-        self._outgoing.write(bytes(1000))
+    def read(_size: int, _into: memoryview) -> int:
+        session._incoming.read()
+        session._outgoing.write(bytes(1000))
         raise ssl.SSLWantReadError
+
+    session._read = read  # type: ignore[assignment]
 
 
 # ---- ends
@@ -387,8 +395,8 @@ async def test_our_end_between_two_halves_of_a_record(
     authority: Authority, server: Pair, version: ssl.TLSVersion
 ) -> None:
     async with both_ours(authority, server, version) as (one, other):
-        other._tls.write(b"the first half and the other")
-        record = other._outgoing.read()
+        other.session._tls.write(b"the first half and the other")
+        record = other.session._outgoing.read()
         await other.transport.send_all(record[:30])
         with trio.move_on_after(0.02):
             await one.receive_some()
@@ -480,8 +488,8 @@ async def test_a_close_without_an_end_is_none(authority: Authority, server: Pair
 
 async def test_an_end_in_the_middle_of_a_record(authority: Authority, server: Pair) -> None:
     async with both_ours(authority, server) as (one, other):
-        one._tls.write(b"only half of this")
-        record = one._outgoing.read()
+        one.session._tls.write(b"only half of this")
+        record = one.session._outgoing.read()
         await one.transport.send_all(record[: len(record) // 2])
         await one.transport.send_eof()
         assert await other.receive_some() == b""
@@ -502,8 +510,8 @@ async def test_a_reset(authority: Authority, server: Pair) -> None:
 @VERSIONS
 async def test_a_corrupt_record(authority: Authority, server: Pair, version: ssl.TLSVersion) -> None:
     async with both_ours(authority, server, version) as (one, other):
-        one._tls.write(b"good as gold")
-        record = bytearray(one._outgoing.read())
+        one.session._tls.write(b"good as gold")
+        record = bytearray(one.session._outgoing.read())
         record[-1] ^= 1
         await one.transport.send_all(record)
         with pytest.raises(trio.BrokenResourceError, match=r"bad record mac|decryption failed"):
@@ -515,10 +523,10 @@ async def test_a_corrupt_record_behind_a_good_one_is_no_end(
     authority: Authority, server: Pair, version: ssl.TLSVersion
 ) -> None:
     async with both_ours(authority, server, version) as (one, other):
-        one._tls.write(b"good")
-        good = one._outgoing.read()
-        one._tls.write(b"as gold")
-        record = bytearray(one._outgoing.read())
+        one.session._tls.write(b"good")
+        good = one.session._outgoing.read()
+        one.session._tls.write(b"as gold")
+        record = bytearray(one.session._outgoing.read())
         record[-1] ^= 1
         await one.transport.send_all(good + record)
         await trio.testing.wait_all_tasks_blocked(0.02)

@@ -1,0 +1,162 @@
+"""A TLS session between buffers: ciphertext in, plaintext out, and back. It has no socket and never waits.
+
+OpenSSL is fed one whole record at a time, and each is read at once, in the handshake, too. So no plaintext is ever left
+inside of it, which no event of a socket would announce, and its buffers never grow beyond one record. Where records
+begin is followed outside of it.
+"""
+
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+RECORD_BYTES = 16_384
+"""Of plaintext in one record."""
+
+RECORD_BYTES_MAX = 5 + RECORD_BYTES + 2_048
+"""Of one record: its header, and the most that TLS 1.2 may add to the plaintext."""
+
+_HEADER_BYTES = 5
+_RECORD_TYPES = range(20, 25)
+
+
+class TlsSession:
+    """One end of a TLS connection.
+
+    ``unread``: ciphertext that has not been decrypted: the beginning of a record, after the handshake whole ones, too.
+    ``has_ended``: nothing more can be decrypted, after the peer's close_notify or by ``error``.
+    """
+
+    __slots__ = (
+        "_context",
+        "_feed",
+        "_incoming",
+        "_outgoing",
+        "_read",
+        "_tls",
+        "_write",
+        "error",
+        "has_ended",
+        "unread",
+    )
+
+    def __init__(self, context: ssl.SSLContext, *, server_side: bool, host: str | None = None) -> None:
+        self._context = context  # OpenSSL calls back into it, and would find nothing there (see tls._front)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
+        # Bound once, for the calls that each record needs.
+        self._feed, self._write = self._incoming.write, self._tls.write
+        self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
+        self.unread = b""
+        self.has_ended = False
+        self.error: ssl.SSLError | None = None
+
+    @property
+    def version(self) -> str:
+        """The negotiated version of TLS, in the words of ssl.SSLObject.version; empty before the handshake."""
+        return self._tls.version() or ""
+
+    @property
+    def was_resumed_by_client(self) -> bool:
+        """Whether a client has resumed an earlier session instead of a full handshake."""
+        return self._tls.server_side and bool(self._tls.session_reused)
+
+    def peer_certificate(self) -> bytes:
+        """Return the peer's verified certificate as DER; empty if it sent none."""
+        return self._tls.getpeercert(binary_form=True) or b""
+
+    # ---- the handshake
+
+    def continue_handshake(self, ciphertext: bytes = b"") -> bool:
+        """Continue the handshake with what the peer has sent; return True once it is done.
+
+        Send what ``take_outgoing`` returns then, also after an error. Raises ssl.SSLError.
+        """
+        self.unread += ciphertext
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                if not self._feed_record():
+                    return False
+            else:
+                return True
+
+    def end_input(self) -> None:
+        """Have the handshake fail for the end of the connection."""
+        self._incoming.write_eof()
+
+    def _feed_record(self) -> bool:
+        """Feed OpenSSL the first record of ``unread``; return False where it is incomplete."""
+        ahead = self.unread
+        if len(ahead) < _HEADER_BYTES:
+            return False
+        size = _HEADER_BYTES + (ahead[3] << 8 | ahead[4])
+        if ahead[0] not in _RECORD_TYPES or size > RECORD_BYTES_MAX:
+            size = _HEADER_BYTES  # which is no TLS: OpenSSL refuses it by its beginning
+        if len(ahead) < size:
+            return False
+        self._feed(ahead[:size])
+        self.unread = ahead[size:]
+        return True
+
+    # ---- data
+
+    def decrypt(self, ciphertext: memoryview, plaintext: memoryview) -> int:
+        """Decrypt whole records into ``plaintext``; return how many bytes that are.
+
+        ``ciphertext``: what ``unread`` held, and behind it what has come since. ``plaintext`` has room for as much.
+        Afterwards ``has_waiting_records`` may tell that TLS itself has something to send.
+        """
+        size, at, got = len(ciphertext), 0, 0
+        read, feed = self._read, self._feed
+        while size - at >= _HEADER_BYTES:
+            following = at + _HEADER_BYTES + (ciphertext[at + 3] << 8 | ciphertext[at + 4])
+            if following > size and following - at <= RECORD_BYTES_MAX and ciphertext[at] in _RECORD_TYPES:
+                break
+            feed(ciphertext[at:following])  # what is too long, or no record, is OpenSSL's to refuse
+            at = following
+            try:
+                part = read(RECORD_BYTES, plaintext[got:])
+            except ssl.SSLWantReadError:  # a record without data, as of a KeyUpdate
+                continue
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                part = 0
+            except ssl.SSLError as error:  # a damaged record, or an alert; what came before it is good
+                self.error = error
+                part = 0
+            if not part:
+                self.has_ended, at = True, size
+                break
+            got += part
+        if at < size or self.unread:
+            self.unread = bytes(ciphertext[at:size])
+        return got
+
+    def encrypt(self, plaintext: memoryview) -> bytes:
+        """Encrypt into records. Raises ssl.SSLError."""
+        size, write, take = len(plaintext), self._write, self._outgoing.read
+        if size <= RECORD_BYTES:
+            write(plaintext)
+            return take()
+        records = []
+        for start in range(0, size, RECORD_BYTES):
+            write(plaintext[start : start + RECORD_BYTES])
+            records.append(take())
+        return b"".join(records)
+
+    @property
+    def waiting_record_bytes(self) -> int:
+        """How much TLS itself has to send: answers to KeyUpdates, and alerts."""
+        return self._outgoing.pending
+
+    def take_outgoing(self) -> bytes:
+        """Return what is to be sent beside what ``encrypt`` returns."""
+        return self._outgoing.read()
+
+    def close(self) -> bytes:
+        """End our direction; return what is to be sent last, close_notify included. The peer may still send."""
+        # Always raised: the peer's close_notify is not there. (OpenSSL would take an unread record for it; there is none.)
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        return self._outgoing.read()
