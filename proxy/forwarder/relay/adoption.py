@@ -21,7 +21,7 @@ from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Relay
+from proxy.forwarder.relay.relay import Relay, SplicedRelay
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -122,7 +122,7 @@ class RelayAdopter:
             self._pool.adopt_pipe(pipe)
         half_close_timeout_s = seconds(config.half_close_timeout_ms)
         for inherited in handover.relays:
-            relay = Relay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
+            relay = SplicedRelay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
             self._ledger.in_flight.increment()
             try:
                 self._restore_session(relay)

@@ -1,8 +1,9 @@
-"""The relay engine: the spliced relays of a forwarder in one edge-triggered epoll, drained by one Trio task.
+"""The relay engine: the relays of a forwarder in one edge-triggered epoll, drained by one Trio task.
 
-Bytes move by splice, socket → pipe → socket: none of them is ever in this process's memory, and what is on its way is
-where the kernel keeps it. The relay table tells which pipe holds the bytes of which direction, so a successor can go on
-from any instant (proxy.runtime.shared.relay_table).
+Between two plain sockets bytes move by splice, socket → pipe → socket: none of them is ever in this process's memory,
+and what is on its way is where the kernel keeps it. The relay table tells which pipe holds the bytes of which
+direction, so a successor can go on from any instant (proxy.runtime.shared.relay_table). With TLS on a side they move
+through this process's memory, and end with it (proxy.forwarder.relay.copy_pump).
 
 Edges: a direction is pumped until its source says EAGAIN (more input raises a new edge) or its sink does (room raises
 one). Each call moves one portion; after it the direction is enqueued for the next round, so that a busy relay starves
@@ -16,18 +17,19 @@ what is on its way to it is dropped; what it had sent is still delivered.
 import contextlib
 import os
 import select
-import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import until_quiet
+from proxy.forwarder.relay.copy_pump import CopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Direction, Relay, shut_down
+from proxy.forwarder.relay.pump import Pump, PumpHost
+from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import SplicePump
 from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, EpollLoop, Events
 from proxy.runtime.shared.relay_table import RelayTable
@@ -42,7 +44,7 @@ _EVENTS = _INPUT | _OUTPUT | select.EPOLLET
 
 
 class RelayEngine:
-    """The relays of one forwarder that are spliced.
+    """The relays of one forwarder.
 
     ``run`` is the one task that moves bytes; all else may be called from any task of its Trio loop. ``on_end`` is
     called with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` returns True if no
@@ -66,12 +68,15 @@ class RelayEngine:
         self._run_queue = run_queue
         self._loop = EpollLoop(self._process_batch, run_queue, may_linger=may_linger)
         self._epoll = self._loop.epoll
-        self.pump = SplicePump(table, pool, run_queue, self._finish, self._loop.wake)
+        host = PumpHost(self._finish, self._loop.wake, run_queue)
+        self._half_closed, self._to_recheck = host.half_closed, host.to_recheck
+        self.pump = SplicePump(table, pool, host)
+        self._copy_pump = CopyPump(table, host)
         self._waiting_for_pipe = self.pump.waiting_for_pipe
         self._by_source: dict[int, Direction] = {}
-        self._running = trio.CancelScope()
         self._nursery: trio.Nursery
         self.frozen = False
+        """Whether the spliced relays are a successor's."""
 
     # ---- relays in and out
 
@@ -87,7 +92,7 @@ class RelayEngine:
     def preload_pipe(self, direction: Direction, first: bytes) -> None:
         """Write what was read ahead of a relay, not more than ``reserve_pipe`` returned, to its pipe."""
         assert direction.pipe is not None  # it was reserved
-        direction.in_pipe = os.write(direction.pipe.write_end, first)
+        direction.held_bytes = os.write(direction.pipe.write_end, first)
 
     def _set_share(self, relay: Relay) -> None:
         share = self._pool.share_of(self._owner_of(relay.record))
@@ -95,18 +100,23 @@ class RelayEngine:
 
     def start_relay(self, relay: Relay) -> None:
         """Start to relay between two connected, non-blocking sockets. Raises OSError; it has not started then."""
-        self._set_share(relay)
+        pump = self._pump_of(relay)
+        if relay.is_spliced:
+            self._set_share(relay)
         relay.engine = self
         try:
             for direction in (relay.to_broker, relay.to_client):
                 if relay.session is None:
-                    direction.pump = self.pump.pump
+                    direction.pump = pump.pump
                 self._by_source[direction.source] = direction
                 # Registering raises the first edges by itself: for input that waits, and for room for first bytes.
                 self._epoll.register(direction.source, _EVENTS)
         except OSError:
             self._leave(relay)
             raise
+
+    def _pump_of(self, relay: Relay) -> Pump:
+        return self.pump if relay.is_spliced else self._copy_pump
 
     def run_once(self) -> None:
         """Process what is ready now: the first edges of a relay that has started, without a wake-up of ``run``."""
@@ -126,7 +136,7 @@ class RelayEngine:
             if pipe is None:
                 missing |= pipe_id != 0  # the table goes on saying so until the sockets are shut down
             elif (queued := pipe.queued_bytes()) and not framed_pump.journal.undo_injection(direction, pipe, queued):
-                direction.pipe, direction.in_pipe = pipe, queued
+                direction.pipe, direction.held_bytes = pipe, queued
                 self._pool.lend_pipe(pipe, direction.share)
             else:
                 self._table.unbind_pipe(direction.row)
@@ -140,11 +150,12 @@ class RelayEngine:
             )
             self.abort_relay(relay)
 
-    def close_pipes(self) -> None:
-        """Close this process's ends of all pipes, which are a successor's now."""
-        for direction in self._by_source.values():
-            if direction.pipe is not None:
-                direction.pipe.close()
+    def close_pipes(self, handed_over: Iterable[Relay]) -> None:
+        """Close this process's ends of all pipes, which are a successor's now, as these relays are."""
+        for relay in handed_over:
+            for direction in (relay.to_broker, relay.to_client):
+                if direction.pipe is not None:
+                    direction.pipe.close()
         self._pool.close_free_pipes()
 
     def abandon_relay(self, relay: Relay) -> None:
@@ -155,7 +166,7 @@ class RelayEngine:
 
     def abort_relay(self, relay: Relay) -> None:
         """End a relay at once, and drop what is on its way, unless it is a successor's."""
-        if not self.frozen and self._by_source.get(relay.to_broker.source) is relay.to_broker:
+        if self._by_source.get(relay.to_broker.source) is relay.to_broker:
             relay.broken = True
             self._finish(relay)
 
@@ -165,16 +176,16 @@ class RelayEngine:
         Nothing more is read from the client; the broker sees no end of stream. Then both directions end as they are,
         and the relay is over once the peers have read what they were sent.
         """
-        relay.to_broker.pump = self.pump.drain_only
+        relay.to_broker.pump = self._pump_of(relay).drain_only
         self._nursery.start_soon(self._close_when_quiet, relay)
 
     async def _close_when_quiet(self, relay: Relay) -> None:
         def position() -> object:  # which differs from itself as long as bytes are on their way
-            in_pipes = relay.to_broker.in_pipe or relay.to_client.in_pipe
-            return object() if in_pipes else self.bytes_moved(relay)
+            bytes_are_held = relay.to_broker.held_bytes or relay.to_client.held_bytes
+            return object() if bytes_are_held else self.bytes_moved(relay)
 
         await until_quiet(position)
-        if relay.is_over or self.frozen:
+        if relay.is_over or relay.handed_over:
             return
         relay.broken = True
         for direction in (relay.to_client, relay.to_broker):
@@ -187,22 +198,28 @@ class RelayEngine:
             self.abort_relay(relay)
 
     def freeze(self) -> list[Relay]:
-        """Move nothing from now on and leave everything as it is for a successor; return the live relays."""
+        """Leave all spliced relays as they are for a successor, and return them. The others go on."""
         self.frozen = True
-        self._loop.stop()
-        self._running.cancel()
-        self.detach_sockets()
-        return self.relays
+        handed_over = [relay for relay in self.relays if relay.is_spliced]
+        for relay in handed_over:
+            relay.handed_over = True  # verdicts and credentials that are still on their way change nothing of it
+            for direction in (relay.to_broker, relay.to_client):
+                direction.detach_source()
+                del self._by_source[direction.source]
+                # Not by the close: the fd store's copy of the socket would keep it here.
+                self._epoll.unregister(direction.source)
+            self._half_closed.pop(relay, None)
+        self._waiting_for_pipe.clear()
+        for queue in (self._run_queue, self._to_recheck):
+            staying = [direction for direction in queue if not direction.relay.handed_over]
+            queue.clear()
+            queue.extend(staying) if isinstance(queue, deque) else queue.update(staying)
+        return handed_over
 
     @property
     def relays(self) -> list[Relay]:
         """The live relays."""
         return [direction.relay for direction in self._by_source.values() if direction is direction.relay.to_broker]
-
-    def detach_sockets(self) -> None:
-        """Detach the socket objects of all relays from their descriptors, which become another process's."""
-        for direction in self._by_source.values():
-            direction.detach_source()
 
     def bytes_moved(self, relay: Relay) -> tuple[int, int]:
         """Return the bytes moved so far, to the broker and to the client."""
@@ -214,17 +231,18 @@ class RelayEngine:
     # ---- the loop
 
     async def run(self) -> None:
-        """Move bytes until cancelled or frozen.
-
-        Relays are left as they are: a successor goes on with them, however this process ends.
+        """Move bytes until cancelled. Spliced relays are left as they are: a successor goes on with them, however this
+        process ends. The others end with it.
         """
         try:
-            with self._running:
-                async with trio.open_nursery() as self._nursery:
-                    self._nursery.start_soon(self._recheck_regularly)
-                    await self._loop.run()
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._recheck_regularly)
+                await self._loop.run()
         finally:
             self.frozen = True
+            for relay in self.relays:
+                if not relay.is_spliced:
+                    self.abort_relay(relay)
 
     def _process_batch(self, events: Events) -> None:
         """Process ready sockets, then at most a batch of the run queue, then directions that wait for a pipe."""
@@ -235,9 +253,9 @@ class RelayEngine:
                 continue
             if mask & _ENDED:
                 self._on_eof_seen(outgoing, mask)
-            if mask & _OUTPUT and outgoing.opposite.in_pipe:
+            if mask & _OUTPUT and outgoing.opposite.held_bytes:
                 outgoing.opposite.pump(outgoing.opposite)
-            if mask & _INPUT and not outgoing.in_pipe:  # else it waits for room, not for input
+            if mask & _INPUT and not outgoing.held_bytes:  # else it waits for room, not for input
                 outgoing.pump(outgoing)
         run_queue = self._run_queue
         if run_queue:
@@ -272,36 +290,36 @@ class RelayEngine:
         for direction in (relay.to_broker, relay.to_client):
             if not direction.done:
                 # Before its bytes are forgotten: a successor must not go on behind a hole.
-                shut_down(direction.sink, socket.SHUT_WR)
+                direction.shut_down_sink()
         self._leave(relay)
         self._on_end(relay)
 
     def _leave(self, relay: Relay) -> None:
+        pump = self._pump_of(relay)
         for direction in (relay.to_broker, relay.to_client):
             direction.done = True
             direction.detach_source()
-            self.pump.discard_in_flight(direction)
+            pump.discard_in_flight(direction)
             if self._by_source.pop(direction.source, None) is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError):  # ValueError: the loop has ended
                     self._epoll.unregister(direction.source)
-        self.pump.half_closed.pop(relay, None)
+        self._half_closed.pop(relay, None)
 
     async def _recheck_regularly(self) -> None:
         """Look once a second at what no edge announces."""
         while True:
             await trio.sleep(RECHECK_INTERVAL_S)
-            if self.frozen:
-                return
             self._end_idle_half_closed(trio.current_time())
-            self._pool.rebalance()
+            if not self.frozen:
+                self._pool.rebalance()
             self._recheck_directions()
 
     def _end_idle_half_closed(self, now: float) -> None:
         """End the relays of which one direction is done and the other has moved nothing for too long."""
-        for relay, (moved_before, deadline) in list(self.pump.half_closed.items()):
+        for relay, (moved_before, deadline) in list(self._half_closed.items()):
             moved = sum(self.bytes_moved(relay))
             if moved != moved_before:
-                self.pump.half_closed[relay] = (moved, now + relay.half_close_timeout_s)
+                self._half_closed[relay] = (moved, now + relay.half_close_timeout_s)
             elif now >= deadline:
                 relay.broken = True
                 self._finish(relay)
@@ -312,7 +330,8 @@ class RelayEngine:
         Those that wait for a pipe, since descriptors may be free again without a pipe having been released; and those
         of which the source was assumed to be empty.
         """
-        to_recheck, self.pump.to_recheck = self.pump.to_recheck, set()
+        to_recheck = [*self._to_recheck]
+        self._to_recheck.clear()
         for direction in to_recheck:
             direction.pump(direction)
         for _ in range(len(self._waiting_for_pipe)):

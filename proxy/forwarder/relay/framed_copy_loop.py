@@ -19,10 +19,12 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession, ReauthenticationHandler
-from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream
+Count = Callable[[int], None]
+
+CHUNK_BYTES = 65536
 
 
 class FramedCopyLoop:
@@ -82,7 +84,11 @@ class FramedCopyLoop:
         count_to_broker: Count,
         count_to_client: Count,
     ) -> None:
-        """Copy bytes in both directions until both have ended, as proxy.forwarder.relay.copy_loop.copy_streams does."""
+        """Copy bytes until both directions have ended; closes neither stream.
+
+        ``first_to_broker`` and ``first_to_client`` were read ahead of the relay and are delivered before all else.
+        Memory is bounded by one chunk a direction: a side that does not read stops the reading on the other.
+        """
         self._client, self._broker = client, broker
         self._half_close_timeout_s = half_close_timeout_s
         self._extend_idle_timeout()  # it may be closing already
@@ -177,7 +183,8 @@ class FramedCopyLoop:
         except FrameInvalid as error:
             self._reauthentication.on_invalid_frame(self._session, error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # see proxy.forwarder.relay.copy_loop
+            # Where the source has gone, its end is passed on; where the sink has, that fails and does nothing.
+            pass
         if self._session.close_reason:
             return  # the error to the client ends it
         self._has_idle_timeout = True  # also while the broker does not read an answer of the proxy

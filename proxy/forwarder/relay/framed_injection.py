@@ -52,7 +52,7 @@ class FrameInjector:
         written = os.write(pipe.write_end, data)
         assert written == len(data)  # it was empty, and is large enough
         self._journal.complete_injection(cursor, what, completion)
-        direction.in_pipe = written
+        direction.held_bytes = written
         self._pump.lend_pipe(direction, pipe)
         self._pump.drain_pipe(direction)
         return True

@@ -36,8 +36,9 @@ from proxy.forwarder.relay.framed_control import SplicedControl
 from proxy.forwarder.relay.framed_injection import FrameInjector
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.pump import PEER_GONE
 from proxy.forwarder.relay.relay import Direction, Relay
-from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
+from proxy.forwarder.relay.splice_pump import FEW_BYTES, SPLICE_FLAGS, SplicePump
 from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, TO_CLIENT, RelayTable
 
 HEADER_PEEK_BYTES = 64
@@ -106,7 +107,7 @@ class FramedSplicePump:
         pump, cursor = self._pump, direction.cursor
         assert cursor is not None
         try:
-            if direction.in_pipe and not pump.drain_pipe(direction):
+            if direction.held_bytes and not pump.drain_pipe(direction):
                 return
             passing = cursor.bytes_to_boundary if cursor.removed_bytes is None else 0
             if passing and cursor.stream.decide_rest(self._now()) is not _PASS:
@@ -130,14 +131,14 @@ class FramedSplicePump:
             self._cells[direction.row + PIPE] = 0
             self._pump.end_direction(direction)
             return
-        direction.in_pipe = moved
+        direction.held_bytes = moved
         is_all = cursor.record_consumed(moved, few=moved < FEW_BYTES) or self._add_to_pipe(direction, cursor, pipe)
         self._pump.deliver_from_pipe(direction, pipe, is_all=is_all)
 
     def _process_boundary(self, direction: Direction, cursor: FrameCursor) -> int:
         """Do what is due at a boundary; return how many bytes may pass from it, 0 if none may now."""
         stream, may_inject = cursor.stream, True
-        while not (direction.done or direction.queued or direction.in_pipe):
+        while not (direction.done or direction.queued or direction.held_bytes):
             action = stream.decide_boundary(may_inject)
             if action is _PASS and cursor.removed_bytes is None:
                 if not (size := self._peek(direction, cursor)):
@@ -167,9 +168,11 @@ class FramedSplicePump:
         """
         is_all = False
         try:
-            while not is_all and direction.in_pipe < FILL_BYTES and (passing := self._more_to_pass(direction, cursor)):
+            while (
+                not is_all and direction.held_bytes < FILL_BYTES and (passing := self._more_to_pass(direction, cursor))
+            ):
                 moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
-                direction.in_pipe += moved
+                direction.held_bytes += moved
                 is_all = cursor.record_consumed(moved, few=False)
         except OSError:  # the pipe is full, or the source has no more: the next round meets either again
             pass
@@ -219,7 +222,7 @@ class FramedSplicePump:
             if self._injector.inject(direction, cursor, cursor.held_head, Injection.HELD_HEAD, boundary):
                 cursor.boundary += len(cursor.held_head)
                 cursor.held_head = b""
-            if direction.in_pipe or cursor.held_head or direction.done:
+            if direction.held_bytes or cursor.held_head or direction.done:
                 return  # it is called again
         elif session.close_reason and not cursor.stream.ends and direction is direction.relay.to_client:
             session.control.close_with_error(self._reauthentication.closing_error_frame(session))
@@ -261,7 +264,7 @@ class FramedSplicePump:
             self._cells[cursor.row + MESSAGES] += cursor.scanner.take_message_count()
         cursor.boundary = boundary
         cursor.bytes_to_boundary = passing - held
-        return 0 if held and (direction.in_pipe or direction.done) else cursor.bytes_to_boundary
+        return 0 if held and (direction.held_bytes or direction.done) else cursor.bytes_to_boundary
 
     @staticmethod
     def _adapt_peek_bytes(cursor: FrameCursor, passing: int, size: int) -> None:

@@ -1,12 +1,12 @@
 """All relays of a forwarder, from the moment when both sides are connected until both are closed.
 
-Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.relay.engine), no
-task belongs to a relay, and the fd store holds it for this forwarder's successor
-(proxy.forwarder.relay.fd_store_client). Any other goes through user space (proxy.forwarder.relay.user_space), behind
-the same call; such a relay ends with the process.
+The engine moves the bytes (proxy.forwarder.relay.engine), and no task belongs to a relay. Where both sides are plain
+sockets and the kernel splices, the fd store holds the relay for this forwarder's successor
+(proxy.forwarder.relay.fd_store_client); any other ends with the process.
 
 A relay is blind, unless it has a session that can expire or of which messages are counted
-(proxy.forwarder.lifetime.terms): then its frames are followed, in both directions.
+(proxy.forwarder.lifetime.terms): then its frames are followed, in both directions. With TLS on a side such a relay has
+a task (proxy.forwarder.relay.user_space).
 """
 
 import errno
@@ -33,19 +33,27 @@ from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.session_factory import SessionFactory, SessionOptions
 from proxy.forwarder.relay.adoption import RelayAdopter, RelaysLeftBehind
 from proxy.forwarder.relay.closing import CloseSchedule
+from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
-from proxy.forwarder.relay.relay import BaseRelay, Relay, RelayMustWait, RelayStart, RelayStartFailed, shut_down
+from proxy.forwarder.relay.relay import (
+    BaseRelay,
+    Relay,
+    RelayMustWait,
+    RelayStart,
+    RelayStartFailed,
+    SplicedRelay,
+    shut_down,
+)
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import UserSpaceRelays
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -163,24 +171,43 @@ class RelayManager(Collector):
 
         The client receives nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
-        client, broker, record = start.client, start.broker, start.stored
-        if self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream):
-            relay = await self._start_spliced(start, client, broker)
-            if self._engine.frozen:
-                self._release_handed_over(relay)
-            else:
-                self.in_flight.increment()
-                self._on_live(relay)
+        client, broker = start.client, start.broker
+        if not (self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream)):
+            self._start_copied(start)
             return
-        session = self._prepare_start(start)
+        relay = await self._start_spliced(start, client, broker)
+        if self._engine.frozen:
+            self._release_handed_over(relay)
+        else:
+            self.in_flight.increment()
+            self._on_live(relay)
+
+    def _start_copied(self, start: RelayStart) -> None:
+        """Start a relay that is not spliced. Raises RelayStartFailed."""
+        record, session = start.stored, self._prepare_start(start)
+        relay: BaseRelay
         try:
-            tune_for_relay(transport_of(client), transport_of(broker), start.config)
+            tune_for_relay(transport_of(start.client), transport_of(start.broker), start.config)
+            if session is not None:
+                relay = self._user_space.start_relay(start, session)
+            else:
+                assert isinstance(start.client, Stream)
+                assert isinstance(start.broker, Stream)
+                relay = copied = CopiedRelay(
+                    record,
+                    start.client,
+                    start.broker,
+                    seconds(start.config.half_close_timeout_ms),
+                    first_to_broker=start.first_to_broker,
+                    first_to_client=start.first_to_client,
+                )
+                self._engine.start_relay(copied)
         except OSError as error:  # it has gone again
             self._ledger.release_rows(record.id)
             raise _start_failure(error) from error
         self.in_flight.increment()
         self._ledger.count_start(record)
-        self._on_live(self._user_space.start_relay(start, session))
+        self._on_live(relay)
 
     async def _start_spliced(self, start: RelayStart, client: TcpStream, broker: TcpStream) -> Relay:
         """Start a spliced relay, again and again for STORE_WAIT_S where it must wait. Raises RelayStartFailed."""
@@ -197,7 +224,8 @@ class RelayManager(Collector):
         """Do the same if that needs no waiting; otherwise return False: both streams are still the caller's."""
         client, broker = start.client, start.broker
         if not (self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream)):
-            return False
+            self._start_copied(start)
+            return True
         relay = self._starter.start_relay_now(start, client, broker, self._prepare_start(start))
         if relay is None:
             return False
@@ -249,7 +277,7 @@ class RelayManager(Collector):
 
     def _live_relays(self) -> list[BaseRelay]:
         """Return all relays but those that are a successor's."""
-        return [*(() if self._engine.frozen else self._engine.relays), *self._user_space.relays]
+        return [*self._engine.relays, *self._user_space.relays]
 
     def abort_relays(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
@@ -269,15 +297,13 @@ class RelayManager(Collector):
         handed_over = self._engine.freeze() if crash_safe else []
         staying = self._live_relays()
         self._ledger.hand_over_table(relay.record.id for relay in staying)
-        for relay in handed_over:
-            relay.handed_over = True  # verdicts and credentials that are still on their way change nothing of it
         if handed_over:
             self.close_schedule.forget_relays(handed_over)
             self.reauthentication.remove_sessions(relay.session for relay in handed_over if relay.session is not None)
         await self._fd_store.close([RelayLeftBehind(id=one.record.id, client_ip=ip_of(one.record)) for one in staying])
         if not crash_safe:
             return
-        self._engine.close_pipes()
+        self._engine.close_pipes(handed_over)
         for relay in handed_over:
             self.in_flight.decrement()
             self._release_handed_over(relay)
@@ -289,30 +315,36 @@ class RelayManager(Collector):
         self._callbacks.on_handed_over(relay.record)
 
     def _on_relay_end(self, relay: Relay) -> None:
-        """Report a spliced relay that has ended, and close its sockets; where one side broke, only once the other has
-        read what it was sent.
+        """Report a relay that has ended, and close its sockets; where a close could become a reset, only once both
+        peers have read what they were sent.
         """
         self._ledger.on_relay_end(relay, *self._engine.bytes_moved(relay))
-        if relay.broken:
+        if relay.must_linger:
             self._nursery.start_soon(self._linger, relay)
             return
-        for descriptor in relay.sockets:  # of which both directions have ended, for the store's copy, too
-            os.close(descriptor)
-        self._ledger.release_relay(relay.record.id)
+        relay.close_sockets()  # of which both directions have ended, for the store's copy, too
+        self._release(relay)
 
     async def _linger(self, relay: Relay) -> None:
-        streams = [TcpStream(adopt_socket(descriptor)) for descriptor in relay.sockets]
+        streams = relay.take_streams()
         try:
             async with trio.open_nursery() as nursery:
                 for stream in streams:
                     nursery.start_soon(partial(read_to_the_end, stream))
         finally:
+            is_successors = self._engine.frozen and relay.is_spliced
             for stream in streams:
-                if not self._engine.frozen:
+                if not is_successors:
                     shut_down(stream.socket.fileno(), socket.SHUT_RDWR)
                 stream.socket.close()
-            if not self._engine.frozen:
-                self._ledger.release_relay(relay.record.id)
+            if not is_successors:
+                self._release(relay)
+
+    def _release(self, relay: Relay) -> None:
+        if relay.is_spliced:
+            self._ledger.release_relay(relay.record.id)
+        else:
+            self._ledger.release_rows(relay.record.id)
 
     def _on_left_behind_end(self, relay_id: int, client_ip: str) -> None:
         self._fd_store.drop_left_behind(relay_id)
@@ -438,7 +470,7 @@ class _Starting:
         session: ExpiringSession | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
-        self.relay = Relay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
+        self.relay = SplicedRelay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
         self.is_done = False
         self._starter = starter
         self._start = start

@@ -1,10 +1,12 @@
 """Relays: what one needs to start, how it ends, and a spliced one with its two directions, as the engine knows it."""
 
 import ctypes
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import trio
 
@@ -15,6 +17,8 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor
 from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay.pipes import Pipe, PipeShare
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
 _libc = ctypes.CDLL(None)
@@ -69,12 +73,6 @@ class BaseRelay(ABC):
         """Begin to close gently."""
         if self.session is not None:
             self.session.control.start_closing(why)
-        else:
-            self.close_when_quiet()
-
-    @abstractmethod
-    def close_when_quiet(self) -> None:
-        """Read nothing more from the client of a blind relay, and close it when the broker has answered."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -89,18 +87,18 @@ class BaseRelay(ABC):
 class Direction:
     """One direction of a relay: from a source socket to a sink socket.
 
-    ``pipe`` is bound only while bytes are left in it, ``in_pipe`` is how many. ``eof_seen``: the kernel has announced
-    the source's end, which may be queued behind bytes; ``done``: it was reached, and passed on to the sink. ``queued``:
-    it is in the run queue, or waits for a pipe. ``row``: where its cells begin in the relay table. ``share``: its
-    owner's share of the pipes, set before it gets the first. ``cursor``: where its frames begin, if they are followed;
-    None until then.
+    ``held_bytes`` have left the source and not reached the sink; ``pipe`` is bound only while some are in it.
+    ``eof_seen``: the kernel has announced the source's end, which may be queued behind bytes; ``done``: it was reached,
+    and passed on to the sink. ``queued``: it is in the run queue, or waits for a pipe. ``row``: where its cells begin
+    in the relay table. ``share``: its owner's share of the pipes, set before it gets the first. ``cursor``: where its
+    frames begin, if they are followed; None until then.
     """
 
     __slots__ = (
         "cursor",
         "done",
         "eof_seen",
-        "in_pipe",
+        "held_bytes",
         "opposite",
         "pipe",
         "pump",
@@ -124,8 +122,12 @@ class Direction:
         self.row = table_row
         self.pipe: Pipe | None = None
         self.cursor: FrameCursor | None = None
-        self.in_pipe = 0
+        self.held_bytes = 0
         self.eof_seen = self.done = self.queued = False
+
+    def shut_down_sink(self) -> None:
+        """End the sink's writing side."""
+        shut_down(self.sink, socket.SHUT_WR)
 
     def detach_source(self) -> None:
         """Detach the cursor's socket from the descriptor, which is about to be closed or to be another process's."""
@@ -134,7 +136,7 @@ class Direction:
 
 
 class RelayHost(Protocol):
-    """What a relay is spliced by: proxy.forwarder.relay.engine.RelayEngine."""
+    """What moves a relay's bytes: proxy.forwarder.relay.engine.RelayEngine."""
 
     def close_when_quiet(self, relay: "Relay") -> None:
         """Read nothing more from the client of a blind relay, and close it when the broker has answered."""
@@ -144,21 +146,23 @@ class RelayHost(Protocol):
 
 
 class Relay(BaseRelay):
-    """A spliced relay: two sockets and the two directions between them.
+    """A relay of the engine: two sockets and the two directions between them.
 
     ``broken``: one side failed, or the relay was cut short. ``handed_over``: it is a successor's; its sockets, pipes
-    and rows of the table must not be touched here any more. ``engine``: set when it starts.
+    and rows of the table must not be touched here any more. ``engine``: set when it starts. ``is_spliced``: the fd
+    store holds it, so a successor takes it over; any other ends with this process.
     """
 
     __slots__ = ("broken", "engine", "half_close_timeout_s", "handed_over", "to_broker", "to_client")
 
+    is_spliced: ClassVar[bool]
     engine: RelayHost
 
     def __init__(
         self,
         record: StoredRelay,
-        client: int,
-        broker: int,
+        to_broker: Direction,
+        to_client: Direction,
         half_close_timeout_s: float,
         session: ExpiringSession | None = None,
     ) -> None:
@@ -167,19 +171,21 @@ class Relay(BaseRelay):
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
         self.close_reason = CloseReason.NOT_CLOSING
-        there = self.to_broker = Direction(client, broker, row(record.id, TO_BROKER))
-        back = self.to_client = Direction(broker, client, row(record.id, TO_CLIENT))
-        there.opposite, back.opposite = back, there
-        there.relay = back.relay = self
+        self.to_broker, self.to_client = to_broker, to_client
+        to_broker.opposite, to_client.opposite = to_client, to_broker
+        to_broker.relay = to_client.relay = self
 
     @property
     def is_over(self) -> bool:
         """Whether both directions have ended."""
         return self.to_broker.done and self.to_client.done
 
-    def close_when_quiet(self) -> None:
-        """Read nothing more from the client, and close when the broker has answered."""
-        self.engine.close_when_quiet(self)
+    def close(self, why: CloseReason) -> None:
+        """Begin to close gently; a blind relay as soon as the broker has answered what it was sent."""
+        if self.session is None:
+            self.engine.close_when_quiet(self)
+        else:
+            super().close(why)
 
     def abort(self) -> None:
         """End at once, and drop what is on its way."""
@@ -189,6 +195,48 @@ class Relay(BaseRelay):
     def sockets(self) -> tuple[int, int]:
         """The client's descriptor and the broker's."""
         return self.to_broker.source, self.to_client.source
+
+    @property
+    def must_linger(self) -> bool:
+        """Whether a close at the end could become a reset, and keep a peer from what it was sent."""
+        return self.broken
+
+    @abstractmethod
+    def take_streams(self) -> list[TcpStream]:
+        """Return the two TCP connections, which are the caller's to close."""
+
+    @abstractmethod
+    def close_sockets(self) -> None:
+        """Close the two sockets."""
+
+
+class SplicedRelay(Relay):
+    """A relay between two plain sockets, through pipes of the kernel."""
+
+    __slots__ = ()
+
+    is_spliced = True
+
+    def __init__(
+        self,
+        record: StoredRelay,
+        client: int,
+        broker: int,
+        half_close_timeout_s: float,
+        session: ExpiringSession | None = None,
+    ) -> None:
+        to_broker = Direction(client, broker, row(record.id, TO_BROKER))
+        to_client = Direction(broker, client, row(record.id, TO_CLIENT))
+        super().__init__(record, to_broker, to_client, half_close_timeout_s, session)
+
+    def take_streams(self) -> list[TcpStream]:
+        """Return the two TCP connections, which are the caller's to close."""
+        return [TcpStream(adopt_socket(descriptor)) for descriptor in self.sockets]
+
+    def close_sockets(self) -> None:
+        """Close the two sockets."""
+        for descriptor in self.sockets:
+            os.close(descriptor)
 
 
 def shut_down(descriptor: int, how: int) -> None:

@@ -11,13 +11,11 @@ order: a method call costs more than the store that it makes.
 
 import errno
 import os
-import socket
 from collections import deque
-from collections.abc import Callable
 
-from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Direction, Relay, shut_down
+from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
+from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE, RelayTable
 
 SPLICE_BYTES_MAX = 1 << 20
@@ -26,77 +24,28 @@ FEW_BYTES = 256
 """A portion below this is assumed to be all that its source has. A splice takes 16 pieces or more, and pieces that
 small on average are next to impossible: the kernel puts small segments together."""
 
-PEER_GONE = frozenset(
-    {
-        errno.ECONNRESET,
-        errno.ECONNABORTED,
-        errno.EPIPE,
-        errno.ENOTCONN,
-        errno.ETIMEDOUT,
-        errno.EHOSTUNREACH,
-        errno.EHOSTDOWN,
-        errno.ENETUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.EPROTO,
-    }
-)
 _NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMANYREFS})
 
 
-class SplicePump:
+class SplicePump(Pump):
     """Moves portions of bytes between the sockets of relays, through pipes of a pool.
 
-    ``run_queue``: directions that are to be pumped again although no edge announces it. ``finish`` ends a relay of
-    which both directions are done, or that met an internal error; ``wake_loop`` has the run queue processed although no
-    event arrives. ``waiting_for_pipe``: directions that found no free pipe; ``to_recheck``: those of which the source
-    was assumed to be empty; ``half_closed``: relays that are ended unless bytes move, each with how many had moved and
-    the deadline for more.
+    ``waiting_for_pipe``: directions that found no free pipe.
     """
 
-    def __init__(
-        self,
-        table: RelayTable,
-        pool: PipePool,
-        run_queue: deque[Direction],
-        finish: Callable[[Relay], None],
-        wake_loop: Callable[[], None],
-    ) -> None:
-        self._table = table
-        self._cells = table.cells
+    def __init__(self, table: RelayTable, pool: PipePool, host: PumpHost) -> None:
+        super().__init__(table, host)
         self._pool = pool
-        self._run_queue = run_queue
-        self._finish = finish
-        self._wake_loop = wake_loop
         self.waiting_for_pipe: deque[Direction] = deque()
-        self.to_recheck: set[Direction] = set()
-        self.half_closed: dict[Relay, tuple[int, float]] = {}
 
     # ---- pumping
 
-    def enqueue(self, direction: Direction) -> None:
-        """Have a direction pumped again in the next round."""
-        if not direction.queued:
-            direction.queued = True
-            self._run_queue.append(direction)
-
-    def wake_direction(self, direction: Direction) -> None:
-        """Have a direction pumped soon, called from outside of the loop's processing or within it."""
-        if not direction.done:
-            self.enqueue(direction)
-            self._wake_loop()
-
     def pump(self, direction: Direction) -> None:  # noqa: PLR0911 -- the hot path: a call costs more than it explains
-        """Move at most one portion of a direction, unless it is done or queued; more is left to the next round, or to
-        an edge.
-
-        Two system calls for each portion, and as little else as possible. An internal error ends the direction's relay
-        and no other.
-        """
+        """Move at most one portion; see Pump.pump. Two system calls for each, and as little else as possible."""
         if direction.queued or direction.done:
             return
         try:
-            if direction.in_pipe and not self.drain_pipe(direction):
+            if direction.held_bytes and not self.drain_pipe(direction):
                 return
             pipe = direction.share.lane.ready or self._acquire_pipe(direction)
             if pipe is None:
@@ -112,13 +61,13 @@ class SplicePump:
                 cells[row + PIPE] = 0
                 self.end_direction(direction)
                 return
-            direction.in_pipe = moved
+            direction.held_bytes = moved
             try:
                 sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
             except OSError as error:
                 self._on_sink_error(direction, pipe, error)
                 return
-            direction.in_pipe = moved - sent
+            direction.held_bytes = moved - sent
             cells[row + BYTES] += sent
             cells[row + OPERATIONS] += 1
             if sent == moved:
@@ -136,13 +85,11 @@ class SplicePump:
             self.on_internal_error(direction, error)
 
     def drain_only(self, direction: Direction) -> None:
-        """Deliver what has left the source, and read nothing more: the pump of a direction of a relay that is being
-        ended.
-        """
+        """Deliver what is in the pipe, and read nothing more; see Pump.drain_only."""
         if direction.queued or direction.done:
             return
         try:
-            if direction.in_pipe:
+            if direction.held_bytes:
                 self.drain_pipe(direction)
         except Exception as error:  # noqa: BLE001 -- as pump
             self.on_internal_error(direction, error)
@@ -152,13 +99,13 @@ class SplicePump:
 
         ``is_all``: the source is assumed to be empty.
         """
-        cells, row, moved = self._cells, direction.row, direction.in_pipe
+        cells, row, moved = self._cells, direction.row, direction.held_bytes
         try:
             sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
         except OSError as error:
             self._on_sink_error(direction, pipe, error)
             return
-        direction.in_pipe = moved - sent
+        direction.held_bytes = moved - sent
         cells[row + BYTES] += sent
         cells[row + OPERATIONS] += 1
         if sent < moved:
@@ -191,13 +138,11 @@ class SplicePump:
 
     def on_internal_error(self, direction: Direction, error: Exception) -> None:
         """End the relay of a direction whose pumping raised an unexpected error."""
-        direction.relay.broken = True
-        self._finish(direction.relay)
+        super().on_internal_error(direction, error)
         for lane in self._pool.lanes:
             if lane.ready is not None:  # what it may hold must reach no other relay
                 self._pool.discard_pipe(lane.ready)
                 lane.ready = None
-        get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     # ---- pipes
 
@@ -249,9 +194,9 @@ class SplicePump:
         pipe, cells = direction.pipe, self._cells
         assert pipe is not None  # bytes are left in a pipe that was lent
         try:
-            while direction.in_pipe:
-                moved = os.splice(pipe.read_end, direction.sink, direction.in_pipe, None, None, SPLICE_FLAGS)
-                direction.in_pipe -= moved
+            while direction.held_bytes:
+                moved = os.splice(pipe.read_end, direction.sink, direction.held_bytes, None, None, SPLICE_FLAGS)
+                direction.held_bytes -= moved
                 cells[direction.row + BYTES] += moved
                 cells[direction.row + OPERATIONS] += 1
         except BlockingIOError:
@@ -269,31 +214,4 @@ class SplicePump:
         if direction.pipe is not None:
             self._table.unbind_pipe(direction.row)
             self._pool.discard_pipe(direction.pipe)
-            direction.pipe, direction.in_pipe = None, 0
-
-    def bytes_moved(self, direction: Direction) -> int:
-        """Return how many bytes have ever gone to a direction's sink."""
-        return self._table.bytes_moved(direction.row)
-
-    # ---- ends
-
-    def on_sink_broken(self, direction: Direction) -> None:
-        """End a direction of which the sink's peer has gone: nothing that is sent there arrives any more."""
-        direction.relay.broken = True
-        self.discard_in_flight(direction)
-        # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
-        self.end_direction(direction)
-        direction.opposite.pump(direction.opposite)
-
-    def end_direction(self, direction: Direction) -> None:
-        """Shut down the sink's writing side; finish the relay if the opposite direction has ended, too."""
-        direction.done = True
-        shut_down(direction.sink, socket.SHUT_WR)
-        if direction.opposite.done:
-            self._finish(direction.relay)
-        else:
-            self.start_idle_timeout(direction.relay)
-
-    def start_idle_timeout(self, relay: Relay) -> None:
-        """From now on, end the relay when no byte has moved for its half-close timeout (the engine checks it)."""
-        self.half_closed.setdefault(relay, (-1, 0.0))
+            direction.pipe, direction.held_bytes = None, 0

@@ -1,59 +1,35 @@
-"""Relays through user space: all with TLS on a side, and all where the kernel refuses to splice. One task for each.
+"""Relays that are not spliced and of which the frames are followed. One task for each.
 
 They end with their process, and are counted in the relay table like all others. When the process is replaced, they stay
 in it and go on counting in the same rows.
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.lifetime.closing import CloseReason, until_quiet
+from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.lifetime.session import ExpiringSession
-from proxy.forwarder.relay.copy_loop import copy_streams
 from proxy.forwarder.relay.framed_copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.forwarder.relay.sockets import LINGER_S
 from proxy.runtime.loop.tasks import close_gracefully, seconds
-from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, RelayTable, row
-
-Copy = Callable[..., Awaitable[None]]
-"""Copies a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.copy_streams."""
+from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
 
 class UserSpaceRelay(BaseRelay):
-    """One relay through user space.
-
-    ``copy_scope`` is cancelled to end it at once; ``client_read_scope`` to read nothing more from the client of a blind
-    one.
-    """
+    """One relay with inspected frames. ``copy_scope`` is cancelled to end it at once."""
 
     is_over = False
 
-    def __init__(
-        self, nursery: trio.Nursery, table: RelayTable, record: StoredRelay, session: ExpiringSession | None
-    ) -> None:
-        self._nursery = nursery
-        self._table = table
+    def __init__(self, record: StoredRelay, session: ExpiringSession) -> None:
         self.record = record
         self.session = session
         self.close_reason = CloseReason.NOT_CLOSING
         self.copy_scope = trio.CancelScope()
-        self.client_read_scope = trio.CancelScope()
-
-    def close_when_quiet(self) -> None:
-        """Read nothing more from the client, and close when the broker has answered."""
-        self.client_read_scope.cancel()
-        self._nursery.start_soon(self._abort_when_quiet)
-
-    async def _abort_when_quiet(self) -> None:
-        to_client = row(self.record.id, TO_CLIENT)
-        await until_quiet(lambda: self._table.bytes_moved(to_client))
-        self.abort()
 
     def abort(self) -> None:
         """End at once."""
@@ -72,18 +48,15 @@ class UserSpaceRelays:
         self._reauthentication = reauthentication
         self._live: dict[int, UserSpaceRelay] = {}
 
-    def start_relay(self, start: RelayStart, session: ExpiringSession | None) -> UserSpaceRelay:
+    def start_relay(self, start: RelayStart, session: ExpiringSession) -> UserSpaceRelay:
         """Start a relay; both streams are its own from now on. It may be ended before its task runs."""
         record = start.stored
-        relay = UserSpaceRelay(self._nursery, self._table, record, session)
-        copy: Copy = partial(copy_streams, client_read_scope=relay.client_read_scope)
-        if session is not None:
-            self._table.record_framed(record.id)
-            count_messages = partial(self._table.add_messages, record.id)
-            reauthentication = self._reauthentication
-            copy = FramedCopyLoop(session, count_messages, reauthentication, reauthentication.now).relay_streams
+        relay = UserSpaceRelay(record, session)
+        self._table.record_framed(record.id)
+        count_messages = partial(self._table.add_messages, record.id)
+        loop = FramedCopyLoop(session, count_messages, self._reauthentication, self._reauthentication.now)
         self._live[record.id] = relay
-        self._nursery.start_soon(self._run_relay, copy, relay, start)
+        self._nursery.start_soon(self._run_relay, loop, relay, start)
         return relay
 
     @property
@@ -91,12 +64,12 @@ class UserSpaceRelays:
         """The live relays."""
         return [*self._live.values()]
 
-    async def _run_relay(self, copy: Copy, relay: UserSpaceRelay, start: RelayStart) -> None:
+    async def _run_relay(self, loop: FramedCopyLoop, relay: UserSpaceRelay, start: RelayStart) -> None:
         record, client, broker = relay.record, start.client, start.broker
         to_broker, to_client = row(record.id, TO_BROKER), row(record.id, TO_CLIENT)
         try:
             with relay.copy_scope:
-                await copy(
+                await loop.relay_streams(
                     client,
                     broker,
                     first_to_broker=start.first_to_broker,

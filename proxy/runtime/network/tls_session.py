@@ -156,7 +156,7 @@ class TlsSession:
 
     def close(self) -> bytes:
         """End our direction; return what is to be sent last, close_notify included. The peer may still send."""
-        # Always raised: the peer's close_notify is not there. (OpenSSL would take an unread record for it; there is none.)
+        # Always raised: the peer's close_notify is not there. (An unread record would be taken for it; there is none.)
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         return self._outgoing.read()

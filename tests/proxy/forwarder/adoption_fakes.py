@@ -98,8 +98,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
 
     monkeypatch.setattr(relays_module, "RelayTable", FusedTable)
     monkeypatch.setattr(relays_module, "shut_down", fused_shut_down)
-    monkeypatch.setattr("proxy.forwarder.relay.engine.shut_down", fused_shut_down)
-    monkeypatch.setattr("proxy.forwarder.relay.splice_pump.shut_down", fused_shut_down)
+    monkeypatch.setattr("proxy.forwarder.relay.relay.shut_down", fused_shut_down)
     monkeypatch.setattr(os, "splice", fused_splice)
     monkeypatch.setattr(WatchedFdStoreClient, "drop_relay", fused_drop_relay)
     yield fuse

@@ -298,6 +298,7 @@ class Forwarder:
         crash_safe: bool = True,
     ) -> None:
         self.fd_store = WatchedFdStoreClient(sock, slot, crash_safe=crash_safe)
+        self.far_ends: list[TcpStream] = []
         self.config = config
         self.recall = recall
         self.now = now
@@ -361,17 +362,29 @@ class Forwarder:
             self._die()
         finally:
             if self.has_begun:  # its numbers of descriptors are no relay's any more
-                self.relays._engine.detach_sockets()
+                self._detach_sockets()
             if self.was_killed:
                 self.fd_store.close_all()
+            for stream in self.far_ends:
+                stream.close_now()
             self.gone.set()
 
     def _die(self) -> None:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
         self.relays._engine._loop.stop()
-        self.relays._engine.detach_sockets()
+        self._detach_sockets()
         self.relays._ledger.table = RelayTable()
+
+    def _detach_sockets(self) -> None:
+        live = self.relays._engine._by_source
+        for direction in live.values():
+            direction.detach_source()
+        if self.was_killed:
+            for relay in self.relays._engine.relays:
+                if not relay.is_spliced:
+                    relay.close_sockets()
+            live.clear()
 
     def blow(self) -> None:
         """End as by SIGKILL, in the middle of whatever is being done."""
@@ -388,6 +401,19 @@ class Forwarder:
         """End as by the supervisor's word."""
         self._scope.cancel()
         await self.gone.wait()
+
+    async def begin_copied(
+        self, about: StoredRelay, *, to_broker: bytes = b"", to_client: bytes = b""
+    ) -> tuple[TcpStream, TcpStream]:
+        """Start a relay that is not spliced; its two far ends."""
+        (client, our_client), (our_broker, broker) = tcp_pair(), tcp_pair()
+        self.far_ends += client, broker
+        relays = self.relays
+        splices, relays._splices = relays._splices, False
+        start = RelayStart(our_client, our_broker, about, self.config, to_broker, to_client)
+        await relays.start_relay(start)
+        relays._splices = splices
+        return client, broker
 
     async def begin(
         self,

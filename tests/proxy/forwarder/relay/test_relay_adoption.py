@@ -32,7 +32,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
-from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
+from proxy.forwarder.relay.relay import RelayStartFailed
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
@@ -346,18 +346,12 @@ async def test_counters_go_on(place: Place, lane: Lane, way: str) -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 async def test_bytes_of_relays_that_ended_with_their_forwarder_stay_counted(
-    place: Place, lane: Lane, nursery: trio.Nursery, *, later: bool
+    place: Place, lane: Lane, *, later: bool
 ) -> None:
-    """Relays through user space end with their process; a counter never decreases."""
+    """Relays that are not spliced end with their process; a counter never decreases."""
     first = await place.forwarder()
     about = await first.begin(lane)
-    ours, client = trio.testing.memory_stream_pair()
-    theirs, broker = trio.testing.memory_stream_pair()
-    nursery.start_soon(
-        lambda: first.relays.start_relay(
-            RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
-        )
-    )
+    client, broker = await first.begin_copied(about_relay(), to_broker=b"12345")
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 5
     second = await successor(place, "killed")
@@ -417,16 +411,12 @@ async def test_a_relay_dropped_before_a_hand_over_is_not_adopted(
     assert len(second.adopted) == 1
 
 
-async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place: Place, lane: Lane) -> None:
+async def test_relays_that_are_not_spliced_go_on_and_count_in_the_same_place(place: Place, lane: Lane) -> None:
     """The process that has them tells no sums: its successor does, from the same table."""
     first = await place.forwarder()
     await first.begin(lane, to_broker=b"123")
     await read(lane.broker, 3)
-    ours, client = trio.testing.memory_stream_pair()
-    theirs, broker = trio.testing.memory_stream_pair()
-    await first.relays.start_relay(
-        RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
-    )
+    client, broker = await first.begin_copied(about_relay(), to_broker=b"12345")
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")

@@ -23,6 +23,7 @@ from relay_fakes import (
     open_lane,
     read,
     read_all,
+    tcp_pair,
     until,
 )
 
@@ -36,10 +37,11 @@ from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay import engine, user_space
+from proxy.forwarder.relay import engine, sockets, user_space
 from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
 from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
 
 WAYS = ["killed", "handed over"]
@@ -261,7 +263,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     async def until_quiet(_position: object, **_bounds: float) -> None:
         await event.wait()
 
-    for module in (engine, reauthentication, user_space):
+    for module in (engine, reauthentication):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -486,20 +488,25 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
     assert trio.current_time() == pytest.approx(QUIET_S_MAX, abs=2 * QUIET_S)
 
 
-# ---- relays in user space
+# ---- relays that are not spliced
 
 
 @pytest.fixture
-async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
+async def not_spliced(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    for module in (sockets, user_space):
+        monkeypatch.setattr(module, "LINGER_S", 0.01)
     now = Now()
     ended: list[StoredRelay] = []
     relays = new_relays(nursery, ended.append, now=now)
+    relays._splices = False
+    nursery.start_soon(relays._engine.run)
+    far_ends: list[TcpStream] = []
 
     async def begun(
         *, with_age: bool, first: bytes = b"", at_once: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
-        client, our_client = trio.testing.memory_stream_pair()
-        our_broker, broker = trio.testing.memory_stream_pair()
+        (client, our_client), (our_broker, broker) = tcp_pair(), tcp_pair()
+        far_ends.extend((client, broker))
         await relays.start_relay(
             RelayStart(
                 our_client,
@@ -517,17 +524,19 @@ async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
     begun.relays, begun.now, begun.ended = relays, now, ended  # type: ignore[attr-defined]
     yield begun
     nursery.cancel_scope.cancel()
+    for stream in far_ends:
+        stream.close_now()
 
 
-async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(in_memory: Any) -> None:
-    client, broker = await in_memory(with_age=True)
+async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(not_spliced: Any) -> None:
+    client, broker = await not_spliced(with_age=True)
     there, back = send_frame(b"t" * 40), message_frame(b"b" * 40)
     await client.send_all(there + there[:20])
     await broker.send_all(back[:20])
     await read(client, 20)
     await trio.testing.wait_all_tasks_blocked()
-    in_memory.now.s += 60
-    in_memory.relays.close_schedule.close_due_relays()
+    not_spliced.now.s += 60
+    not_spliced.relays.close_schedule.close_due_relays()
     await client.send_all(there[20:] + send_frame(b"too late"))
     await broker.send_all(back[20:])
     rest = await read_all(client)
@@ -537,53 +546,54 @@ async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(in_memory
 
 
 @pytest.mark.parametrize("first", [b"", send_frame(b"first")])
-async def test_behind_tls_a_relay_that_is_due_at_once_ends(in_memory: Any, first: bytes) -> None:
+async def test_behind_tls_a_relay_that_is_due_at_once_ends(not_spliced: Any, first: bytes) -> None:
     """Before its task has run its first step: the client was slow to connect, or the drain is nearly over."""
-    in_memory.now.s += 60
-    end = in_memory.relays.close_schedule.close_due_relays
+    not_spliced.now.s += 60
+    end = not_spliced.relays.close_schedule.close_due_relays
     with structlog.testing.capture_logs() as logs:
-        client, broker = await in_memory(with_age=True, first=first, at_once=end)
+        client, broker = await not_spliced(with_age=True, first=first, at_once=end)
         assert error_in(await read_all(client)).error.message == MAX_AGE_REACHED
     assert await read_all(broker) in {b"", first}
     assert "error" not in {entry["log_level"] for entry in logs}
     await client.aclose()
-    await until(lambda: in_memory.ended)
+    await until(lambda: not_spliced.ended)
 
 
-async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(in_memory: Any) -> None:
-    in_memory.relays.spread_closes(0)
-    client, broker = await in_memory(with_age=False, at_once=in_memory.relays.close_schedule.close_due_relays)
+async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(not_spliced: Any) -> None:
+    not_spliced.relays.spread_closes(0)
+    client, broker = await not_spliced(with_age=False, at_once=not_spliced.relays.close_schedule.close_due_relays)
     assert await read_all(client) == b""
     assert await read_all(broker) == b""
 
 
-async def test_behind_tls_one_that_is_dropped_at_once_ends(in_memory: Any) -> None:
+async def test_behind_tls_one_that_is_dropped_at_once_ends(not_spliced: Any) -> None:
     def drop() -> None:
-        in_memory.relays._user_space.relays[-1].abort()
+        for relay in not_spliced.relays._live_relays():
+            relay.abort()
 
     for with_age in (True, False):
-        client, broker = await in_memory(with_age=with_age, at_once=drop)
+        client, broker = await not_spliced(with_age=with_age, at_once=drop)
         assert await read_all(client) == b""
         assert await read_all(broker) == b""
 
 
 @pytest.mark.parametrize("with_age", [False, True])
-async def test_behind_tls_one_that_gives_way_ends_at_once(in_memory: Any, *, with_age: bool) -> None:
+async def test_behind_tls_one_that_gives_way_ends_at_once(not_spliced: Any, *, with_age: bool) -> None:
     causes: list[CloseReason] = []
-    in_memory.relays._ledger._on_end = lambda _about, why: causes.append(why)
-    client, broker = await in_memory(with_age=with_age)
-    in_memory.relays._user_space.relays[0].evict()
+    not_spliced.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    client, broker = await not_spliced(with_age=with_age)
+    not_spliced.relays._live_relays()[0].evict()
     assert await read_all(client) == await read_all(broker) == b""
     await until(lambda: causes)
     assert causes == [CloseReason.OVER_SHARE]
 
 
-async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(in_memory: Any, quiet: trio.Event) -> None:
-    client, broker = await in_memory(with_age=False)
+async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(not_spliced: Any, quiet: trio.Event) -> None:
+    client, broker = await not_spliced(with_age=False)
     await client.send_all(b"a request")
     assert await read(broker, 9) == b"a request"
-    in_memory.relays.spread_closes(0)
-    in_memory.relays.close_schedule.close_due_relays()
+    not_spliced.relays.spread_closes(0)
+    not_spliced.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
     await client.send_all(b"too late")
     await broker.send_all(b"the answer")
@@ -594,23 +604,23 @@ async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(in_mem
 
 
 @pytest.mark.usefixtures("quiet")
-async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> None:
-    client, broker = await in_memory(with_age=True)
+async def test_behind_tls_one_that_does_not_end_is_dropped(not_spliced: Any) -> None:
+    client, broker = await not_spliced(with_age=True)
     await client.send_all(send_frame(b"t" * 4000)[:30])
     await read(broker, 30)
-    in_memory.now.s += 60
-    in_memory.relays.close_schedule.close_due_relays()
+    not_spliced.now.s += 60
+    not_spliced.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
-    assert not in_memory.relays._user_space.relays[0].is_over
-    in_memory.now.s += CLOSE_S_MAX
-    in_memory.relays.close_schedule.close_due_relays()
+    assert not not_spliced.relays._live_relays()[0].is_over
+    not_spliced.now.s += CLOSE_S_MAX
+    not_spliced.relays.close_schedule.close_due_relays()
     await read_all(broker)
     await client.aclose()
-    await until(lambda: in_memory.ended)
+    await until(lambda: not_spliced.ended)
 
 
-async def test_a_drain_tells_clients_where_frames_are_followed(in_memory: Any) -> None:
-    client, _broker = await in_memory(with_age=True)
-    in_memory.relays.spread_closes(0)
-    in_memory.relays.close_schedule.close_due_relays()
+async def test_a_drain_tells_clients_where_frames_are_followed(not_spliced: Any) -> None:
+    client, _broker = await not_spliced(with_age=True)
+    not_spliced.relays.spread_closes(0)
+    not_spliced.relays.close_schedule.close_due_relays()
     assert error_in(await read_all(client)).error.message == SHUTTING_DOWN

@@ -19,9 +19,10 @@ from relay_fakes import Lane, about_relay, descriptors, fill, open_lane, read, r
 
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import pipes, splice_pump
+from proxy.forwarder.relay import relay as relay_module
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Relay
+from proxy.forwarder.relay.relay import Relay, SplicedRelay
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 
@@ -49,7 +50,7 @@ class Engine:
     ) -> Relay:
         sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
         record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
-        relay = Relay(record, *sockets, half_close_s)
+        relay = SplicedRelay(record, *sockets, half_close_s)
         self._ends[relay.record.id] = trio.Event()
         for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
             if first:
@@ -350,7 +351,7 @@ async def test_whatever_ends_the_engine_leaves_relays_as_they_are(lane: Lane, na
     assert engine.cells(relays[1], PIPE)[0], "its bytes are still bound to it"
     await lane.client.send_all(b"to a successor")
     assert await read(lane.our_client, 14) == b"to a successor"
-    engine.real.close_pipes()
+    engine.real.close_pipes(relays)
 
 
 async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
@@ -360,13 +361,13 @@ async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
     relay = engine.open(narrow_lane)
     await fill(narrow_lane.client)
     bound = []
-    real = engine_module.shut_down
+    real = relay_module.shut_down
 
     def watched(descriptor: int, how: int) -> None:
         bound.append(engine.cells(relay, PIPE)[0])
         real(descriptor, how)
 
-    monkeypatch.setattr(engine_module, "shut_down", watched)
+    monkeypatch.setattr(relay_module, "shut_down", watched)
     engine.real.abort_relay(relay)
     assert len(bound) == 2
     assert all(bound)
@@ -535,7 +536,7 @@ async def test_bytes_left_in_a_pipe_by_an_error_reach_no_other_relay(
 async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
     sockets = lane.our_client.socket.fileno(), os.open("/dev/null", os.O_RDONLY)  # which no epoll takes
     before = descriptors()
-    relay = Relay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    relay = SplicedRelay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
     engine.real.reserve_pipe(relay.to_broker)
     with pytest.raises(PermissionError):
         engine.real.start_relay(relay)
@@ -551,7 +552,7 @@ async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
 async def test_a_relay_abandoned_before_its_start_returns_its_pipe(engine: Engine, lane: Lane) -> None:
     before = descriptors()
     sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-    relay = Relay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    relay = SplicedRelay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
     room = engine.real.reserve_pipe(relay.to_client)
     assert engine.real.reserve_pipe(relay.to_client) == room
     assert descriptors() == before + 2, "the same pipe is meant"

@@ -152,9 +152,9 @@ async def test_a_turn_passes_only_so_many_tiny_frames(
     await until(lambda: queued_bytes(direction.source) == len(data))  # all of it, before the first turn
 
     def counted_pump(one: Any) -> None:
-        before = engine.bytes_moved(relay)[0] + one.in_pipe
+        before = engine.bytes_moved(relay)[0] + one.held_bytes
         pump(one)
-        turns.append(engine.bytes_moved(relay)[0] + one.in_pipe - before)
+        turns.append(engine.bytes_moved(relay)[0] + one.held_bytes - before)
 
     direction.pump = counted_pump
     engine.pump.wake_direction(direction)

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import structlog.testing
-import trio
-import trio.testing
 from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, until
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
-from proxy.forwarder.relay import adoption, user_space
+from proxy.forwarder.relay import adoption, sockets
 from proxy.forwarder.relay.adoption import RelaysLeftBehind
 from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.relay import RelayStart
+from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"
@@ -28,9 +26,9 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream:
-    """A relay through user space, as one with TLS is: both its streams are in memory."""
+    """A relay that is not spliced, as one with TLS is."""
 
-    def __init__(self, about: StoredRelay, client: trio.StapledStream, broker: trio.StapledStream) -> None:  # type: ignore[type-arg]
+    def __init__(self, about: StoredRelay, client: TcpStream, broker: TcpStream) -> None:
         self.about = about
         self._client = client
         self._broker = broker
@@ -49,11 +47,8 @@ class Stream:
 
 
 async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) -> Stream:
-    ours, client = trio.testing.memory_stream_pair()
-    theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.start_relay(RelayStart(ours, theirs, about, config=forwarder.config))
-    return Stream(about, client, broker)
+    return Stream(about, *await forwarder.begin_copied(about))
 
 
 def used(forwarder: Forwarder, who: str = "alice") -> int:
@@ -233,7 +228,7 @@ async def test_a_second_word_to_hand_over_changes_nothing(place: Place) -> None:
 
 
 async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_space, "LINGER_S", 0.01)
+    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
     first = await place.forwarder()
     stream = await begin(first)
     await stream.send(b"12")
@@ -246,7 +241,7 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
 
 async def test_relays_left_behind_end_at_their_maximum_age(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The close schedule of the replaced forwarder goes on."""
-    monkeypatch.setattr(user_space, "LINGER_S", 0.01)
+    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
     first = await place.forwarder()
     stream = await begin(first, leave_at_ms=int(first.now() * 1000) + 300)
     second = await replaced(place)

@@ -37,7 +37,8 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import engine as engine_module
-from proxy.forwarder.relay import manager, splice_pump
+from proxy.forwarder.relay import manager
+from proxy.forwarder.relay import relay as relay_module
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
@@ -511,7 +512,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
     it = await place.forwarder()
     about = await it.begin(lane)
     story: list[str] = []
-    shut_down, drop = splice_pump.shut_down, it.fd_store.drop_relay
+    shut_down, drop = relay_module.shut_down, it.fd_store.drop_relay
 
     def note_shut_down(descriptor: int, how: int) -> None:
         assert it.relays._ledger.table.allocate_relay_id() != about.id, "the id is free only afterwards"
@@ -522,7 +523,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
         story.append("drop")
         drop(relay_id)
 
-    monkeypatch.setattr(splice_pump, "shut_down", note_shut_down)
+    monkeypatch.setattr(relay_module, "shut_down", note_shut_down)
     monkeypatch.setattr(it.fd_store, "drop_relay", note_drop)
     await lane.client.send_eof()
     await lane.broker.send_eof()
