@@ -4,11 +4,12 @@ import datetime as dt
 import os
 import platform
 import re
+import ssl
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from local.distribution import PULSAR
+from local.distribution import PULSAR, pulsar_home
 from local.environment import ROOT
 
 from tests.bench.contenders import haproxy_path
@@ -16,6 +17,7 @@ from tests.bench.contenders import haproxy_path
 
 def description() -> list[tuple[str, str]]:
     """Each thing with what it is."""
+    haproxy = _first(r"(?<=Running on OpenSSL version : ).+", haproxy_path(), "-vv")
     return [
         ("Date", dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")),
         ("CPU", f"{_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs for everything"),
@@ -25,8 +27,20 @@ def description() -> list[tuple[str, str]]:
         ("pulsar-trio-proxy", f"{_commit()}, Python {platform.python_version()}, Trio {version('trio')}"),
         ("Pulsar proxy", f"{PULSAR.version}, Java {_first(r'(?<=version .)[0-9.]+', 'java', '-version')}"),
         ("HAProxy", _first(r"(?<=version )\S+", haproxy_path(), "-v")),
+        ("TLS of each", f"{_open_ssl(ssl.OPENSSL_VERSION)}; {_boring_ssl()}; {_open_ssl(haproxy)}"),
         ("Go", _first(r"(?<=go)\d\S+", "go", "version")),
     ]
+
+
+def _open_ssl(text: str) -> str:
+    return " ".join(text.split()[:2])  # without its date
+
+
+def _boring_ssl() -> str:
+    """The Java proxy's TLS, which has no version but that of its package."""
+    packages = (pulsar_home() / "lib").glob("*netty-tcnative-boringssl-static-*-linux-x86_64.jar")
+    found = next((re.search(r"[0-9][0-9.]+[0-9]", path.name) for path in packages), None)
+    return f"BoringSSL of netty-tcnative {found[0] if found else _UNKNOWN}"
 
 
 def _cpu_model() -> str:
