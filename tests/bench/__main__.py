@@ -10,14 +10,14 @@ from pathlib import Path
 from local.console import print_status
 
 from tests.bench import documents, generator, host, sizing, timing
-from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Ours, haproxy_path
+from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Ours, Straight, haproxy_path
 from tests.bench.generator import BenchError
-from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared
+from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared, run_tls
 from tests.bench.report import Report
-from tests.bench.rows import FRAMED_ROWS, IDLE, ROWS, SHARED, Row
+from tests.bench.rows import FRAMED_ROWS, IDLE, ROWS, SHARED, TLS_ROWS, Row
 
-_MEMORY_ROUNDS_MAX = 2
-_NAMES = (*(row.name for row in (*ROWS, *FRAMED_ROWS)), IDLE, SHARED)
+_MEMORY_ROUNDS_MAX = _TLS_ROUNDS_MAX = 2
+_NAMES = (*(row.name for row in (*ROWS, *FRAMED_ROWS, *TLS_ROWS)), IDLE, SHARED)
 
 
 def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -38,6 +38,7 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = {name for wanted in options.rows.split(",") for name in _named(wanted)}
     options.rows = [row for row in ROWS if row.name in chosen]
     options.framed_rows = [row for row in FRAMED_ROWS if row.name in chosen]
+    options.tls_rows = [row for row in TLS_ROWS if row.name in chosen]
     options.idle, options.shared = IDLE in chosen, SHARED in chosen
     options.contenders = options.contenders.split(",")
     if unknown := [name for name in options.contenders if name not in CONTENDERS]:
@@ -57,12 +58,14 @@ def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace
     program = generator.build()
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
-        with generator.broker(program, directory) as broker:
+        with generator.broker(program, directory / "broker.log") as broker:
             bench = Bench(program, broker, directory, options.window)
             if rows:
-                run_rounds(bench, kinds, rows, options.rounds, results)
+                run_rounds(bench, (Straight, *kinds), rows, options.rounds, results)
             if options.framed_rows:
-                run_rounds(bench, (Ours, FramedRelays), options.framed_rows, options.rounds, results)
+                run_rounds(bench, (Straight, Ours, FramedRelays), options.framed_rows, options.rounds, results)
+            if options.tls_rows:
+                run_tls(bench, kinds, options.tls_rows, min(options.rounds, _TLS_ROUNDS_MAX), results)
             if options.idle:
                 run_memory(bench, kinds, min(options.rounds, _MEMORY_ROUNDS_MAX), results)
             if options.shared:
@@ -90,7 +93,7 @@ def main() -> int:
     except BenchError as error:
         print_status.line(f"make bench: {error}")
         return 1
-    report = Report(results, options.rows, contenders, options.framed_rows)
+    report = Report(results, options.rows, contenders, options.framed_rows, options.tls_rows)
     print_status.line()
     for what, value in machine:
         print_status.line(f"{what}: {value}")

@@ -19,6 +19,7 @@ from local.process import OwnedProcess
 from local.tokens import make_token
 
 from tests.bench.generator import BenchError, Broker
+from tests.e2e.lab.certificates import Pair
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 10.0
@@ -27,7 +28,10 @@ _TOKEN_LIFETIME_S = 86_400.0
 
 
 class Contender(ABC):
-    """Something that passes connections on to the broker. What it writes goes below `directory`."""
+    """Something that passes connections on to the broker. What it writes goes below `directory`.
+
+    With a certificate it takes connections in TLS. Brokers say for themselves whether they do.
+    """
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -37,8 +41,9 @@ class Contender(ABC):
     token: str = ""
     """What the load authenticates itself with."""
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None) -> None:
         self.broker = broker
+        self.certificate = certificate
         self.directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=directory))
         self.port = free_port()
 
@@ -66,8 +71,8 @@ class Straight(Contender):
     name = "straight"
     label = "no proxy"
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
-        super().__init__(broker, directory)
+    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None) -> None:
+        super().__init__(broker, directory, certificate)
         self.port = broker.port
 
     @property
@@ -90,14 +95,28 @@ class Ours(Contender):
     name = "ours"
     label = "pulsar-trio-proxy"
 
-    def __init__(self, broker: Broker, directory: Path, more_config: str = "") -> None:
-        super().__init__(broker, directory)
+    _LISTENER = """
+[listener.tls]
+certificate = "{certificate}"
+key = "{key}"
+"""
+    _BROKERS = """
+[brokers.tls]
+trust = "{trust}"
+"""
+
+    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None, more_config: str = "") -> None:
+        super().__init__(broker, directory, certificate)
+        if certificate:
+            more_config += self._LISTENER.format(certificate=certificate.certificate, key=certificate.key)
+        if broker.trust:
+            more_config += self._BROKERS.format(trust=broker.trust)
         command = Path(sys.executable).with_name("pulsar-trio-proxy")
         self._cluster = Cluster(
             command,
             self.directory,
             ClusterConfig(
-                service_url=f"pulsar://{broker.address}",
+                service_url=broker.url,
                 port=self.port,
                 admin_port=free_port(avoid=(self.port,)),
                 more_config=more_config,
@@ -132,19 +151,19 @@ enabled = true
 secret_key = "{key}"
 """
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None) -> None:
         secret = secrets.token_bytes(32)
         key = Path(tempfile.mkdtemp(prefix="key-", dir=directory)) / "secret.key"
         key.write_bytes(secret)
         self.token = make_token(secret, "bench", _TOKEN_LIFETIME_S)
-        super().__init__(broker, directory, self._CONFIG.format(key=key))
+        super().__init__(broker, directory, certificate, self._CONFIG.format(key=key))
 
 
 class _Program(Contender):
     """A contender that is one command."""
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
-        super().__init__(broker, directory)
+    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None) -> None:
+        super().__init__(broker, directory, certificate)
         self._process: OwnedProcess | None = None
 
     @property
@@ -186,7 +205,7 @@ class Java(_Program):
         home = pulsar_home()
         settings = {
             "clusterName": "bench",
-            "brokerServiceURL": f"pulsar://{self.broker.address}",
+            "brokerServiceURL": self.broker.url,
             "brokerWebServiceURL": f"http://{self.broker.address}",
             "bindAddress": "127.0.0.1",
             "advertisedAddress": "127.0.0.1",
@@ -194,6 +213,21 @@ class Java(_Program):
             "webServicePort": str(free_port(avoid=(self.port,))),
             "brokerProxyAllowedTargetPorts": str(self.broker.port),
         }
+        if self.certificate:
+            settings |= {
+                "tlsEnabledInProxy": "true",
+                "servicePort": "",
+                "servicePortTls": str(self.port),
+                "tlsCertificateFilePath": self.certificate.certificate,
+                "tlsKeyFilePath": self.certificate.key,
+            }
+        if self.broker.trust:
+            settings |= {
+                "tlsEnabledWithBroker": "true",
+                "brokerServiceURLTLS": self.broker.url,
+                "brokerWebServiceURLTLS": f"https://{self.broker.address}",
+                "brokerClientTrustCertsFilePath": self.broker.trust,
+            }
         # A Java properties file, where the last of equal keys wins.
         lines = [(home / "conf" / "proxy.conf").read_text(), *(f"{key}={value}" for key, value in settings.items())]
         (self.directory / "proxy.conf").write_text("\n".join(lines) + "\n")
@@ -225,17 +259,24 @@ defaults
     timeout client 1h
     timeout server 1h
 frontend clients
-    bind 127.0.0.1:{port}
+    bind 127.0.0.1:{port}{bind}
     default_backend brokers
 backend brokers
-    server broker {broker}
+    server broker {broker}{server}
 """
 
     def command(self) -> list[str]:
         path = self.directory / "haproxy.cfg"
-        path.write_text(
-            self._CONFIG.format(threads=os.cpu_count(), port=self.port, broker=self.broker.address),
-        )
+        bind = ""
+        if self.certificate:
+            both = self.directory / "listener.pem"
+            both.write_text(
+                "".join(Path(part).read_text() for part in (self.certificate.certificate, self.certificate.key))
+            )
+            bind = f" ssl crt {both}"
+        settings = {"port": self.port, "bind": bind, "broker": self.broker.address}
+        settings["server"] = " ssl verify none" if self.broker.trust else ""
+        path.write_text(self._CONFIG.format(threads=os.cpu_count(), **settings))
         return [haproxy_path(), "-db", "-f", str(path)]
 
 

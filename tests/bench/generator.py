@@ -15,6 +15,8 @@ from local.cache import cache_directory
 from local.ports import free_port, is_free
 from local.process import OwnedProcess
 
+from tests.e2e.lab.certificates import Pair
+
 _SOURCE = Path(__file__).with_name("go")
 _BROKER_START_TIMEOUT_S = 10.0
 
@@ -45,25 +47,35 @@ class Broker:
 
     port: int
     pid: int
+    trust: str = ""
+    """The file of the authority of its certificate; empty: it does without TLS."""
 
     @property
     def address(self) -> str:
         """What a client says as proxy_to_broker_url."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """What a proxy is configured with."""
+        return f"pulsar{'+ssl' if self.trust else ''}://{self.address}"
+
 
 @contextmanager
-def broker(program: Path, directory: Path) -> Iterator[Broker]:
-    """Run it."""
+def broker(program: Path, log: Path, certificate: Pair | None = None, trust: str = "") -> Iterator[Broker]:
+    """Run it, in TLS if it is given a certificate and who has issued that."""
     port = free_port()
-    process = OwnedProcess([program, "broker", f"-port={port}"], log=directory / "broker.log")
+    command = [program, "broker", f"-port={port}"]
+    if certificate:
+        command += [f"-certificate={certificate.certificate}", f"-key={certificate.key}"]
+    process = OwnedProcess(command, log=log)
     try:
         deadline = time.monotonic() + _BROKER_START_TIMEOUT_S
         while is_free(port):
             if process.exit_code() is not None or time.monotonic() > deadline:
                 raise BenchError(f"the scripted broker did not start:\n{process.log_tail()}")
             time.sleep(0.05)
-        yield Broker(port, process.pid)
+        yield Broker(port, process.pid, trust)
     finally:
         process.kill()
 
@@ -75,6 +87,8 @@ class Window:
     operations: int
     bytes: int
     retries: int
+    resumed: int
+    cipher: str
     seconds: float
     load_cpu_s: float
     p50_us: float

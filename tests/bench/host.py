@@ -4,11 +4,12 @@ import datetime as dt
 import os
 import platform
 import re
+import ssl
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from local.distribution import PULSAR
+from local.distribution import PULSAR, pulsar_home
 from local.environment import ROOT
 
 from tests.bench.contenders import haproxy_path
@@ -16,17 +17,35 @@ from tests.bench.contenders import haproxy_path
 
 def description() -> list[tuple[str, str]]:
     """Each thing with what it is."""
+    haproxy = _first(r"(?<=Running on OpenSSL version : ).*", haproxy_path(), "-vv")
     return [
         ("Date", dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")),
         ("CPU", f"{_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs for everything"),
         ("Load average of the minute before", f"{os.getloadavg()[0]:.1f}"),
         ("Memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"),
         ("Kernel", f"{platform.system()} {platform.release()}"),
-        ("pulsar-trio-proxy", f"{_commit()}, Python {platform.python_version()}, Trio {version('trio')}"),
-        ("Pulsar proxy", f"{PULSAR.version}, Java {_first(r'(?<=version .)[0-9.]+', 'java', '-version')}"),
-        ("HAProxy", _first(r"(?<=version )\S+", haproxy_path(), "-v")),
+        (
+            "pulsar-trio-proxy",
+            f"{_commit()}, Python {platform.python_version()}, Trio {version('trio')}, {_open_ssl(ssl.OPENSSL_VERSION)}",
+        ),
+        (
+            "Pulsar proxy",
+            f"{PULSAR.version}, Java {_first(r'(?<=version .)[0-9.]+', 'java', '-version')}, {_boring_ssl()}",
+        ),
+        ("HAProxy", f"{_first(r'(?<=version )[^ ]+', haproxy_path(), '-v')}, {_open_ssl(haproxy)}"),
         ("Go", _first(r"(?<=go)\d\S+", "go", "version")),
     ]
+
+
+def _open_ssl(text: str) -> str:
+    return " ".join(text.split()[:2])  # without its date
+
+
+def _boring_ssl() -> str:
+    """The Java proxy's TLS, which has no version but that of its package."""
+    packages = (pulsar_home() / "lib").glob("*netty-tcnative-boringssl-static-*-linux-x86_64.jar")
+    found = next((re.search(r"[0-9][0-9.]+[0-9]", path.name) for path in packages), None)
+    return f"BoringSSL of netty-tcnative {found[0] if found else _UNKNOWN}"
 
 
 def _cpu_model() -> str:

@@ -3,25 +3,36 @@
 What disturbs the machine for a while disturbs all of them, so ratios within a round say more than figures do.
 """
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from local.console import print_status
+from trustme import KeyType
 
 from tests.bench import generator
-from tests.bench.contenders import Contender, Straight
+from tests.bench.contenders import Contender
 from tests.bench.generator import BenchError, Broker
 from tests.bench.processes import cpu_seconds, established, pss_bytes
-from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Row
+from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, TLS_WINDOW_MAX_S, Row
+from tests.e2e.lab.certificates import Authority, Pair
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
 _MEMORY_SETTLE_S = 1.0
 _LEAVE_TIMEOUT_S = 30.0
 _POLL_S = 0.2
-_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "reconnect": 1000, "lookup": 16, "fresh": 16}
+_WARM_UP_CONNECTIONS = {
+    "echo": 32,
+    "bulk": 4,
+    "bulk-down": 4,
+    "connect": 16,
+    "reconnect": 1000,
+    "lookup": 16,
+    "fresh": 16,
+}
 _WARM_UP_UNDER_WAY = 64
 _LOOKUPS = frozenset({"lookup", "fresh"})
 
@@ -44,6 +55,9 @@ class Sample:
     """Connections that failed and were tried again."""
     grown_bytes: int = 0
     """By how much the proxy's memory has grown: its connections and what else the load left."""
+    resumed: float = 0.0
+    """Share of the connections whose tickets were taken."""
+    cipher: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,8 @@ class Bench:
     broker: Broker
     directory: Path
     window_s: float
+    certificate: Pair | None = None
+    """With which proxies take connections, in TLS then."""
 
     def measure(self, row: Row, contender: Contender) -> Sample:
         """One sample."""
@@ -82,6 +98,7 @@ class Bench:
             "under_way": row.under_way,
             "frame": row.frame_bytes,
             "token": contender.token,
+            "tls": row.handshake,
         }
         # Without a proxy it only shows what the generator can do, which is no close call.
         options["window"] = f"{self.window_s if contender.pid is not None else self.window_s / 2}s"
@@ -109,6 +126,8 @@ class Bench:
             seconds=window.seconds,
             retries=window.retries,
             grown_bytes=grown_bytes,
+            resumed=window.resumed / window.operations,
+            cipher=window.cipher,
         )
 
     def warm_up(self, contender: Contender, programs: set[str]) -> None:
@@ -120,6 +139,7 @@ class Bench:
             options = {"port": contender.port, "target": self.broker.address, "window": "0s"}
             options |= {"connections": _WARM_UP_CONNECTIONS[program], "under_way": _WARM_UP_UNDER_WAY}
             options |= {"warm_up": f"{contender.warm_up_s}s", "token": contender.token}
+            options |= {"tls": "full" if self.certificate else ""}
             with self._explained(contender), generator.load(self.program, program, **options) as load:
                 load.measure()
 
@@ -149,7 +169,7 @@ class Bench:
     def running(self, kinds: Sequence[type[Contender]]) -> Iterator[list[Contender]]:
         """Start contenders; they end when the block is left."""
         with ExitStack() as stack:
-            contenders = [kind(self.broker, self.directory) for kind in kinds]
+            contenders = [kind(self.broker, self.directory, self.certificate) for kind in kinds]
             for contender in contenders:
                 stack.callback(contender.stop)
                 print_status(f"Starting {contender.label}")
@@ -184,7 +204,7 @@ def run_rounds(
 ) -> None:
     """Measure all rows; who comes first changes from row to row and from round to round."""
     programs = {row.program for row in rows}
-    with bench.running((Straight, *kinds)) as contenders:
+    with bench.running(kinds) as contenders:
         for contender in contenders:
             if contender.pid is not None:
                 print_status.line(f"{contender.label}: process {contender.pid}")
@@ -198,6 +218,19 @@ def run_rounds(
                     print_status(f"Round {turn + 1} of {rounds}: {row.title}, {contender.label}")
                     sample = bench.measure(row, contender)
                     results.samples.setdefault((row.name, contender.name), []).append(sample)
+
+
+def run_tls(bench: Bench, kinds: Sequence[type[Contender]], rows: Sequence[Row], rounds: int, results: Results) -> None:
+    """Measure rows with TLS, each set of sides with proxies of its own."""
+    authority = Authority(bench.directory, "tls")
+    pairs = {kind.name: authority.server(kind.name, key_type=kind) for kind in KeyType}
+    log = bench.directory / "broker-tls.log"
+    with generator.broker(bench.program, log, pairs[KeyType.ECDSA.name], authority.file) as broker:
+        bench = replace(bench, window_s=min(bench.window_s, TLS_WINDOW_MAX_S))
+        for tls, group in itertools.groupby(rows, key=lambda row: row.tls):
+            certificate = pairs[tls.client] if tls.client else None
+            sides = replace(bench, broker=broker if tls.broker else bench.broker, certificate=certificate)
+            run_rounds(sides, kinds, list(group), rounds, results)
 
 
 def run_shared(bench: Bench, kinds: Sequence[type[Contender]], results: Results) -> None:

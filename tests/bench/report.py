@@ -19,6 +19,7 @@ class Report:
     rows: Sequence[Row]
     contenders: Sequence[str]
     framed_rows: Sequence[Row] = ()
+    tls_rows: Sequence[Row] = ()
 
     def markdown(self) -> str:
         """All tables."""
@@ -39,6 +40,9 @@ class Report:
                 "### Framed relays: CPU time (µs an operation; bulk: s a GiB)",
                 self._framed(),
             ]
+        if self.tls_rows:
+            parts += ["### TLS 1.3: CPU time of the proxy (µs an operation; bulk: s a GiB)", self._tls()]
+            parts += [f"Cipher suites to clients: {self._ciphers()}."]
         if self.results.memory:
             parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
         if self.results.broker_connections:
@@ -115,6 +119,31 @@ class Report:
             share = ratio(costs[1], costs[0])
             lines.append([row.title, *(text(figure(cost)) for cost in costs), text(share), _target(row, "cost", share)])
         return _table(lines)
+
+    def _tls(self) -> str:
+        head = ["", *map(_label, self.contenders), "ours / Java", "ours / HAProxy", "load busy"]
+        lines = [head]
+        for row in self.tls_rows:
+            costs = {name: self.metric(row, name, "cost") for name in (Ours.name, Java.name, HAProxy.name)}
+            ratios = [text(ratio(costs[Ours.name], costs[name])) for name in (Java.name, HAProxy.name)]
+            cells = [f"{text(figure(costs[name]))}{self._resumed(row, name)}" for name in self.contenders]
+            busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in self.contenders]
+            shares = " / ".join(f"{share.median:.0%}" if share else "-" for share in busy)
+            lines.append([f"{row.tls}: {row.title}", *cells, *ratios, shares])
+        return _table(lines)
+
+    def _resumed(self, row: Row, contender: str) -> str:
+        share = figure(self.values(row, contender, lambda sample: sample.resumed)) if row.resumed else None
+        if share is None:
+            return ""
+        return f"; {share.median:.0%} resumed" if share.median else "; no usable ticket"
+
+    def _ciphers(self) -> str:
+        def ciphers(name: str) -> str:
+            samples = (sample for row in self.tls_rows for sample in self.results.samples.get((row.name, name), []))
+            return " or ".join(sorted({sample.cipher for sample in samples} - {""})) or "-"
+
+        return ", ".join(f"{_label(name)} {ciphers(name)}" for name in self.contenders)
 
     def _connections(self) -> str:
         counts = self.results.broker_connections

@@ -7,6 +7,7 @@ GIB = 1 << 30
 MICRO = 1e6
 
 Metric = Literal["cost", "rate"]
+Key = Literal["RSA", "ECDSA"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,24 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Tls:
+    """The sides of a relay that are in TLS 1.3: that of clients, with a proxy's certificate of this kind; brokers'."""
+
+    client: Key | None = None
+    broker: bool = False
+
+    def __str__(self) -> str:
+        sides = (["clients"] if self.client else []) + (["broker"] if self.broker else [])
+        return f"TLS to {' and '.join(sides)}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One kind of load.
 
     ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer; ``framed``:
-    measures the cost of tracking frame boundaries, compared with not tracking them: its targets are of that ratio.
+    measures the cost of tracking frame boundaries, compared with not tracking them: its targets are of that ratio;
+    ``resumed``: clients come back with a ticket of TLS.
     """
 
     name: str
@@ -47,11 +61,13 @@ class Row:
     under_way: int = 1
     frame_bytes: int = 256 << 10
     framed: bool = False
+    tls: Tls = Tls()
+    resumed: bool = False
 
     @property
     def in_bytes(self) -> bool:
         """Whether it counts GiB; otherwise operations."""
-        return self.program == "bulk"
+        return self.program in {"bulk", "bulk-down"}
 
     @property
     def is_single(self) -> bool:
@@ -62,6 +78,11 @@ class Row:
     def has_latency(self) -> bool:
         """Whether the load waits for each operation by itself."""
         return self.program == "echo" and not self.framed
+
+    @property
+    def handshake(self) -> str:
+        """What the load does of TLS, in the generator's words."""
+        return "" if self.tls.client is None else "resumed" if self.resumed else "full"
 
     def target(self, metric: Metric) -> Target | None:
         """The target for a metric."""
@@ -91,6 +112,26 @@ FRAMED_ROWS = (
     Row("follow-100k", "bulk in frames of 100 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 100_000, framed=True),
     Row("follow-1m", "bulk in frames of 1 MB, 4 connections", "bulk", 4, (_LARGE,), 1, 1_000_000, framed=True),
 )
+
+_CLIENT, _ECDSA, _BROKER, _BOTH = Tls("RSA"), Tls("ECDSA"), Tls(broker=True), Tls("RSA", broker=True)
+TLS_ROWS = (
+    Row("tls-echo1", "echo of 100 B, 1 connection", "echo", 1, tls=_CLIENT),
+    Row("tls-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_CLIENT),
+    Row("tls-echo500", "echo of 100 B, 500 connections", "echo", 500, tls=_CLIENT),
+    Row("tls-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_CLIENT),
+    Row("tls-up16", "bulk to the broker, 16 connections", "bulk", 16, tls=_CLIENT),
+    Row("tls-down1", "bulk from the broker, 1 connection", "bulk-down", 1, tls=_CLIENT),
+    Row("tls-down16", "bulk from the broker, 16 connections", "bulk-down", 16, tls=_CLIENT),
+    Row("tls-connect-rsa", "connect, 16 at once, RSA", "connect", 16, tls=_CLIENT),
+    Row("tls-resume-rsa", "connect, 16 at once, RSA, resumed", "connect", 16, tls=_CLIENT, resumed=True),
+    Row("tls-connect-ecdsa", "connect, 16 at once, ECDSA", "connect", 16, tls=_ECDSA),
+    Row("tls-resume-ecdsa", "connect, 16 at once, ECDSA, resumed", "connect", 16, tls=_ECDSA, resumed=True),
+    Row("tls-broker-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_BROKER),
+    Row("tls-broker-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_BROKER),
+    Row("tls-both-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_BOTH),
+    Row("tls-both-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_BOTH),
+)
+TLS_WINDOW_MAX_S = 0.75
 
 IDLE = "idle"
 IDLE_RELAYS = 2000

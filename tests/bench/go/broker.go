@@ -1,14 +1,16 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
 	"syscall"
 )
 
 // What a client asks for, after CONNECTED, by the one byte of a frame of typeMode.
 const (
-	modeEcho = 'E'
-	modeSink = 'S'
+	modeEcho   = 'E'
+	modeSink   = 'S'
+	modeSource = 'Q' // for each acknowledgement, a block of as many bytes as a sink acknowledges
 
 	bufferBytes = 1 << 20
 	// acknowledgedBytes is after how many bytes a sink says one frame. Seldom, since that is traffic of its own.
@@ -20,15 +22,20 @@ var acknowledgement = fillerFrame(4 * sizeBytes)
 
 // peer is one connection to the broker.
 type peer struct {
-	fd       int
+	stream
 	mode     byte   // 0: it speaks in frames
 	held     []byte // a frame that is not whole yet
-	consumed int    // by a sink, since it last acknowledged
+	consumed int    // by a sink, since it last acknowledged; by a source, of the next request
+	toSend   int    // by a source
 }
+
+// sourceChunk is what a source sends, again and again; blocks are multiples of it.
+var sourceChunk = fillerFrame(chunkBytes)
 
 type broker struct {
 	poller   *poller
 	listener int
+	tls      *tls.Config
 	url      string
 	peers    map[int32]*peer
 	buffer   []byte
@@ -38,6 +45,7 @@ func runBroker(s settings) {
 	b := &broker{
 		poller:   newPoller(),
 		listener: listen(s.port),
+		tls:      serverTLS(s.certificate, s.key),
 		url:      fmt.Sprintf("pulsar://127.0.0.1:%d", s.port),
 		peers:    map[int32]*peer{},
 		buffer:   make([]byte, bufferBytes),
@@ -47,9 +55,9 @@ func runBroker(s settings) {
 		for _, event := range b.poller.wait(waitForeverMs) {
 			if int(event.Fd) == b.listener {
 				b.accept()
-			} else if p := b.peers[event.Fd]; p != nil && !b.serve(p) {
+			} else if p := b.peers[event.Fd]; p != nil && !b.serve(p, event.Events) {
 				delete(b.peers, event.Fd)
-				_ = syscall.Close(p.fd)
+				p.close()
 			}
 		}
 	}
@@ -63,21 +71,54 @@ func (b *broker) accept() {
 		}
 		check("accept", err)
 		noDelay(fd)
-		b.peers[int32(fd)] = &peer{fd: fd}
-		b.poller.add(fd, syscall.EPOLLIN)
+		p := &peer{stream: stream{fd: fd}}
+		b.peers[int32(fd)] = p
+		if b.tls != nil {
+			p.startTLS(tls.Server, b.tls, b.poller, syscall.EPOLLIN)
+		} else {
+			b.poller.add(fd, syscall.EPOLLIN)
+		}
 	}
 }
 
-// serve reads once; false where the connection has ended.
-func (b *broker) serve(p *peer) bool {
-	if p.mode == modeSink {
-		n := discard(p.fd, b.buffer)
-		p.consume(atLeast0(n))
-		return n != 0
+// serve sends once, if there is something to send, and reads once, in TLS all there is: its buffers cause no events.
+// False where the connection has ended.
+func (b *broker) serve(p *peer, events uint32) bool {
+	if events&syscall.EPOLLOUT != 0 && !b.sendOn(p) {
+		return false
 	}
-	n := read(p.fd, b.buffer)
+	n := b.receive(p)
+	for n > 0 && p.tls != nil {
+		n = b.receive(p)
+	}
+	return n != 0
+}
+
+// sendOn sends a portion of what a source has to send; false where the peer has gone.
+func (b *broker) sendOn(p *peer) bool {
+	if p.toSend > 0 {
+		n, err := p.write(sourceChunk[(acknowledgedBytes-p.toSend%acknowledgedBytes)%chunkBytes:])
+		if gone(err) {
+			return false
+		}
+		p.toSend -= n
+	}
+	if p.toSend == 0 {
+		b.poller.change(p.fd, syscall.EPOLLIN)
+	}
+	return true
+}
+
+// receive gives what read gives; 0 also where the peer has gone.
+func (b *broker) receive(p *peer) int {
+	if p.mode == modeSink {
+		n := p.discard(b.buffer)
+		p.consume(atLeast0(n))
+		return n
+	}
+	n := p.read(b.buffer)
 	if n <= 0 {
-		return n < 0
+		return n
 	}
 	data := b.buffer[:n]
 	if p.mode == 0 {
@@ -86,12 +127,19 @@ func (b *broker) serve(p *peer) bool {
 	switch p.mode {
 	case modeEcho:
 		if len(data) > 0 {
-			return answer(p.fd, data)
+			if !p.answer(data) {
+				return 0
+			}
 		}
 	case modeSink:
 		p.consume(len(data))
+	case modeSource:
+		for p.consumed += len(data); p.consumed >= len(acknowledgement); p.consumed -= len(acknowledgement) {
+			p.toSend += acknowledgedBytes
+			b.poller.change(p.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
+		}
 	}
-	return true
+	return n
 }
 
 // speak answers frames until none is whole or a mode is asked for; what follows that belongs to the mode.
@@ -116,7 +164,7 @@ func (b *broker) speak(p *peer, data []byte) []byte {
 		answers = append(answers, b.reply(base)...)
 	}
 	if len(answers) > 0 {
-		answer(p.fd, answers)
+		p.answer(answers)
 	}
 	return data
 }
@@ -141,19 +189,26 @@ func (b *broker) reply(base []byte) []byte {
 
 func (p *peer) consume(n int) {
 	for p.consumed += n; p.consumed >= acknowledgedBytes; p.consumed -= acknowledgedBytes {
-		answer(p.fd, acknowledgement)
+		p.answer(acknowledgement)
 	}
 }
 
 // answer is false where the peer has gone; that it does not take what it asked for would be a fault.
-func answer(fd int, data []byte) bool {
-	n, err := write(fd, data)
-	if err == syscall.ECONNRESET || err == syscall.EPIPE {
+func (p *peer) answer(data []byte) bool {
+	n, err := p.write(data)
+	if gone(err) {
 		return false
 	}
-	check("send", err)
 	if n != len(data) {
 		die("a peer took only %d of %d bytes", n, len(data))
 	}
 	return true
+}
+
+func gone(err error) bool {
+	if err == syscall.ECONNRESET || err == syscall.EPIPE {
+		return true
+	}
+	check("send", err)
+	return false
 }

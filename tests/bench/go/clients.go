@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
 	"syscall"
 )
@@ -17,7 +18,7 @@ const (
 
 // client is one connection of a load. Its epoll registration is edge-triggered and never changed while it is opened.
 type client struct {
-	fd       int
+	stream
 	state    byte
 	held     []byte
 	sentAt   int64 // echo: when the message under way was sent
@@ -33,6 +34,7 @@ type client struct {
 type dialer struct {
 	poller *poller
 	port   int
+	tls    *tls.Config
 	hello  []byte
 	opened int
 	byFd   map[int32]*client
@@ -43,6 +45,7 @@ func newDialer(s settings) *dialer {
 	return &dialer{
 		poller: newPoller(),
 		port:   s.port,
+		tls:    clientTLS(s.tls),
 		hello:  connectFrame(s.target, s.token),
 		byFd:   map[int32]*client{},
 		buffer: make([]byte, connectedBytesMax),
@@ -52,9 +55,13 @@ func newDialer(s settings) *dialer {
 func (d *dialer) open() { d.dial(&client{backoff: firstBackoff}) }
 
 func (d *dialer) dial(c *client) {
-	c.fd, c.state, c.held = dial(d.port, d.opened), stateDialling, nil
+	c.stream, c.state, c.held = stream{fd: dial(d.port, d.opened)}, stateDialling, nil
 	d.opened++
 	d.byFd[int32(c.fd)] = c
+	if d.tls != nil {
+		c.startTLS(tls.Client, d.tls, d.poller, edgeTriggeredBoth)
+		return
+	}
 	d.poller.add(c.fd, edgeTriggeredBoth)
 }
 
@@ -73,7 +80,7 @@ func (d *dialer) step(c *client, events uint32) string {
 		return "a connection was refused or reset"
 	}
 	if c.state == stateDialling && events&syscall.EPOLLOUT != 0 {
-		if n, err := write(c.fd, d.hello); err != nil || n != len(d.hello) {
+		if n, err := c.write(d.hello); err != nil || n != len(d.hello) {
 			return fmt.Sprintf("a socket took only %d bytes of CONNECT: %v", n, err)
 		}
 		userTimeout(c.fd, 0)
@@ -82,7 +89,7 @@ func (d *dialer) step(c *client, events uint32) string {
 	if c.state == stateDialling || events&syscall.EPOLLIN == 0 {
 		return ""
 	}
-	n := read(c.fd, d.buffer)
+	n := c.read(d.buffer)
 	if n == 0 {
 		return "a connection was closed"
 	}
@@ -94,13 +101,15 @@ func (d *dialer) step(c *client, events uint32) string {
 	if kind, _ := field(base, 1); kind != typeConnected || c.state == stateReady || len(rest) != 0 {
 		return fmt.Sprintf("instead of CONNECTED came a command of type %d", kind)
 	}
-	c.state, c.held = stateReady, nil
+	if c.state, c.held = stateReady, nil; c.tls != nil {
+		negotiated = tls.CipherSuiteName(c.tls.ConnectionState().CipherSuite)
+	}
 	return ""
 }
 
 func (d *dialer) close(c *client) {
 	delete(d.byFd, int32(c.fd))
-	_ = syscall.Close(c.fd)
+	c.stream.close()
 }
 
 // openAll opens so many connections and gives them when all are ready.

@@ -12,6 +12,8 @@ const (
 	topic        = "persistent://public/default/bench-"
 	freshLookups = 10
 	answersBytes = 64 << 10
+	// blocksUnderWay are asked for by each connection that receives in bulk.
+	blocksUnderWay = 2
 )
 
 // runEcho: each connection sends a message and waits until all of it has come back.
@@ -19,12 +21,12 @@ func runEcho(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, modeFrame(modeEcho))
+		c.writeAll(modeFrame(modeEcho))
 	}
 	out, in := fillerFrame(messageBytes), make([]byte, messageBytes)
 	send := func(c *client, now int64) {
 		c.sentAt, c.received = now, 0
-		writeAll(c.fd, out)
+		c.writeAll(out)
 	}
 	measure(s, func(deadline int64, r *result) {
 		for _, c := range clients {
@@ -33,7 +35,7 @@ func runEcho(s settings) {
 		for waiting := len(clients); waiting > 0; {
 			for _, event := range d.poller.waitOrDie() {
 				c := d.byFd[event.Fd]
-				n := read(c.fd, in)
+				n := c.read(in)
 				if n == 0 {
 					die("an echo was cut")
 				}
@@ -59,7 +61,7 @@ func runBulk(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, modeFrame(modeSink))
+		c.writeAll(modeFrame(modeSink))
 		d.poller.change(c.fd, syscall.EPOLLIN) // level-triggered: a portion a turn, so that all get theirs
 	}
 	chunk := bytes.Repeat(fillerFrame(s.frame), max1(chunkBytes/s.frame))
@@ -74,7 +76,7 @@ func runBulk(s settings) {
 					c.countAcknowledged(r)
 				}
 				if event.Events&syscall.EPOLLOUT != 0 && c.toSend > 0 {
-					n, err := write(c.fd, c.next(chunk))
+					n, err := c.write(c.next(chunk))
 					check("send", err)
 					c.toSend -= n
 					c.at = (c.at + n) % len(chunk)
@@ -117,7 +119,7 @@ func (c *client) beginBlock(d *dialer) {
 
 func (c *client) countAcknowledged(r *result) {
 	var acknowledgements [512]byte
-	n := read(c.fd, acknowledgements[:])
+	n := c.read(acknowledgements[:])
 	if n == 0 {
 		die("a bulk transfer was cut")
 	}
@@ -128,6 +130,51 @@ func (c *client) countAcknowledged(r *result) {
 	c.received %= len(acknowledgement)
 	r.Operations += int64(whole)
 	r.Bytes += int64(whole) * acknowledgedBytes
+}
+
+// runBulkDown: each connection asks for blocks, with some under way, and discards them.
+func runBulkDown(s settings) {
+	d := newDialer(s)
+	clients := d.openAll(s.connections)
+	for _, c := range clients {
+		c.writeAll(modeFrame(modeSource))
+	}
+	buffer := make([]byte, bufferBytes)
+	ask := func(c *client) {
+		c.writeAll(acknowledgement)
+		c.awaited += acknowledgedBytes
+	}
+	measure(s, func(deadline int64, r *result) {
+		for _, c := range clients {
+			for i := 0; i < blocksUnderWay; i++ {
+				ask(c)
+			}
+		}
+		for waiting := len(clients); waiting > 0; {
+			for _, event := range d.poller.waitOrDie() {
+				c := d.byFd[event.Fd]
+				n := c.discard(buffer)
+				for ; n > 0; n = c.discard(buffer) {
+					c.received += n
+					c.awaited -= n
+				}
+				if n == 0 {
+					die("a bulk transfer was cut")
+				}
+				for ; c.received >= acknowledgedBytes; c.received -= acknowledgedBytes {
+					r.Operations++
+					r.Bytes += acknowledgedBytes
+					if monotonic() < deadline {
+						ask(c)
+					} else if c.awaited == 0 {
+						waiting--
+						c.received = 0
+						break
+					}
+				}
+			}
+		}
+	})
 }
 
 // runConnects: so many at a time are opened, told CONNECTED, and closed.
@@ -142,6 +189,9 @@ func runConnects(s settings) {
 				c := d.byFd[event.Fd]
 				if c == nil || !d.advance(c, event.Events) {
 					continue
+				}
+				if c.tls != nil && c.tls.ConnectionState().DidResume {
+					r.Resumed++
 				}
 				d.close(c)
 				r.Operations++
@@ -181,12 +231,12 @@ func (a *lookupConn) sendLookups(count int) {
 		batch = append(batch, lookupFrame(name, a.asked)...)
 		a.asked++
 	}
-	writeAll(a.client.fd, batch)
+	a.client.writeAll(batch)
 }
 
 // answers counts those that have come.
 func (a *lookupConn) answers() int {
-	n := read(a.client.fd, a.buffer[a.held:])
+	n := a.client.read(a.buffer[a.held:])
 	if n == 0 {
 		die("a connection for lookups was cut")
 	}
@@ -293,7 +343,7 @@ func runIdle(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, modeFrame(modeEcho))
+		c.writeAll(modeFrame(modeEcho))
 	}
 	await("{}")
 }

@@ -21,6 +21,9 @@ type settings struct {
 	underWay    int
 	frame       int
 	token       string
+	tls         string
+	certificate string
+	key         string
 	warmUp      time.Duration
 	window      time.Duration
 }
@@ -29,6 +32,7 @@ var programs = map[string]func(settings){
 	"broker":    runBroker,
 	"echo":      runEcho,
 	"bulk":      runBulk,
+	"bulk-down": runBulkDown,
 	"connect":   runConnects,
 	"reconnect": runReconnects,
 	"lookup":    runLookups,
@@ -38,7 +42,7 @@ var programs = map[string]func(settings){
 
 func main() {
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
-		die("usage: generator broker|echo|bulk|connect|reconnect|lookup|fresh|idle [options]")
+		die("usage: generator broker|echo|bulk|bulk-down|connect|reconnect|lookup|fresh|idle [options]")
 	}
 	var s settings
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -48,6 +52,9 @@ func main() {
 	flags.IntVar(&s.underWay, "under-way", 1, "requests under way on each connection for lookups")
 	flags.IntVar(&s.frame, "frame", chunkBytes, "bytes of a frame of a bulk transfer")
 	flags.StringVar(&s.token, "token", "", "what the load authenticates itself with")
+	flags.StringVar(&s.tls, "tls", "", "full|resumed: which handshake of TLS 1.3 the load makes; empty: no TLS")
+	flags.StringVar(&s.certificate, "certificate", "", "PEM file of a broker with TLS")
+	flags.StringVar(&s.key, "key", "", "PEM file of its private key")
 	flags.DurationVar(&s.warmUp, "warm-up", 200*time.Millisecond, "the same load before the window")
 	flags.DurationVar(&s.window, "window", 1500*time.Millisecond, "how long to measure")
 	_ = flags.Parse(os.Args[2:])

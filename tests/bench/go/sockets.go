@@ -155,15 +155,6 @@ func write(fd int, data []byte) (int, error) {
 	return n, err
 }
 
-// writeAll is for so few bytes that a socket which does not take them at once is a fault.
-func writeAll(fd int, data []byte) {
-	n, err := write(fd, data)
-	check("send", err)
-	if n != len(data) {
-		die("a socket took only %d of %d bytes", n, len(data))
-	}
-}
-
 func check(what string, err error) {
 	if err != nil {
 		die("%s: %v", what, err)

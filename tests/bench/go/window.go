@@ -16,6 +16,8 @@ type result struct {
 	Operations   int64   `json:"operations"`
 	Bytes        int64   `json:"bytes"`
 	Retries      int64   `json:"retries"`
+	Resumed      int64   `json:"resumed"`
+	Cipher       string  `json:"cipher"`
 	Seconds      float64 `json:"seconds"`
 	LoadCPU      float64 `json:"load_cpu_s"`
 	MedianMicros float64 `json:"p50_us"`
@@ -43,6 +45,7 @@ func measure(s settings, load func(deadline int64, r *result)) {
 	cpu, started := cpuSeconds(), monotonic()
 	load(started+int64(s.window), &r)
 	r.Seconds = float64(monotonic()-started) / 1e9
+	r.Cipher = negotiated
 	r.LoadCPU = cpuSeconds() - cpu
 	r.MedianMicros, r.P99Micros = quantiles(r.latencies)
 	text, err := json.Marshal(r)

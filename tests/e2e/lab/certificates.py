@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trustme
 from cryptography.hazmat.primitives import serialization
+from trustme import KeyType
 
 HOST = "localhost"
 OTHER_HOST = "elsewhere.example"
@@ -32,18 +33,20 @@ class Authority:
         self.file = str(self._directory / "authority.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def server(self, name: str, host: str = HOST, *, expired: bool = False) -> Pair:
+    def server(self, name: str, host: str = HOST, *, expired: bool = False, key_type: KeyType = KeyType.ECDSA) -> Pair:
         """A server's certificate, in files of this name; one for loopback names its addresses, too."""
         hosts = (host, "127.0.0.1", "::1") if host == HOST else (host,)
-        return self._write(name, self._issue(*hosts, common_name=host, expired=expired))
+        return self._write(name, self._issue(*hosts, common_name=host, expired=expired, key_type=key_type))
 
     def client(self, name: str, *, expired: bool = False) -> Pair:
         """A client's certificate: the name is its common name, which is Pulsar's role."""
         return self._write(name, self._issue(f"{name}.example", common_name=name, expired=expired))
 
-    def _issue(self, *names: str, common_name: str, expired: bool) -> trustme.LeafCert:
+    def _issue(
+        self, *names: str, common_name: str, expired: bool, key_type: KeyType = KeyType.ECDSA
+    ) -> trustme.LeafCert:
         until = dt.datetime.now(dt.UTC) - dt.timedelta(days=1) if expired else None
-        return self._ca.issue_cert(*names, common_name=common_name, not_after=until)
+        return self._ca.issue_cert(*names, common_name=common_name, not_after=until, key_type=key_type)
 
     def _write(self, name: str, leaf: trustme.LeafCert) -> Pair:
         pair = Pair(str(self._directory / f"{name}.pem"), str(self._directory / f"{name}.key"))
