@@ -205,7 +205,7 @@ class Java(_Program):
         home = pulsar_home()
         settings = {
             "clusterName": "bench",
-            "brokerServiceURL": self.broker.url,
+            "brokerServiceURL": f"pulsar://{self.broker.address}",
             "brokerWebServiceURL": f"http://{self.broker.address}",
             "bindAddress": "127.0.0.1",
             "advertisedAddress": "127.0.0.1",
@@ -224,6 +224,8 @@ class Java(_Program):
         if self.broker.trust:
             settings |= {
                 "tlsEnabledWithBroker": "true",
+                # It splices from plain clients to brokers in TLS, too, which does not work.
+                "proxyZeroCopyModeEnabled": "false",
                 "brokerServiceURLTLS": self.broker.url,
                 "brokerWebServiceURLTLS": f"https://{self.broker.address}",
                 "brokerClientTrustCertsFilePath": self.broker.trust,
@@ -270,9 +272,8 @@ backend brokers
         bind = ""
         if self.certificate:
             both = self.directory / "listener.pem"
-            both.write_text(
-                "".join(Path(part).read_text() for part in (self.certificate.certificate, self.certificate.key))
-            )
+            parts = (self.certificate.certificate, self.certificate.key)
+            both.write_text("".join(Path(part).read_text() for part in parts))
             bind = f" ssl crt {both}"
         settings = {"port": self.port, "bind": bind, "broker": self.broker.address}
         settings["server"] = " ssl verify none" if self.broker.trust else ""

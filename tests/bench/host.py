@@ -17,22 +17,17 @@ from tests.bench.contenders import haproxy_path
 
 def description() -> list[tuple[str, str]]:
     """Each thing with what it is."""
-    haproxy = _first(r"(?<=Running on OpenSSL version : ).*", haproxy_path(), "-vv")
+    haproxy = _first(r"(?<=Running on OpenSSL version : ).+", haproxy_path(), "-vv")
     return [
         ("Date", dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")),
         ("CPU", f"{_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs for everything"),
         ("Load average of the minute before", f"{os.getloadavg()[0]:.1f}"),
         ("Memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"),
         ("Kernel", f"{platform.system()} {platform.release()}"),
-        (
-            "pulsar-trio-proxy",
-            f"{_commit()}, Python {platform.python_version()}, Trio {version('trio')}, {_open_ssl(ssl.OPENSSL_VERSION)}",
-        ),
-        (
-            "Pulsar proxy",
-            f"{PULSAR.version}, Java {_first(r'(?<=version .)[0-9.]+', 'java', '-version')}, {_boring_ssl()}",
-        ),
-        ("HAProxy", f"{_first(r'(?<=version )[^ ]+', haproxy_path(), '-v')}, {_open_ssl(haproxy)}"),
+        ("pulsar-trio-proxy", f"{_commit()}, Python {platform.python_version()}, Trio {version('trio')}"),
+        ("Pulsar proxy", f"{PULSAR.version}, Java {_first(r'(?<=version .)[0-9.]+', 'java', '-version')}"),
+        ("HAProxy", _first(r"(?<=version )\S+", haproxy_path(), "-v")),
+        ("TLS of each", f"{_open_ssl(ssl.OPENSSL_VERSION)}; {_boring_ssl()}; {_open_ssl(haproxy)}"),
         ("Go", _first(r"(?<=go)\d\S+", "go", "version")),
     ]
 

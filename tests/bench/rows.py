@@ -131,7 +131,8 @@ TLS_ROWS = (
     Row("tls-both-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_BOTH),
     Row("tls-both-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_BOTH),
 )
-TLS_WINDOW_MAX_S = 0.75
+TLS_WINDOW_MAX_S = 0.6
+TLS_WARM_UP_MAX_S = 5.0
 
 IDLE = "idle"
 IDLE_RELAYS = 2000
