@@ -2,16 +2,22 @@
 
 import os
 import socket
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.bench import documents
+from tests.bench import contenders, documents
+from tests.bench.__main__ import _arguments
+from tests.bench.contenders import HAProxy, Java, Ours
 from tests.bench.figures import figure, number, ratio
+from tests.bench.generator import Broker
 from tests.bench.measuring import Memory, Results, Sample
 from tests.bench.processes import cpu_seconds, established, pss_bytes
 from tests.bench.report import Report
-from tests.bench.rows import FRAMED_ROWS, ROWS, Target
+from tests.bench.rows import FRAMED_ROWS, ROWS, TLS_ROWS, Target, Tls
+from tests.e2e.lab.certificates import Authority
 
 
 def _sample(cost: float, rate: float) -> Sample:
@@ -89,6 +95,71 @@ def test_following_frames_is_compared_with_not_following_them() -> None:
     text = Report(results, [], ["ours", "java"], [row]).markdown()
     assert "1.40" in text
     assert "≤ 1.5: met" in text
+
+
+def test_tls_has_a_table_of_its_own_that_tells_who_gives_no_usable_ticket() -> None:
+    rows = [row for row in TLS_ROWS if row.name in {"tls-connect-rsa", "tls-resume-rsa"}]
+    results = Results()
+    for name, cost, resumed, cipher in (("ours", 30.0, 0.0, "A"), ("java", 10.0, 0.5, "B"), ("haproxy", 5.0, 1.0, "A")):
+        for row in rows:
+            sample = replace(_sample(cost, 1000.0), resumed=resumed, cipher=cipher)
+            results.samples[row.name, name] = [sample]
+    text = Report(results, [], ["ours", "java", "haproxy"], (), rows).markdown()
+    full, again = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if ": connect" in line
+    )
+    assert full[0] == "TLS to clients: connect, 16 at once, RSA"
+    assert full[1:] == ["30.0", "10.0", "5.00", "3.00", "6.00", "50% / 50% / 50%"]
+    assert again[1:4] == ["30.0; no usable ticket", "10.0; 50% resumed", "5.00; 100% resumed"]
+    assert text.endswith("Cipher suites to clients: pulsar-trio-proxy A, Pulsar proxy 4.0.8 B, HAProxy A.")
+
+
+def test_tls_rows_are_chosen_apart_from_the_others() -> None:
+    assert _arguments(["--rows", "echo,connect"]).tls_rows == []
+    chosen = _arguments(["--rows", "tls-echo"])
+    assert [row.name for row in chosen.tls_rows] == ["tls-echo1", "tls-echo32", "tls-echo500"]
+    assert [chosen.rows, chosen.framed_rows, chosen.idle, chosen.shared] == [[], [], False, False]
+
+
+def test_a_tls_row_tells_the_load_what_handshake_to_make() -> None:
+    handshakes = {row.name: row.handshake for row in TLS_ROWS}
+    assert handshakes["tls-connect-ecdsa"] == "full"
+    assert handshakes["tls-resume-ecdsa"] == "resumed"
+    assert handshakes["tls-broker-echo32"] == ""
+    assert {str(row.tls) for row in TLS_ROWS} == {"TLS to clients", "TLS to broker", "TLS to clients and broker"}
+    assert {row.tls.client for row in TLS_ROWS} == {None, "RSA", "ECDSA"}
+    assert Tls() == ROWS[0].tls
+
+
+@pytest.mark.parametrize("client", [False, True])
+@pytest.mark.parametrize("trust", ["", "/authority.pem"])
+def test_contenders_have_tls_on_the_sides_that_a_row_names(
+    client: bool, trust: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contenders, "pulsar_home", lambda: tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "proxy.conf").write_text("tlsEnabledInProxy=false\n")
+    pair = Authority(tmp_path, "bench").server("server") if client else None
+    broker = Broker(6650, 0, trust)
+
+    ours = tomllib.loads(Ours(broker, tmp_path, pair)._cluster._config)
+    assert ours["listener"][0].get("tls", {}).get("certificate") == (pair and pair.certificate)
+    assert ours["brokers"]["service_url"] == f"pulsar{'+ssl' if trust else ''}://127.0.0.1:6650"
+    assert ours["brokers"].get("tls", {}).get("trust", "") == trust
+
+    java = Java(broker, tmp_path, pair)
+    java.command()
+    lines = (java.directory / "proxy.conf").read_text().splitlines()
+    keys = dict(line.split("=", 1) for line in lines if line)
+    assert (keys["tlsEnabledInProxy"] == "true") == client
+    assert keys.get("servicePortTls" if client else "servicePort") == str(java.port)
+    assert keys.get("brokerClientTrustCertsFilePath", "") == trust
+
+    haproxy = HAProxy(broker, tmp_path, pair)
+    haproxy.command()
+    text = (haproxy.directory / "haproxy.cfg").read_text()
+    assert ("ssl crt" in text) == client
+    assert ("ssl verify none" in text) == bool(trust)
 
 
 def test_connections_that_clients_share() -> None:
