@@ -4,9 +4,8 @@ What disturbs the machine for a while disturbs all of them, so ratios within a r
 """
 
 import itertools
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.bench import generator
 from tests.bench.contenders import Contender
 from tests.bench.generator import BenchError, Broker
 from tests.bench.processes import cpu_seconds, established, pss_bytes
-from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, TLS_WARM_UP_MAX_S, TLS_WINDOW_MAX_S, Row
+from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, TLS_WARM_UPS, TLS_WINDOW_MAX_S, Row
 from tests.e2e.lab.certificates import Authority, Pair
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
@@ -80,7 +79,8 @@ class Bench:
     broker: Broker
     directory: Path
     window_s: float
-    warm_up_max_s: float = math.inf
+    warm_ups: Mapping[str, float] = field(default_factory=dict)
+    """By programs: for how many times a contender's usual time they run before anything counts."""
     certificate: Pair | None = None
     """With which proxies take connections, in TLS then."""
 
@@ -133,7 +133,7 @@ class Bench:
             print_status(f"Warming up: {contender.label}, {program}")
             options = {"port": contender.port, "target": self.broker.address, "window": "0s"}
             options |= {"connections": _WARM_UP_CONNECTIONS[program], "under_way": _WARM_UP_UNDER_WAY}
-            options |= {"warm_up": f"{min(contender.warm_up_s, self.warm_up_max_s)}s", "token": contender.token}
+            options |= {"warm_up": f"{contender.warm_up_s * self.warm_ups.get(program, 1)}s", "token": contender.token}
             options |= {"tls": "full" if self.certificate else ""}
             with self._explained(contender), generator.load(self.program, program, **options) as load:
                 load.measure()
@@ -221,7 +221,7 @@ def run_tls(bench: Bench, kinds: Sequence[type[Contender]], rows: Sequence[Row],
     pairs = {kind.name: authority.server(kind.name, key_type=kind) for kind in KeyType}
     log = bench.directory / "broker-tls.log"
     with generator.broker(bench.program, log, pairs[KeyType.ECDSA.name], authority.file) as broker:
-        bench = replace(bench, window_s=min(bench.window_s, TLS_WINDOW_MAX_S), warm_up_max_s=TLS_WARM_UP_MAX_S)
+        bench = replace(bench, window_s=min(bench.window_s, TLS_WINDOW_MAX_S), warm_ups=TLS_WARM_UPS)
         for tls, group in itertools.groupby(rows, key=lambda row: row.tls):
             certificate = pairs[tls.client] if tls.client else None
             sides = replace(bench, broker=broker if tls.broker else bench.broker, certificate=certificate)
