@@ -224,7 +224,7 @@ class Java(_Program):
         if self.broker.trust:
             settings |= {
                 "tlsEnabledWithBroker": "true",
-                # It splices from plain clients to brokers in TLS, too, which does not work.
+                # 4.0.8 takes the broker's connection for plain if the client's is, and splices into it.
                 "proxyZeroCopyModeEnabled": "false",
                 "brokerServiceURLTLS": self.broker.url,
                 "brokerWebServiceURLTLS": f"https://{self.broker.address}",
