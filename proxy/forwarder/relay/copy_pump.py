@@ -56,7 +56,7 @@ class CopyDirection(Direction):
     )
 
     def __init__(self, source: Stream, sink: Stream, table_row: int, first: bytes) -> None:
-        source_socket, sink_socket = _transport_of(source).socket, _transport_of(sink).socket
+        source_socket, sink_socket = transport_of(source).socket, transport_of(sink).socket
         super().__init__(source_socket.fileno(), sink_socket.fileno(), table_row)
         self.recv_into: Callable[[memoryview, int], int] = source_socket.recv_into
         self.send: Callable[[memoryview | bytes], int] = sink_socket.send
@@ -111,7 +111,7 @@ class CopiedRelay(Relay):
 
     def take_streams(self) -> list[TcpStream]:
         """Return the two TCP connections, which are the caller's to close."""
-        return [_transport_of(stream) for stream in self._streams]
+        return [transport_of(stream) for stream in self._streams]
 
     def close_sockets(self) -> None:
         """Close the two sockets."""
@@ -119,7 +119,8 @@ class CopiedRelay(Relay):
             stream.close_now()
 
 
-def _transport_of(stream: Stream) -> TcpStream:
+def transport_of(stream: Stream) -> TcpStream:
+    """Return the TCP connection below a stream."""
     return stream.transport if isinstance(stream, TlsStream) else stream
 
 
