@@ -134,6 +134,14 @@ class CopyPump(Pump):
         super().__init__(table, host)
         self._holding: set[CopyDirection] = set()
 
+    def pass_early_ends_on(self, relay: Relay) -> None:
+        """Pass on what came to its end before the relay's start, with the handshake: no edge tells of it."""
+        for direction in (relay.to_broker, relay.to_client):
+            assert isinstance(direction, CopyDirection)
+            if direction.source_has_ended:
+                self.start_idle_timeout(relay)
+                self.wake_direction(direction)
+
     # ---- pumping
 
     def pump(self, direction: Direction) -> None:
@@ -164,6 +172,8 @@ class CopyPump(Pump):
 
     def _move_portion(self, direction: CopyDirection) -> None:
         session, wanted = direction.decrypts, direction.portion_bytes
+        if len(self._holding) > LARGE_HOLDERS_MAX:
+            wanted = SMALL_PORTION_BYTES
         kept = 0
         try:
             if session is None:
@@ -186,7 +196,8 @@ class CopyPump(Pump):
         if direction.done or (size and not self._deliver(direction, size)) or direction.source_has_ended:
             return
         if came == wanted:
-            direction.portion_bytes = PORTION_BYTES if self._may_hold_much() else SMALL_PORTION_BYTES
+            # Records of next to nothing cost as much as full ones: many of them would keep the other relays waiting.
+            direction.portion_bytes = PORTION_BYTES if 2 * size > came else SMALL_PORTION_BYTES
             self.enqueue(direction)
         elif direction.eof_seen:
             self.enqueue(direction)
@@ -200,7 +211,7 @@ class CopyPump(Pump):
         size = session.decrypt(_ciphertext[:size], _plaintext)
         if session.has_ended:
             direction.source_has_ended = True
-            direction.relay.broken |= session.error is not None
+            self.start_idle_timeout(direction.relay)  # TCP's own end may not have come
         if session.waiting_record_bytes:
             self._send_records(direction.opposite, session)
         return size
@@ -235,23 +246,16 @@ class CopyPump(Pump):
 
     def _send_held(self, direction: CopyDirection) -> bool:
         """Send what is held; return False if some of it is left, or the sink is broken."""
-        data, counted_bytes = direction.unsent, direction.unsent_counted_bytes
-        portion_bytes = direction.portion_bytes
+        if not self._send(direction, direction.unsent, direction.unsent_counted_bytes):
+            return False
         direction.unsent, direction.held_bytes = b"", 0
         self._holding.discard(direction)
-        if not self._send(direction, data, counted_bytes):
-            return False
-        direction.portion_bytes = portion_bytes
-        direction.unsent_counted_bytes = 0
         return True
 
     def _count(self, direction: CopyDirection, counted_bytes: int) -> None:
         if counted_bytes:
             self._cells[direction.row + BYTES] += counted_bytes
             self._cells[direction.row + OPERATIONS] += 1
-
-    def _may_hold_much(self) -> bool:
-        return len(self._holding) <= LARGE_HOLDERS_MAX
 
     def _send_records(self, direction: Direction, session: TlsSession) -> None:
         """Send what TLS itself has to say to a direction's sink, behind what that did not take."""
@@ -280,6 +284,7 @@ class CopyPump(Pump):
 
     def _pass_end_on(self, direction: CopyDirection) -> None:
         """End a direction of which all was sent."""
+        direction.relay.broken |= direction.decrypts is not None and direction.decrypts.error is not None
         if direction.encrypts is not None and not direction.has_sent_end:
             direction.has_sent_end = True
             if (records := direction.encrypts.close()) and not self._send(direction, records, 0):
