@@ -171,10 +171,8 @@ class CopyPump(Pump):
             self.on_internal_error(direction, error)
 
     def _move_portion(self, direction: CopyDirection) -> None:
-        session, wanted = direction.decrypts, direction.portion_bytes
-        if len(self._holding) > LARGE_HOLDERS_MAX:
-            wanted = SMALL_PORTION_BYTES
-        kept = 0
+        session, kept = direction.decrypts, 0
+        wanted = SMALL_PORTION_BYTES if len(self._holding) > LARGE_HOLDERS_MAX else direction.portion_bytes
         try:
             if session is None:
                 came = direction.recv_into(_plaintext, wanted)
