@@ -235,9 +235,11 @@ class CopyPump(Pump):
         if sent == len(data):
             self._count(direction, counted_bytes)
             return True
+        counted = counted_bytes * sent // len(data)  # of a part of a record nobody knows better
+        self._count(direction, counted)
         direction.unsent = bytes(data[sent:])
         direction.held_bytes = len(direction.unsent)
-        direction.unsent_counted_bytes = counted_bytes
+        direction.unsent_counted_bytes = counted_bytes - counted
         direction.portion_bytes = SMALL_PORTION_BYTES
         self._holding.add(direction)
         return False
