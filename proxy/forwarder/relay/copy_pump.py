@@ -191,7 +191,7 @@ class CopyPump(Pump):
             direction.source_has_ended = True
             return
         size = came if session is None else self._decrypt(direction, session, kept + came)
-        if direction.done or (size and not self._deliver(direction, size)) or direction.source_has_ended:
+        if direction.done or (size and not self._deliver(direction, size)):
             return
         if came == wanted:
             # Records of next to nothing cost as much as full ones: many of them would keep the other relays waiting.

@@ -262,6 +262,7 @@ class Engine:
         self._ends: dict[int, trio.Event] = {}
 
     def _over(self, relay: Relay) -> None:
+        assert not self.is_over(relay), "a relay ends once"
         self._ends[relay.record.id].set()
 
     def open(

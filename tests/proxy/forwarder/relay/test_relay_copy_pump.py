@@ -5,11 +5,13 @@ from __future__ import annotations
 import _ssl
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import random
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -23,7 +25,6 @@ from relay_fakes import (
     TlsLane,
     expect,
     fill,
-    open_lane,
     open_tls,
     read,
     read_all,
@@ -35,7 +36,6 @@ from relay_fakes import (
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay import copy_pump
 from proxy.forwarder.relay.copy_pump import CopiedRelay, CopyDirection, Stream
-from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.network.tls_session import TlsSession
 from proxy.runtime.shared.relay_table import OPERATIONS, TO_BROKER, TO_CLIENT
@@ -52,13 +52,16 @@ class Copies:
         self._contexts = contexts
         self._stack = stack
 
-    async def lane(self, kind: str, lane: Lane | None = None, *, buffer_bytes: int = 0) -> TlsLane:
-        """A lane of which the handshakes are done."""
-        lane = lane or await self._stack.enter_async_context(open_lane(buffer_bytes=buffer_bytes))
+    async def lane(self, kind: str, narrow: str = "") -> TlsLane:
+        """A lane of which the handshakes are done. ``narrow``: the sides that feel soon where a peer does not read."""
+        client, our_client = tcp_pair(buffer_bytes=4096 if "client" in narrow else 0)
+        our_broker, broker = tcp_pair(buffer_bytes=4096 if "broker" in narrow else 0)
+        lane = Lane(client, broker, our_client, our_broker)
+        self._stack.push_async_callback(lane.close)
         return await open_tls(lane, self._contexts, kind)
 
-    async def open(self, kind: str, *, buffer_bytes: int = 0) -> tuple[TlsLane, CopiedRelay]:
-        tls = await self.lane(kind, buffer_bytes=buffer_bytes)
+    async def open(self, kind: str, narrow: str = "") -> tuple[TlsLane, CopiedRelay]:
+        tls = await self.lane(kind, narrow)
         return tls, self.engine.copy(tls)
 
     async def goes_on(self) -> None:
@@ -136,6 +139,23 @@ class Peer:
     def renegotiation(self) -> bytes:
         self._call("SSL_clear_options", ctypes.c_uint64(ssl.OP_NO_RENEGOTIATION))
         return self._begin("SSL_renegotiate")
+
+
+def take_nothing(_data: object) -> int:
+    """As a socket does of which the peer does not read."""
+    raise BlockingIOError
+
+
+def fail(*_: object) -> int:
+    raise ZeroDivisionError
+
+
+async def hold(source: Stream, direction: CopyDirection, data: bytes = bytes(10_000)) -> Callable[[bytes], int]:
+    """Have a direction hold data from a source; what its sink takes it with."""
+    send, direction.send = direction.send, take_nothing
+    await source.send_all(data)
+    await until(lambda: direction.held_bytes)
+    return send
 
 
 # ---- bytes
@@ -243,7 +263,7 @@ async def test_many_small_records_at_once(copies: Copies, kind: str) -> None:
 async def test_a_receiver_that_does_not_read_stops_the_sender_and_not_the_other_direction(
     copies: Copies, kind: str
 ) -> None:
-    tls, relay = await copies.open(kind, buffer_bytes=4096)
+    tls, relay = await copies.open(kind, "client and broker")
     _, to_client = directions(relay)
     data, sent = os.urandom(600_000), trio.Event()
 
@@ -263,6 +283,7 @@ async def test_a_receiver_that_does_not_read_stops_the_sender_and_not_the_other_
         await expect(tls.broker, b"the other way is free")
         await expect(tls.client, data)
     assert copies.engine.moved(relay)[TO_CLIENT] == len(data)
+    assert not copies.engine.real._copy_pump._holding
 
 
 @KINDS
@@ -295,28 +316,22 @@ async def test_directions_that_hold_much_are_few(copies: Copies, monkeypatch: py
     monkeypatch.setattr(copy_pump, "SMALL_PORTION_BYTES", small)
     monkeypatch.setattr(copy_pump, "PORTION_BYTES", large)
     stuck = []
-    async with AsyncExitStack() as stack:
-        for _ in range(count):
-            (client, our_client), (our_broker, broker) = tcp_pair(), tcp_pair(buffer_bytes=4096)
-            lane = Lane(client, broker, our_client, our_broker)
-            stack.push_async_callback(lane.close)
-            to_broker, _ = directions(copies.engine.copy(await copies.lane("plain", lane)))
-            await client.send_all(bytes(1500))
-            await expect(broker, bytes(1500))
-            assert to_broker.portion_bytes == large
-            stuck.append((lane, to_broker))
-        for lane, _ in stuck:
+    for _ in range(count):
+        tls, relay = await copies.open("plain", "broker")
+        await tls.client.send_all(bytes(1500))
+        await expect(tls.broker, bytes(1500))
+        assert directions(relay)[0].portion_bytes == large
+        stuck.append((tls.lane.client.socket, directions(relay)[0]))
+    for sock, _ in stuck:
+        with contextlib.suppress(BlockingIOError):
             while True:
-                try:
-                    lane.client.socket.send(bytes(100_000))
-                except BlockingIOError:
-                    break
-        await until(lambda: all(direction.held_bytes for _, direction in stuck))
-        held = [direction.held_bytes for _, direction in stuck]
-        assert sum(size > small for size in held) <= copy_pump.LARGE_HOLDERS_MAX + 1
-        assert max(held) <= large
-        await copies.goes_on()
-        copies.engine.real.abort_relays()
+                sock.send(bytes(100_000))
+    await until(lambda: all(direction.held_bytes for _, direction in stuck))
+    held = [direction.held_bytes for _, direction in stuck]
+    assert sum(size > small for size in held) <= copy_pump.LARGE_HOLDERS_MAX + 1
+    assert max(held) <= large
+    assert {direction.portion_bytes for _, direction in stuck} == {small}
+    await copies.goes_on()
 
 
 # ---- what TLS itself says
@@ -343,9 +358,9 @@ async def test_a_peer_asks_for_new_keys(copies: Copies, kind: str) -> None:
 
 async def test_a_peer_that_asks_for_new_keys_and_reads_nothing(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_pump, "RECORDS_HELD_BYTES_MAX", limit := 40_000)
-    tls, relay = await copies.open("client", buffer_bytes=4096)
+    tls, relay = await copies.open("client")
     peer, to_client = Peer(tls, "client"), directions(relay)[1]
-    await fill(tls.lane.broker)
+    await hold(tls.broker, to_client)
     assert 0 < (before := to_client.held_bytes) < limit
     answers = 0
     with trio.fail_after(60):
@@ -431,6 +446,31 @@ async def test_half_close_both_ways(copies: Copies, kind: str, first: str) -> No
 
 
 @pytest.mark.usefixtures("no_look")
+@KINDS
+async def test_bytes_and_the_end_in_one(copies: Copies, kind: str) -> None:
+    """Both raise a single edge; the end must not be left waiting for another."""
+    tls = await copies.lane(kind)
+    for stream, data in ((tls.client, b"x"), (tls.broker, b"y")):
+        await stream.send_all(data)
+        await stream.send_eof()
+    relay = copies.engine.copy(tls)
+    assert (await read_all(tls.broker), await read_all(tls.client)) == (b"x", b"y")
+    await copies.engine.over(relay)
+    assert not relay.broken
+
+
+@pytest.mark.usefixtures("quick_look")
+async def test_urgent_data_holds_nothing_up(copies: Copies) -> None:
+    """A read ends before it although more is there, of which no edge tells."""
+    tls = await copies.lane("plain")
+    sock = tls.lane.client.socket
+    for data, flags in ((b"abc", 0), (b"!", socket.MSG_OOB), (b"def", 0)):
+        sock.send(data, flags)
+    copies.engine.copy(tls)
+    await expect(tls.broker, b"abcdef")
+
+
+@pytest.mark.usefixtures("no_look")
 @TLS_SOURCES
 async def test_close_notify_alone_is_passed_on_and_the_answer_still_comes(copies: Copies, kind: str) -> None:
     tls, relay = await copies.open(kind)
@@ -459,6 +499,7 @@ async def test_an_end_that_came_with_the_handshake_is_passed_on(copies: Copies, 
     await peer.sink.send_eof()
     await copies.engine.over(relay)
     assert not relay.broken
+    assert copies.engine.cells(relay, OPERATIONS) == (0, 0), "TLS's own records are none"
 
 
 @KINDS
@@ -494,12 +535,12 @@ async def test_the_reader_goes_while_bytes_are_on_their_way_to_it(copies: Copies
 async def test_what_is_held_for_a_broken_sink_is_dropped_and_the_other_direction_is_delivered(
     copies: Copies, kind: str
 ) -> None:
-    tls, relay = await copies.open(kind, buffer_bytes=4096)
+    tls, relay = await copies.open(kind)
     to_broker, _ = directions(relay)
-    await fill(tls.lane.client) if kind in {"plain", "broker"} else await flood(tls.client)
-    assert to_broker.held_bytes
+    send = await hold(tls.client, to_broker)
     await tls.broker.send_all(b"it had said this")
     await expect(tls.client, b"it had said this")
+    to_broker.send = send
     reset(tls.lane.broker)
     assert await read_all(tls.client) == b""
     await tls.client.aclose()
@@ -507,13 +548,6 @@ async def test_what_is_held_for_a_broken_sink_is_dropped_and_the_other_direction
     assert relay.broken
     assert not to_broker.held_bytes
     await copies.goes_on()
-
-
-async def flood(stream: Stream) -> None:
-    """Send until no more is taken."""
-    with trio.move_on_after(0.1):
-        while True:
-            await stream.send_all(bytes(10_000))
 
 
 @pytest.mark.conforms("pip-1.16")
@@ -548,7 +582,7 @@ async def test_an_end_behind_bytes_that_are_not_taken_keeps_a_relay_no_longer_th
     copies: Copies, *, early: bool
 ) -> None:
     """Also close_notify, behind which the client's TCP goes on."""
-    tls = await copies.lane("client", buffer_bytes=4096)
+    tls = await copies.lane("client", "broker")
     peer, ours = Peer(tls, "client"), session_of(tls.our_client)
     await fill(tls.lane.our_broker)
     last = peer.record(b"last words") + peer.session.close()
@@ -570,8 +604,10 @@ async def test_a_damaged_record_ends_its_relay_behind_what_came_before(copies: C
     assert relay.broken
     with pytest.raises(trio.BrokenResourceError, match=r"bad record mac|decryption failed"):
         await peer.stream.receive_some()  # it is told by an alert
-    await peer.sink.aclose()
-    await copies.engine.over(relay)
+    with structlog.testing.capture_logs() as logs:
+        await peer.sink.send_all(b"to nobody")
+        await copies.engine.over(relay)
+    assert not logs, "no defect of the proxy"
     await copies.goes_on()
 
 
@@ -586,14 +622,19 @@ async def test_a_damaged_record_that_came_with_the_handshake(copies: Copies) -> 
 
 @TLS_SOURCES
 async def test_close_notify_follows_what_a_sink_takes_late(copies: Copies, kind: str) -> None:
-    tls, relay = await copies.open(kind, buffer_bytes=4096)
+    tls, relay = await copies.open(kind, "client and broker")
     peer = Peer(tls, kind)
     back = relay.to_client if peer.way == TO_BROKER else relay.to_broker
-    assert isinstance(peer.sink, TcpStream)
-    sent = await fill(peer.sink)
-    await peer.sink.send_eof()
-    assert back.held_bytes
-    assert len(await read_all(peer.stream)) == sent
+    data = os.urandom(300_000)
+
+    async def send() -> None:
+        await peer.sink.send_all(data)
+        await peer.sink.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await until(lambda: back.held_bytes)
+        assert await read_all(peer.stream) == data
     assert was_told_the_end(peer.stream)
 
 
@@ -621,16 +662,31 @@ async def test_close_notify_for_which_there_is_no_room_is_sent_later(copies: Cop
 @pytest.mark.parametrize("kind", ["client", "client 1.2"])
 async def test_nothing_is_sent_behind_a_record_that_is_cut_off(copies: Copies, kind: str) -> None:
     """It would be read as the record's rest."""
-    tls, relay = await copies.open(kind, buffer_bytes=4096)
+    tls, relay = await copies.open(kind)
     to_client, sent = directions(relay)[1], []
-    await fill(tls.lane.broker)
-    assert to_client.held_bytes
+    await hold(tls.broker, to_client)
     to_client.send = lambda data: sent.append(data) or 0  # type: ignore[func-returns-value]
     session_of(tls.our_client)._outgoing.write(b"an alert")
     copies.engine.real.abort_relay(relay)
     assert not sent
     assert not to_client.held_bytes
+    assert not copies.engine.real._copy_pump._holding
     assert len(copies.engine.real) == 0
+
+
+async def test_nothing_is_sent_behind_a_record_that_an_error_cuts_off(copies: Copies) -> None:
+    tls, relay = await copies.open("client")
+    to_client, offered = directions(relay)[1], []
+
+    def no_memory(data: object) -> int:
+        offered.append(data)
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    await hold(tls.broker, to_client)
+    to_client.send = no_memory
+    to_client.pump(to_client)
+    assert len(offered) == 1
+    assert to_client.done
 
 
 async def test_a_relay_that_is_aborted_tells_both_sides_its_end(copies: Copies) -> None:
@@ -640,47 +696,102 @@ async def test_a_relay_that_is_aborted_tells_both_sides_its_end(copies: Copies) 
         assert await read_all(stream) == b""
         assert was_told_the_end(stream)
     assert copies.engine.is_over(relay)
+    for direction in directions(relay):  # which may still be in the queue
+        direction.recv_into = direction.send = fail
+        copies.engine.real._copy_pump.pump(direction)
+        copies.engine.real._copy_pump.drain_only(direction)
+
+
+async def test_nothing_is_received_behind_the_end(copies: Copies) -> None:
+    tls, relay = await copies.open("client")
+    peer, to_broker = Peer(tls, "client"), directions(relay)[0]
+    send = await hold(peer.transport, to_broker, peer.record(b"last words") + peer.session.close())
+    assert to_broker.source_has_ended
+    to_broker.recv_into, to_broker.send = fail, send
+    to_broker.pump(to_broker)
+    assert await read_all(tls.broker) == b"last words"
+    await tls.broker.send_eof()
+    await copies.engine.over(relay)
+    assert not relay.broken
+
+
+async def test_the_last_bytes_meet_a_broken_sink(copies: Copies) -> None:
+    """The relay ends once."""
+    tls, relay = await copies.open("client")
+    peer, to_broker = Peer(tls, "client"), directions(relay)[0]
+    await tls.broker.send_eof()
+    assert await read_all(tls.client) == b""
+
+    def broken(_data: object) -> int:
+        raise BrokenPipeError
+
+    to_broker.send = broken
+    await peer.transport.send_all(peer.record(b"last words") + peer.session.close())
+    await copies.engine.over(relay)
+    assert relay.broken
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["sent", "held"])
+async def test_tls_says_nothing_behind_its_end(copies: Copies, *, held: bool) -> None:
+    tls, relay = await copies.open("client")
+    to_client, ours = directions(relay)[1], session_of(tls.our_client)
+    send = to_client.send
+    if held:
+        to_client.send = take_nothing
+    await tls.broker.send_eof()
+    await until(lambda: to_client.held_bytes if held else to_client.done)
+    ours._outgoing.write(b"an answer")
+    await tls.client.send_all(b"still here")
+    await expect(tls.broker, b"still here")
+    assert not ours.waiting_record_bytes
+    to_client.send = send
+    to_client.pump(to_client)
+    assert await read_all(tls.client) == b""
+    assert was_told_the_end(tls.client)
+    assert session_of(tls.client).error is None
+    await tls.client.send_eof()
+    await copies.engine.over(relay)
+    assert not relay.broken
 
 
 @pytest.mark.parametrize("kind", ["plain", "both"])
 async def test_a_relay_that_closes_gently_delivers_what_it_holds_and_takes_nothing_more(
     copies: Copies, kind: str
 ) -> None:
-    tls, relay = await copies.open(kind, buffer_bytes=4096)
+    tls, relay = await copies.open(kind)
     to_broker, _ = directions(relay)
-    await flood(tls.client)
+    send = await hold(tls.client, to_broker)
     relay.close(CloseReason.MAX_AGE)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_all, tls.broker)
-        await until(lambda: not to_broker.held_bytes)
-        taken = copies.engine.moved(relay)[TO_BROKER]
-        await tls.broker.send_all(b"the last answer")
-        await expect(tls.client, b"the last answer")
-        await copies.engine.over(relay)
-        assert copies.engine.moved(relay)[TO_BROKER] == taken
-    assert await read_all(tls.client) == b""
+    await tls.client.send_all(b"nothing of this")
+    to_broker.send = send
+    to_broker.pump(to_broker)
+    await expect(tls.broker, bytes(10_000))
+    await tls.broker.send_all(b"the last answer")
+    await expect(tls.client, b"the last answer")
+    await copies.engine.over(relay)
+    assert copies.engine.moved(relay) == (10_000, 15)
+    assert await read_all(tls.client) == await read_all(tls.broker) == b""
 
 
 # ---- what goes wrong, and hand-overs
 
 
-@pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
-async def test_an_unexpected_error_ends_its_relay_and_no_other(copies: Copies, *, closing: bool) -> None:
-    tls, relay = await copies.open("client", buffer_bytes=4096)
+@pytest.mark.parametrize("how", ["open", "closing", "bad descriptor"])
+async def test_an_unexpected_error_ends_its_relay_and_no_other(copies: Copies, how: str) -> None:
+    tls, relay = await copies.open("client")
     to_broker, _ = directions(relay)
 
-    def broken(*_: object) -> int:
-        raise ZeroDivisionError
+    def bad_descriptor(*_: object) -> int:
+        raise OSError(errno.EBADF, "Bad file descriptor")
 
     with structlog.testing.capture_logs() as logs:
-        if closing:
-            await flood(tls.client)
-            assert to_broker.held_bytes
+        if how == "closing":
+            await hold(tls.client, to_broker)
             relay.close(CloseReason.MAX_AGE)
-            to_broker.send = broken
+            to_broker.send = fail
             to_broker.pump(to_broker)
         else:
-            to_broker.recv_into = broken
+            to_broker.recv_into = fail if how == "open" else bad_descriptor
             await tls.client.send_all(b"x")
         await copies.engine.over(relay)
     assert relay.broken

@@ -110,10 +110,11 @@ def test_junk_is_an_error_behind_what_came_before(ends: Ends, junk: bytes, piece
     assert ours.unread == b""
 
 
-def test_a_record_that_declares_too_much_is_refused_by_its_header(ends: Ends) -> None:
+@pytest.mark.parametrize("junk", ["the most that can be declared", "HTTP"])
+def test_what_is_no_record_is_refused_by_its_header(ends: Ends, junk: str) -> None:
     """Not waited for: who sends it would have memory kept for it."""
     ours, _ = ends
-    assert decrypt(ours, JUNK["the most that can be declared"]) == b""
+    assert decrypt(ours, JUNK[junk]) == b""
     assert ours.error is not None
 
 
