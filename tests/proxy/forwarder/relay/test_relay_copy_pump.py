@@ -235,12 +235,21 @@ async def test_large_streams_of_many_relays_arrive_whole_and_do_not_mix(copies: 
 
 @TLS_SOURCES
 async def test_a_record_in_many_segments(copies: Copies, kind: str) -> None:
-    tls, _ = await copies.open(kind)
-    peer = Peer(tls, kind)
+    tls, relay = await copies.open(kind)
+    peer, sent = Peer(tls, kind), []
+    direction = directions(relay)[peer.way]
+    send = direction.send
+
+    def watched(data: memoryview | bytes) -> int:
+        sent.append(len(data))
+        return send(data)
+
+    direction.send = watched
     for byte in peer.record(b"in pieces"):
         await peer.transport.send_all(bytes([byte]))
         await trio.testing.wait_all_tasks_blocked()
     await expect(peer.sink, b"in pieces")
+    assert sent == [9], "nothing is sent where nothing is there"
 
 
 @TLS_SOURCES
@@ -731,6 +740,26 @@ async def test_the_last_bytes_meet_a_broken_sink(copies: Copies) -> None:
     assert relay.broken
 
 
+async def test_tls_says_nothing_to_a_broken_sink(copies: Copies) -> None:
+    tls, relay = await copies.open("client")
+    to_client, offered = directions(relay)[1], []
+
+    def broken(data: object) -> int:
+        offered.append(data)
+        raise ConnectionResetError
+
+    to_client.send = broken
+    session_of(tls.our_client)._outgoing.write(b"an answer")
+    await tls.client.send_all(b"one")
+    await expect(tls.broker, b"one")
+    assert to_client.done
+    before = len(offered)
+    session_of(tls.our_client)._outgoing.write(b"an answer")
+    await tls.client.send_all(b"two")
+    await expect(tls.broker, b"two")
+    assert len(offered) == before
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["sent", "held"])
 async def test_tls_says_nothing_behind_its_end(copies: Copies, *, held: bool) -> None:
     tls, relay = await copies.open("client")
@@ -741,9 +770,11 @@ async def test_tls_says_nothing_behind_its_end(copies: Copies, *, held: bool) ->
     await tls.broker.send_eof()
     await until(lambda: to_client.held_bytes if held else to_client.done)
     ours._outgoing.write(b"an answer")
+    unsent = to_client.unsent
     await tls.client.send_all(b"still here")
     await expect(tls.broker, b"still here")
     assert not ours.waiting_record_bytes
+    assert to_client.unsent == unsent
     to_client.send = send
     to_client.pump(to_client)
     assert await read_all(tls.client) == b""
