@@ -135,6 +135,14 @@ class CopyPump(Pump):
         super().__init__(table, host)
         self._holding: set[CopyDirection] = set()
 
+    def pass_early_ends_on(self, relay: Relay) -> None:
+        """Pass on what came to its end before the relay's start, with the handshake: no edge tells of it."""
+        for direction in (relay.to_broker, relay.to_client):
+            assert isinstance(direction, CopyDirection)
+            if direction.source_has_ended:
+                self.start_idle_timeout(relay)
+                self.wake_direction(direction)
+
     # ---- pumping
 
     def pump(self, direction: Direction) -> None:
@@ -164,8 +172,8 @@ class CopyPump(Pump):
             self.on_internal_error(direction, error)
 
     def _move_portion(self, direction: CopyDirection) -> None:
-        session, wanted = direction.decrypts, direction.portion_bytes
-        kept = 0
+        session, kept = direction.decrypts, 0
+        wanted = SMALL_PORTION_BYTES if len(self._holding) > LARGE_HOLDERS_MAX else direction.portion_bytes
         try:
             if session is None:
                 came = direction.recv_into(_plaintext, wanted)
@@ -184,10 +192,11 @@ class CopyPump(Pump):
             direction.source_has_ended = True
             return
         size = came if session is None else self._decrypt(direction, session, kept + came)
-        if direction.done or (size and not self._deliver(direction, size)) or direction.source_has_ended:
+        if direction.done or (size and not self._deliver(direction, size)):
             return
         if came == wanted:
-            direction.portion_bytes = PORTION_BYTES if self._may_hold_much() else SMALL_PORTION_BYTES
+            # Records of next to nothing cost as much as full ones: many of them would keep the other relays waiting.
+            direction.portion_bytes = PORTION_BYTES if 2 * size > came else SMALL_PORTION_BYTES
             self.enqueue(direction)
         elif direction.eof_seen:
             self.enqueue(direction)
@@ -201,7 +210,7 @@ class CopyPump(Pump):
         size = session.decrypt(_ciphertext[:size], _plaintext)
         if session.has_ended:
             direction.source_has_ended = True
-            direction.relay.broken |= session.error is not None
+            self.start_idle_timeout(direction.relay)  # TCP's own end may not have come
         if session.waiting_record_bytes:
             self._send_records(direction.opposite, session)
         return size
@@ -227,32 +236,27 @@ class CopyPump(Pump):
         if sent == len(data):
             self._count(direction, counted_bytes)
             return True
+        counted = counted_bytes * sent // len(data)  # of a part of a record nobody knows better
+        self._count(direction, counted)
         direction.unsent = bytes(data[sent:])
         direction.held_bytes = len(direction.unsent)
-        direction.unsent_counted_bytes = counted_bytes
+        direction.unsent_counted_bytes = counted_bytes - counted
         direction.portion_bytes = SMALL_PORTION_BYTES
         self._holding.add(direction)
         return False
 
     def _send_held(self, direction: CopyDirection) -> bool:
         """Send what is held; return False if some of it is left, or the sink is broken."""
-        data, counted_bytes = direction.unsent, direction.unsent_counted_bytes
-        portion_bytes = direction.portion_bytes
+        if not self._send(direction, direction.unsent, direction.unsent_counted_bytes):
+            return False
         direction.unsent, direction.held_bytes = b"", 0
         self._holding.discard(direction)
-        if not self._send(direction, data, counted_bytes):
-            return False
-        direction.portion_bytes = portion_bytes
-        direction.unsent_counted_bytes = 0
         return True
 
     def _count(self, direction: CopyDirection, counted_bytes: int) -> None:
         if counted_bytes:
             self._cells[direction.row + BYTES] += counted_bytes
             self._cells[direction.row + OPERATIONS] += 1
-
-    def _may_hold_much(self) -> bool:
-        return len(self._holding) <= LARGE_HOLDERS_MAX
 
     def _send_records(self, direction: Direction, session: TlsSession) -> None:
         """Send what TLS itself has to say to a direction's sink, behind what that did not take."""
@@ -281,6 +285,7 @@ class CopyPump(Pump):
 
     def _pass_end_on(self, direction: CopyDirection) -> None:
         """End a direction of which all was sent."""
+        direction.relay.broken |= direction.decrypts is not None and direction.decrypts.error is not None
         if direction.encrypts is not None and not direction.has_sent_end:
             direction.has_sent_end = True
             if (records := direction.encrypts.close()) and not self._send(direction, records, 0):

@@ -114,6 +114,8 @@ class RelayEngine:
         except OSError:
             self._leave(relay)
             raise
+        if not relay.is_spliced:
+            self._copy_pump.pass_early_ends_on(relay)
 
     def _pump_of(self, relay: Relay) -> Pump:
         return self.pump if relay.is_spliced else self._copy_pump

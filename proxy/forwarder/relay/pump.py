@@ -108,7 +108,8 @@ class Pump(ABC):
         self.discard_in_flight(direction)
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
         self.end_direction(direction)
-        direction.opposite.pump(direction.opposite)
+        # Not here: the caller may be in the midst of the opposite direction's portion.
+        self.wake_direction(direction.opposite)
 
     def end_direction(self, direction: Direction) -> None:
         """Shut down the sink's writing side; finish the relay if the opposite direction has ended, too."""

@@ -16,6 +16,9 @@ RECORD_BYTES = 16_384
 RECORD_BYTES_MAX = 5 + RECORD_BYTES + 2_048
 """Of one record: its header, and the most that TLS 1.2 may add to the plaintext."""
 
+RECORDS_WITHOUT_DATA_MAX = 32
+"""Of those that are decrypted at once. New keys cost much more than a record's bytes, and no peer needs them often."""
+
 _HEADER_BYTES = 5
 _RECORD_TYPES = range(20, 25)
 
@@ -106,9 +109,9 @@ class TlsSession:
         """Decrypt whole records into ``plaintext``; return how many bytes that are.
 
         ``ciphertext``: what ``unread`` held, and behind it what has come since. ``plaintext`` has room for as much.
-        Afterwards ``has_waiting_records`` may tell that TLS itself has something to send.
+        Afterwards ``waiting_record_bytes`` may tell that TLS itself has something to send.
         """
-        size, at, got = len(ciphertext), 0, 0
+        size, at, got, without_data = len(ciphertext), 0, 0, 0
         read, feed = self._read, self._feed
         while size - at >= _HEADER_BYTES:
             following = at + _HEADER_BYTES + (ciphertext[at + 3] << 8 | ciphertext[at + 4])
@@ -119,7 +122,11 @@ class TlsSession:
             try:
                 part = read(RECORD_BYTES, plaintext[got:])
             except ssl.SSLWantReadError:  # a record without data, as of a KeyUpdate
-                continue
+                without_data += 1
+                if without_data <= RECORDS_WITHOUT_DATA_MAX:
+                    continue
+                self.error = ssl.SSLError("too many records without data")
+                part = 0
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 part = 0
             except ssl.SSLError as error:  # a damaged record, or an alert; what came before it is good

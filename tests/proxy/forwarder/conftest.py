@@ -1,19 +1,23 @@
 """Sessions and relays to play with."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
 from adoption_fakes import fuse  # noqa: F401 -- a fixture
+from e2e.lab.certificates import Authority
 from forwarder_fakes import Play
 from framed_fakes import FakeCredentials, FakeReauthenticator, Now
 from lifetime_fakes import life  # noqa: F401 -- a fixture
-from relay_fakes import Lane, Place, open_lane, open_place
+from relay_fakes import Engine, Lane, Place, open_lane, open_place
 
-from proxy.config.types import Relay
+from proxy.config.types import BrokerTls, ListenerTls, Relay
+from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.tls import broker_context, listener_context
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +77,31 @@ def credentials(place: Place) -> FakeCredentials:
     credentials = FakeCredentials()
     place.broker_credentials = credentials.begin
     return credentials
+
+
+@pytest.fixture
+async def engine(nursery: trio.Nursery) -> Engine:
+    engine = Engine()
+    nursery.start_soon(engine.real.run)
+    return engine
+
+
+@pytest.fixture
+def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no edge tells is looked for often."""
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges are all that there is."""
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context and a client's."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
+    pair = authority.server("server")
+    config = ListenerTls(certificate=pair.certificate, key=pair.key)
+    return listener_context("listener[0].tls", config).value, broker_context(BrokerTls(trust=authority.file)).value

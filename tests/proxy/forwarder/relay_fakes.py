@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -32,14 +33,17 @@ from proxy.forwarder.lifetime.terms import (
     reauthentication_unavailable,
 )
 from proxy.forwarder.relay import sockets as relay_sockets
+from proxy.forwarder.relay.copy_pump import CopiedRelay
+from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
-from proxy.forwarder.relay.pipes import Pipe
-from proxy.forwarder.relay.relay import RelayStart
+from proxy.forwarder.relay.pipes import Pipe, PipePool
+from proxy.forwarder.relay.relay import Relay, RelayStart, SplicedRelay
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.credentials import NoCredentials
+from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
-from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
+from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
 
@@ -199,6 +203,118 @@ def value(registry: CollectorRegistry, name: str, direction: str) -> float:
     found = registry.get_sample_value(name, {"direction": direction})
     assert found is not None
     return found
+
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@dataclass
+class TlsLane:
+    """A lane of which one side or both speak TLS: what the far ends and we say, and the TCP below."""
+
+    lane: Lane
+    client: TcpStream | TlsStream
+    broker: TcpStream | TlsStream
+    our_client: TcpStream | TlsStream
+    our_broker: TcpStream | TlsStream
+
+    async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
+        about = about_relay()
+        await it.relays.start_relay(
+            RelayStart(
+                self.our_client,
+                self.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=it.config,
+            )
+        )
+        return about
+
+
+async def open_tls(lane: Lane, contexts: Contexts, sides: str) -> TlsLane:
+    """Lead the handshakes of these sides: client, broker, both or plain; with TLS 1.2 as "both 1.2"."""
+    sides, _, version = sides.partition(" ")
+    server, client = contexts
+    client.maximum_version = ssl.TLSVersion.TLSv1_2 if version else ssl.TLSVersion.MAXIMUM_SUPPORTED
+    ends: dict[str, TcpStream | TlsStream] = {
+        name: getattr(lane, name) for name in ("client", "our_client", "our_broker", "broker")
+    }
+    async with trio.open_nursery() as nursery:
+        for side, dialling, accepting in (("client", "client", "our_client"), ("broker", "our_broker", "broker")):
+            if sides in {side, "both"}:
+                one = TlsStream(getattr(lane, accepting), server, server_side=True)
+                other = TlsStream(getattr(lane, dialling), client, server_side=False, host="localhost")
+                ends[accepting], ends[dialling] = one, other
+                nursery.start_soon(one.handshake)
+                nursery.start_soon(other.handshake)
+    return TlsLane(lane, **ends)
+
+
+class Engine:
+    """An engine under test, which counts relays and knows their ends."""
+
+    def __init__(self) -> None:
+        self.table = RelayTable()
+        self.pool = PipePool(lambda _made: None, lambda _closed: None, forwarders=1)
+        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True, lambda record: record.principal)
+        self._ends: dict[int, trio.Event] = {}
+
+    def _over(self, relay: Relay) -> None:
+        assert not self.is_over(relay), "a relay ends once"
+        self._ends[relay.record.id].set()
+
+    def open(
+        self,
+        lane: Lane,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        half_close_s: float = 60,
+        principal: str = "alice",
+    ) -> Relay:
+        sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
+        record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
+        relay = SplicedRelay(record, *sockets, half_close_s)
+        self._ends[relay.record.id] = trio.Event()
+        for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
+            if first:
+                assert self.real.reserve_pipe(direction) >= len(first)
+                self.real.preload_pipe(direction, first)
+        self.real.start_relay(relay)
+        return relay
+
+    def copy(
+        self, tls: TlsLane, *, to_broker: bytes = b"", to_client: bytes = b"", half_close_s: float = 60
+    ) -> CopiedRelay:
+        """Start a relay through this process's memory."""
+        record = about_relay(id=self.table.allocate_relay_id())
+        relay = CopiedRelay(
+            record,
+            tls.our_client,
+            tls.our_broker,
+            half_close_s,
+            first_to_broker=to_broker,
+            first_to_client=to_client,
+        )
+        self._ends[record.id] = trio.Event()
+        self.real.start_relay(relay)
+        return relay
+
+    def is_over(self, relay: Relay) -> bool:
+        return self._ends[relay.record.id].is_set()
+
+    async def over(self, relay: Relay) -> None:
+        with trio.fail_after(60):
+            await self._ends[relay.record.id].wait()
+
+    def moved(self, relay: Relay) -> tuple[int, int]:
+        return self.real.bytes_moved(relay)
+
+    def cells(self, relay: Relay, cell: int) -> tuple[int, int]:
+        rows = [row(relay.record.id, way) for way in (TO_BROKER, TO_CLIENT)]
+        return self.table.cells[rows[0] + cell], self.table.cells[rows[1] + cell]
 
 
 class Killed(BaseException):

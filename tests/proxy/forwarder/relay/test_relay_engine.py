@@ -15,83 +15,15 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from relay_fakes import Lane, about_relay, descriptors, fill, open_lane, read, read_all, reset, until
+from relay_fakes import Engine, Lane, about_relay, descriptors, fill, open_lane, read, read_all, reset, until
 
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import pipes, splice_pump
 from proxy.forwarder.relay import relay as relay_module
-from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Relay, SplicedRelay
+from proxy.forwarder.relay.relay import SplicedRelay
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.shared.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
-
-
-class Engine:
-    """An engine under test, which counts relays and knows their ends."""
-
-    def __init__(self) -> None:
-        self.table = RelayTable()
-        self.pool = PipePool(lambda _made: None, lambda _closed: None, forwarders=1)
-        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True, lambda record: record.principal)
-        self._ends: dict[int, trio.Event] = {}
-
-    def _over(self, relay: Relay) -> None:
-        self._ends[relay.record.id].set()
-
-    def open(
-        self,
-        lane: Lane,
-        *,
-        to_broker: bytes = b"",
-        to_client: bytes = b"",
-        half_close_s: float = 60,
-        principal: str = "alice",
-    ) -> Relay:
-        sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-        record = about_relay(id=self.table.allocate_relay_id(), principal=principal)
-        relay = SplicedRelay(record, *sockets, half_close_s)
-        self._ends[relay.record.id] = trio.Event()
-        for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
-            if first:
-                assert self.real.reserve_pipe(direction) >= len(first)
-                self.real.preload_pipe(direction, first)
-        self.real.start_relay(relay)
-        return relay
-
-    def is_over(self, relay: Relay) -> bool:
-        return self._ends[relay.record.id].is_set()
-
-    async def over(self, relay: Relay) -> None:
-        with trio.fail_after(60):
-            await self._ends[relay.record.id].wait()
-
-    def moved(self, relay: Relay) -> tuple[int, int]:
-        return self.real.bytes_moved(relay)
-
-    def cells(self, relay: Relay, cell: int) -> tuple[int, int]:
-        rows = [row(relay.record.id, way) for way in (TO_BROKER, TO_CLIENT)]
-        return self.table.cells[rows[0] + cell], self.table.cells[rows[1] + cell]
-
-
-@pytest.fixture
-async def engine(nursery: trio.Nursery) -> Engine:
-    engine = Engine()
-    nursery.start_soon(engine.real.run)
-    return engine
-
-
-@pytest.fixture
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no edge tells is looked for often."""
-    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
-
-
-@pytest.fixture
-def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edges are all that there is."""
-    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
-
+from proxy.runtime.shared.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT
 
 # ---- bytes
 

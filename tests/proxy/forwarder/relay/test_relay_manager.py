@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-from e2e.lab.certificates import Authority
 from prometheus_client import CollectorRegistry
 from relay_fakes import (
+    Contexts,
     Forwarder,
     Lane,
     Place,
@@ -26,6 +24,7 @@ from relay_fakes import (
     fill,
     new_relays,
     open_lane,
+    open_tls,
     read,
     read_all,
     reset,
@@ -34,7 +33,6 @@ from relay_fakes import (
 )
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager
@@ -44,7 +42,6 @@ from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, SMALL_PIPE_BYTES, Pipe,
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import splice_works
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
@@ -716,61 +713,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     assert value(registry, "pulsar_proxy_binary_ops_total", "to_broker") == 2
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's context and a client's."""
-    authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
-    pair = authority.server("server")
-    config = ListenerTls(certificate=pair.certificate, key=pair.key)
-    return listener_context("listener[0].tls", config).value, broker_context(BrokerTls(trust=authority.file)).value
-
-
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
-
-
-@dataclass
-class TlsLane:
-    """A lane of which one side or both speak TLS: what the far ends and we say, and the TCP below."""
-
-    lane: Lane
-    client: trio.abc.HalfCloseableStream
-    broker: trio.abc.HalfCloseableStream
-    our_client: trio.abc.HalfCloseableStream
-    our_broker: trio.abc.HalfCloseableStream
-
-    async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
-        about = about_relay()
-        await it.relays.start_relay(
-            RelayStart(
-                self.our_client,
-                self.our_broker,
-                about,
-                first_to_broker=to_broker,
-                first_to_client=to_client,
-                config=it.config,
-            )
-        )
-        return about
-
-
 SIDES = pytest.mark.parametrize("sides", ["client", "broker", "both"])
-
-
-async def open_tls(lane: Lane, contexts: Contexts, sides: str) -> TlsLane:
-    """Lead the handshakes of these sides."""
-    ends: dict[str, trio.abc.HalfCloseableStream] = {
-        name: getattr(lane, name) for name in ("client", "our_client", "our_broker", "broker")
-    }
-    async with trio.open_nursery() as nursery:
-        for side, dialling, accepting in (("client", "client", "our_client"), ("broker", "our_broker", "broker")):
-            if sides in {side, "both"}:
-                server, client = contexts
-                one = TlsStream(getattr(lane, accepting), server, server_side=True)
-                other = TlsStream(getattr(lane, dialling), client, server_side=False, host="localhost")
-                ends[accepting], ends[dialling] = one, other
-                nursery.start_soon(one.handshake)
-                nursery.start_soon(other.handshake)
-    return TlsLane(lane, **ends)
 
 
 @pytest.mark.conforms("pip-1.23", "pip-1.25", "pip-1.26")

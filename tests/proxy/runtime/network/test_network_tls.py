@@ -338,7 +338,7 @@ async def somebody_is_sending(stream: TlsStream, task_status: trio.TaskStatus[No
         await trio.sleep_forever()
 
 
-RECORD = b"\x17\x03\x03" + (1000).to_bytes(2, "big") + bytes(1000)
+RECORD = b"\x17\x03\x03" + (4000).to_bytes(2, "big") + bytes(4000)
 
 
 def ask_for_new_keys(session: TlsSession) -> None:
