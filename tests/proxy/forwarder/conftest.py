@@ -8,7 +8,7 @@ from adoption_fakes import fuse  # noqa: F401 -- a fixture
 from forwarder_fakes import Play
 from framed_fakes import FakeCredentials, FakeReauthenticator, Now
 from lifetime_fakes import life  # noqa: F401 -- a fixture
-from relay_fakes import Lane, Place, open_lane, open_place
+from relay_fakes import CopiedRelays, Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
 from proxy.forwarder.relay import manager
@@ -38,6 +38,13 @@ def play(nursery: trio.Nursery) -> Callable[..., Play]:
 async def place() -> AsyncIterator[Place]:
     async with open_place() as place:
         yield place
+
+
+@pytest.fixture
+async def copied(nursery: trio.Nursery) -> AsyncIterator[CopiedRelays]:
+    copied = CopiedRelays(nursery)
+    yield copied
+    copied.close()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import OriginalData, Principal
 from proxy.forwarder.client.connection import Phase
 from proxy.forwarder.relay.relay import RelayStartFailed
-from proxy.forwarder.relay.user_space import LINGER_S
+from proxy.forwarder.relay.sockets import LINGER_S
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLinkFailed

@@ -1,10 +1,8 @@
-"""proxy.forwarder.relay.framed_copy_loop: sessions that expire within a relay through user space, over streams in
-memory."""
+"""proxy.forwarder.relay.framed_copy_pump: sessions that expire within a relay that is not spliced."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,29 +25,28 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, new_relays, read, read_all
+from relay_fakes import CopiedRelays, read, read_all
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 PING = commands.ping()
 
 
 @dataclass
 class Stage:
-    """A relay through user space, and its far ends."""
+    """A relay that is not spliced, and its far ends."""
 
     relays: RelayManager
     now: Now
     reauthenticator: FakeReauthenticator
-    client: trio.testing.MemoryReceiveStream | Any
-    broker: Any
+    client: TcpStream
+    broker: TcpStream
 
     def ask(self) -> None:
         self.relays.reauthentication.send_due_challenges()
@@ -61,25 +58,15 @@ class Stage:
 
 
 @pytest.fixture
-async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+def begin(copied: CopiedRelays, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
     now, reauthenticator = Now(), FakeReauthenticator()
-    relays = new_relays(nursery, now=now)
+    relays = copied.new(now=now)
     relays.reauthentication.fraction = lambda: 0.0
 
     async def begun(first: bytes = b"", **fields: Any) -> Stage:
-        client, our_client = trio.testing.memory_stream_pair()
-        our_broker, broker = trio.testing.memory_stream_pair()
-        await relays.start_relay(
-            RelayStart(
-                our_client,
-                our_broker,
-                about_relay(),
-                first_to_broker=first,
-                config=RelayConfig(),
-                session=session(now, reauthenticator, **fields),
-            )
-        )
+        terms = session(now, reauthenticator, **fields)
+        client, broker = await copied.begin(relays, first_to_broker=first, session=terms)
         await trio.testing.wait_all_tasks_blocked()
         return Stage(relays, now, reauthenticator, client, broker)
 
