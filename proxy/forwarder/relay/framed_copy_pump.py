@@ -23,9 +23,6 @@ from proxy.forwarder.relay.pump import PumpHost
 from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, RelayTable
 
-STEPS_MAX = 4
-"""Most scans of one turn, each of which is bounded in frames that take longer (proto.relay_frames)."""
-
 _PASS = Action.PASS
 
 
@@ -90,12 +87,9 @@ class FramedCopyPump(CopyPump):
 
     def _let_pass(self, direction: CopyDirection) -> bool:
         """Send what may pass of what is here; return True if the next portion may be received. Raises FrameInvalid."""
-        for _ in range(STEPS_MAX):
-            goes_on = self._take_step(direction, direction.cutter, direction.stream)
-            if goes_on is not None:
-                return goes_on
-        self.enqueue(direction)
-        return False
+        while (goes_on := self._take_step(direction, direction.cutter, direction.stream)) is None:
+            pass
+        return goes_on
 
     def _take_step(self, direction: CopyDirection, cutter: FrameCutter, stream: FramedStream) -> bool | None:
         """Do what is due, or send what may pass; return None if that was all, else what ``_let_pass`` is to return."""
@@ -112,21 +106,26 @@ class FramedCopyPump(CopyPump):
             way = TO_BROKER if stream.to_broker else TO_CLIENT
             self._table.add_messages(direction.relay.record.id, way, messages)
         if passing:
-            return self._send_plaintext(direction, passing)
+            return self._pass_on(direction, passing)
         if cutter.stopped_at in {NO_STOP, INCOMPLETE}:
             return True
         return self._on_stop_type(direction, cutter, stream, now_s)
 
-    def _send_plaintext(self, direction: CopyDirection, data: bytes) -> bool | None:
-        """Send; return None if all of it was sent, as ``_take_step`` does."""
-        return None if super()._deliver(direction, memoryview(data)) else False
+    def _pass_on(self, direction: CopyDirection, data: bytes) -> bool | None:
+        """Send; return None if all was sent and the turn goes on, as ``_take_step`` does."""
+        if not super()._deliver(direction, memoryview(data)):
+            return False
+        if direction.cutter.scanner.slow_frames_left > 0:
+            return None
+        self.enqueue(direction)
+        return False
 
     def _process_boundary(self, direction: CopyDirection, stream: FramedStream, action: Action) -> bool | None:
         if action is Action.INJECT:
             assert stream.own is not None
             (kind, frame), stream.own = stream.own, None
             control_of(_session_of(direction)).record_own_frame(kind, self._now())
-            return self._send_plaintext(direction, frame)
+            return self._pass_on(direction, frame)
         if action is Action.DROP:
             stream.own = None
             return None

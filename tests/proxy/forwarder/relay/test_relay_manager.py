@@ -15,6 +15,7 @@ import structlog.testing
 import trio
 import trio.testing
 from e2e.lab.certificates import Authority
+from framed_fakes import CHALLENGE, FakeReauthenticator, Now, answer, message_frame, send_frame, session
 from prometheus_client import CollectorRegistry
 from relay_fakes import (
     Forwarder,
@@ -23,6 +24,7 @@ from relay_fakes import (
     about_relay,
     busy_channel,
     descriptors,
+    expect,
     fill,
     new_relays,
     open_lane,
@@ -36,6 +38,7 @@ from relay_fakes import (
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager
 from proxy.forwarder.relay import relay as relay_module
@@ -738,7 +741,14 @@ class TlsLane:
     our_client: trio.abc.HalfCloseableStream
     our_broker: trio.abc.HalfCloseableStream
 
-    async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
+    async def begin(
+        self,
+        it: Forwarder,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        session: SessionTerms | None = None,
+    ) -> StoredRelay:
         about = about_relay()
         await it.relays.start_relay(
             RelayStart(
@@ -748,6 +758,7 @@ class TlsLane:
                 first_to_broker=to_broker,
                 first_to_client=to_client,
                 config=it.config,
+                session=session,
             )
         )
         return about
@@ -798,6 +809,37 @@ async def test_tls_on_any_side_goes_through_user_space(
     await until(lambda: it.ended == [about])
     assert it.relays.in_flight.count == 0
     assert (it.moved("to_broker"), it.moved("to_client")) == (20, 25)
+
+
+@SIDES
+async def test_frames_are_followed_through_tls(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, certificates: Contexts, sides: str, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    """From the first byte on, wherever it is when the relay begins."""
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    frame, back = send_frame(b"there"), message_frame(b"back")
+    await tls.client.send_all(frame[20:] + frame)
+    await tls.broker.send_all(back[20:] + back)
+    await tls.begin(
+        it,
+        to_broker=frame[:20],
+        to_client=back[:20],
+        session=session(now, reauthenticator, counts_messages=True),
+    )
+    await expect(tls.broker, frame * 2)
+    await expect(tls.client, back * 2)
+    now.s += 90
+    it.relays.reauthentication.send_due_challenges()
+    await expect(tls.client, CHALLENGE)
+    await tls.client.send_all(frame + answer() + frame)
+    await expect(tls.broker, frame * 2)
+    await until(lambda: reauthenticator.given)
+    assert (it.messages("alice", "to_broker"), it.messages("alice", "to_client")) == (4, 2)
+    await tls.client.send_eof()
+    await tls.broker.send_eof()
+    assert await read_all(tls.client) == await read_all(tls.broker) == b""
+    await until(lambda: it.ended)
 
 
 @SIDES
