@@ -1,5 +1,5 @@
-"""Auth workers are killed while clients are in the middle of a SCRAM exchange: no client hangs, none gets in without a
-proof, and none ever becomes another.
+"""Auth workers are killed while clients are in the middle of a SCRAM exchange, workers of all kinds while clients with
+tokens are connected to a broker: no client hangs, none gets in without a proof, and none ever becomes another.
 
 The broker is ours: it answers a question for partitions with the number in the name of the principal that it was told.
 """
@@ -14,7 +14,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from operator import gt
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,15 +24,17 @@ import pytest
 from local.tokens import make_token
 
 from auth.providers.scram import ITERATIONS_MIN, credential_line
+from proto.connect_rules import AUTHENTICATION_UNAVAILABLE
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
 from .lab.cluster import ProxyCluster
 from .lab.fakes import FakeBroker, connected
-from .lab.schema import Command
+from .lab.processes import Use, children
+from .lab.schema import NO_REQUEST_ID, Command
 from .lab.scram import MECHANISMS, ScramDialogue
-from .lab.waiting import BUSY_S, eventually
+from .lab.waiting import BUSY_S, NotInTimeError, eventually
 from .lab.wire import Ended, WireClient, frame
 
 TOPIC = "persistent://public/default/exchanges"
@@ -38,16 +42,21 @@ USERS = 10
 EXCHANGES = 200
 KILLS_MIN = 2
 ROUNDS_MAX = 20
-HANDSHAKE_TIMEOUT_MS = 15_000
+HANDSHAKE_TIMEOUT_MS = 30_000
 DEADLINE_S = HANDSHAKE_TIMEOUT_MS / 1000 + BUSY_S
 KILL_INTERVAL_S = 0.6
 WHOEVER_IS_THERE_EACH = 4
 PAUSE_S_MAX = 0.7
 AT_ODDS = 999_999
+CONNECTIONS_MAX = 2 * EXCHANGES
+"""Of two forwarders, of which each may come to have all of the clients."""
+
+KEY = b"k" * 32
+PROXY_TOKEN = make_token(KEY, "proxy")
 
 
 def tells_the_principal(connection: socket.socket) -> None:
-    """A behaviour: `user-7` is told of 7 partitions."""
+    """A behaviour: `user-7` is told of 7 partitions, if the proxy has shown its token."""
     decoder, principal = FrameDecoder(max_frame_bytes=1 << 20), ""
     while data := connection.recv(1 << 16):
         decoder.receive_data(data)
@@ -55,6 +64,10 @@ def tells_the_principal(connection: socket.socket) -> None:
             command = Command.FromString(received.command)
             if command.type == BaseCommand.CONNECT:
                 principal = command.connect.original_principal
+                if command.connect.auth_data != PROXY_TOKEN.encode():
+                    error = {"request_id": NO_REQUEST_ID, "error": ServerError.NotAllowedError, "message": "no proxy"}
+                    connection.sendall(frame(BaseCommand.ERROR, error=error))
+                    return
                 connection.sendall(connected())
             elif command.type == BaseCommand.PING:
                 connection.sendall(frame(BaseCommand.PONG, pong={}))
@@ -93,16 +106,23 @@ def broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture(scope="module")
 def proxy(user_file: Path, broker: FakeBroker) -> Iterator[ProxyCluster]:
-    """A cluster with two auth workers."""
+    """A cluster with two workers of each kind."""
     token = user_file.with_name("proxy.token")
-    token.write_text(make_token(b"k" * 32, "proxy"))
+    token.write_text(PROXY_TOKEN)
+    key = user_file.with_name("secret.key")
+    key.write_bytes(KEY)
     url, credentials = f"pulsar://127.0.0.1:{broker.port}", {"method": "token", "file": str(token)}
     tables = {
-        "cluster": {"auth_workers": 2},
+        "cluster": {"auth_workers": 2, "lookup_workers": 2},
         "brokers": {"service_url": url, "credentials": credentials},
         "authentication": {"enabled": True},
         "authentication.scram": {"file": str(user_file)},
-        "limits": {"handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS},
+        "authentication.token": {"secret_key": str(key)},
+        "limits": {
+            "handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS,
+            "max_connections": CONNECTIONS_MAX,
+            "max_unauthenticated_connections": 2 * CONNECTIONS_MAX,
+        },
     }
     with running(ProxyCluster(tables)) as cluster:
         yield cluster
@@ -171,9 +191,9 @@ def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> N
         dialogue.respond(b"" if last_word else final)
         answers = client.wait_for_end(DEADLINE_S)
         assert [answer.type for answer in answers] == [BaseCommand.ERROR]
-        assert answers[0].error.error in {ServerError.AuthenticationError, ServerError.ServiceNotReady}
+        assert answers[0].error.error == ServerError.ServiceNotReady
     eventually(lambda: is_let_in(proxy, 3), what="the next one is let in")
-    assert not set(auth_pids(proxy)) & set(both)
+    eventually(lambda: not set(auth_pids(proxy)) & set(both), what="others are in their place")
 
 
 # ---- many exchanges
@@ -260,6 +280,147 @@ def test_two_hundred_exchanges_while_workers_are_killed(proxy: ProxyCluster) -> 
     assert longest_s < DEADLINE_S
     assert killer.kills >= KILLS_MIN
     assert seen["right password: let in"]
+    assert not seen["right password: AuthenticationError"]
     eventually(lambda: len(auth_pids(proxy)) == 2, what="both auth workers run again")
     for number in range(1, USERS + 1):
         eventually(lambda number=number: is_let_in(proxy, number), what=f"user-{number} is let in")  # type: ignore[misc]
+
+
+# ---- connections to brokers
+
+CLIENTS = 32
+AMONG_FORWARDERS = ["auth", "lookup", "forwarder"] * 3
+AFTER_THEM = ["auth", "lookup"] * 2
+"""What forwarders have left over of these calls, they still have when it is looked for."""
+CALLS_STUCK = 2 * CLIENTS
+"""After so many connections, calls of both forwarders wait for a worker that stands still."""
+ALL_STUCK_S = 2.0
+"""After so long, all clients may wait for it: the other one is just being replaced."""
+
+
+def relay_opening(cluster: ProxyCluster, target: str, number: int) -> str:
+    """How it ended; who is told that it is connected is so, as itself, whatever is killed."""
+    token = make_token(KEY, f"user-{number}")
+    with WireClient(cluster.port) as client:
+        try:
+            answer = client.connect(token=token, proxy_to_broker_url=target)
+        except (Ended, ConnectionError):
+            return "ended"
+        if answer.type == BaseCommand.ERROR:
+            assert answer.error.error == ServerError.ServiceNotReady, answer
+            assert answer.error.message != AUTHENTICATION_UNAVAILABLE, "who has a token is never told of a kill"
+            assert "took too long" not in answer.error.message
+            return str(answer.error.message)
+        assert answer.type == BaseCommand.CONNECTED, answer
+        assert client.partitions(TOPIC).partition_metadata_response.partitions == number
+        return "served"
+
+
+class Regulars:
+    """Clients that come again and again, each as a user of its own; `ends`: how often each has seen which end."""
+
+    def __init__(self, cluster: ProxyCluster, target: str) -> None:
+        self.ends: Counter[tuple[int, str]] = Counter()
+        self._cluster, self._target = cluster, target
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(CLIENTS)
+        self._clients: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        self._clients = [self._pool.submit(self._run, number) for number in range(1, CLIENTS + 1)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for client in self._clients:
+            client.result()
+        self._pool.shutdown()
+
+    def _run(self, number: int) -> None:
+        while not self._stop.is_set():
+            self.ends[number, relay_opening(self._cluster, self._target, number)] += 1
+
+    def count(self) -> Counter[str]:
+        """How often each end was seen."""
+        ends: Counter[str] = Counter()
+        for (_, end), count in self.ends.copy().items():
+            ends[end] += count
+        return ends
+
+    def _served(self) -> list[int]:
+        return [self.ends[number, "served"] for number in range(1, CLIENTS + 1)]
+
+    def wait_until_served(self, in_all: int = 0, within_s: float = 2 * BUSY_S) -> None:
+        """Until each has been served once more, or so many times together."""
+        before = self._served()
+
+        def are_served() -> bool:
+            now = self._served()
+            is_enough = sum(now) >= sum(before) + in_all if in_all else all(map(gt, now, before))
+            return is_enough or any(client.done() for client in self._clients)  # which has failed
+
+        eventually(are_served, what="clients are served", within_s=within_s)
+
+
+def kill_one(cluster: ProxyCluster, role: str, chosen: random.Random, regulars: Regulars) -> None:
+    """A random one: a forwarder amid its work, another while it has calls that it does not answer."""
+
+    def is_killed() -> bool:
+        pids = children(cluster.pid, role)
+        pid = chosen.choice(pids) if pids else 0
+        if pid and role != "forwarder":
+            os.kill(pid, signal.SIGSTOP)
+            with suppress(NotInTimeError):
+                regulars.wait_until_served(CALLS_STUCK, ALL_STUCK_S)
+        return pid != 0 and kill(pid)
+
+    eventually(is_killed, what=f"a worker that can be killed: {role}")
+
+
+def files_of_all(cluster: ProxyCluster) -> dict[str, int]:
+    """Descriptors of each process that are no pipe's, once all workers run and no client is left."""
+
+    def look() -> dict[str, int]:
+        workers = cluster.status()["workers"]
+        if any(worker["state"] != "running" or worker.get("connections") for worker in workers):
+            return {}
+        pids = {f"{worker['role']}-{worker['worker']}": worker["pid"] for worker in workers}
+        with suppress(OSError):  # a status may be a moment old, and the process gone
+            return {name: Use.of(pid).files for name, pid in (pids | {"supervisor": cluster.pid}).items()}
+        return {}
+
+    return eventually(look, what="all workers run without a client")
+
+
+@pytest.mark.conforms("pip-30.52")
+def test_clients_with_tokens_reach_their_broker_while_workers_of_all_kinds_are_killed(
+    proxy: ProxyCluster, broker: FakeBroker
+) -> None:
+    """Each is connected as itself, or is told to come again, and then is; nothing is left over."""
+    order, target, ended = random.Random(3), f"127.0.0.1:{broker.port}", []
+    with Regulars(proxy, target) as regulars:
+        regulars.wait_until_served()
+    before = files_of_all(proxy)
+    with Regulars(proxy, target) as regulars:
+        for roles in (AMONG_FORWARDERS, AFTER_THEM):
+            for role in order.sample(roles, len(roles)):
+                regulars.wait_until_served()
+                kill_one(proxy, role, order, regulars)
+            regulars.wait_until_served()
+            ended.append(regulars.count()["ended"])
+    print(f"{len(AMONG_FORWARDERS + AFTER_THEM)} kills; {dict(regulars.count())}")
+    assert 0 < ended[0] == ended[1], "only a forwarder that is killed leaves a client without an answer"
+
+    def no_more_is_open() -> bool:
+        return all(count <= before[name] for name, count in files_of_all(proxy).items())
+
+    eventually(no_more_is_open, what=f"no more is open than {before}")
+    assert proxy.metrics().total("pulsar_proxy_active_connections") == 0
+    proxy.wait_for_total("pulsar_proxy_stored_relays", 0)
+    with ExitStack() as stack:
+        clients = []
+        for number in range(CONNECTIONS_MAX):  # one after the other: one that is silent would give way
+            clients.append(stack.enter_context(WireClient(proxy.port)))
+            assert clients[-1].connect(token=make_token(KEY, f"user-{number}")).type == BaseCommand.CONNECTED
+        for client in clients:
+            assert client.ping().type == BaseCommand.PONG, "its place was left to it"

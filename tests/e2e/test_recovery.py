@@ -115,8 +115,7 @@ def test_lookups_wait_while_a_lookup_worker_restarts(proxy: ProxyCluster, topic:
 def test_clients_come_in_again_while_an_auth_worker_restarts(
     secured_broker: Standalone, secured_proxy: ProxyCluster
 ) -> None:
-    """A round that was under way is lost, never repeated; but no client is told that *it* failed to authenticate, on
-    which Java clients give up for good."""
+    """No client is told that *it* failed to authenticate, on which Java clients give up for good."""
     kill_and_wait(secured_proxy, "auth", wait=False)
 
     def comes_in() -> bool:

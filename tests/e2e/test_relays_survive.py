@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 import trio
 from local.ports import free_port
+from local.tokens import make_token
 
 from proto.pulsar_pb2 import BaseCommand
 
@@ -56,9 +57,9 @@ class Scene:
     broker_port: int
     lookups: LookupBroker
 
-    def crowd(self) -> Crowd:
+    def crowd(self, **credentials: Any) -> Crowd:
         """No client yet."""
-        return Crowd(self.cluster.port, self.broker_port)
+        return Crowd(self.cluster.port, self.broker_port, **credentials)
 
     def streams(self, count: int, **options: Any) -> Streams:
         """Not yet running."""
@@ -480,9 +481,31 @@ def readable(clients: list[socket.socket]) -> list[socket.socket]:
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
 
 
-def test_a_forwarder_killed_between_connected_and_the_start_of_relays_tells_no_client_that_it_has_one() -> None:
+def secured(directory: Path) -> tuple[Tables, dict[str, Any]]:
+    """Tables for a cluster that authenticates clients, and itself to brokers; and what its crowd needs to know."""
+    key, own_token = b"k" * 32, make_token(b"k" * 32, "proxy")
+    (directory / "key").write_bytes(key)
+    (directory / "token").write_text(own_token)
+    tables: Tables = {
+        "brokers": {"credentials": {"method": "token", "file": str(directory / "token")}},
+        "authentication": {"enabled": True},
+        "authentication.token": {"secret_key": str(directory / "key")},
+    }
+    return tables, {"token": make_token(key, "alice"), "told": ("alice", own_token)}
+
+
+@pytest.mark.parametrize("is_secured", [False, True], ids=["open", "secured"])
+def test_a_forwarder_killed_between_connected_and_the_start_of_relays_tells_no_client_that_it_has_one(
+    tmp_path: Path, is_secured: bool
+) -> None:
     """Those that the store holds go on in the successor; the others' clients were sent nothing, and come again."""
-    with scene(forwarders=1) as on, on.crowd() as crowd, many_open_files(8000), ExitStack() as opened:
+    tables, known = secured(tmp_path) if is_secured else ({}, {})
+    with (
+        scene(tables, forwarders=1) as on,
+        on.crowd(**known) as crowd,
+        many_open_files(8000),
+        ExitStack() as opened,
+    ):
         crowd.open(1)
         (forwarder,) = forwarders_running(on.cluster).values()
         with stopped(on.cluster.pid):

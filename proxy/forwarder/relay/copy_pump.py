@@ -64,7 +64,7 @@ class CopyDirection(Direction):
     def __init__(  # noqa: PLR0917 -- called for both directions alike
         self, source: Stream, sink: Stream, relay_id: int, way: int, first: bytes, session: ExpiringSession | None
     ) -> None:
-        source_socket, sink_socket = _transport_of(source).socket, _transport_of(sink).socket
+        source_socket, sink_socket = transport_of(source).socket, transport_of(sink).socket
         super().__init__(source_socket.fileno(), sink_socket.fileno(), row(relay_id, way))
         self.recv_into: Callable[[memoryview, int], int] = source_socket.recv_into
         self.send: Callable[[memoryview | bytes], int] = sink_socket.send
@@ -124,7 +124,7 @@ class CopiedRelay(Relay):
 
     def take_streams(self) -> list[TcpStream]:
         """Return the two TCP connections, which are the caller's to close."""
-        return [_transport_of(stream) for stream in self._streams]
+        return [transport_of(stream) for stream in self._streams]
 
     def close_sockets(self) -> None:
         """Close the two sockets."""
@@ -132,7 +132,8 @@ class CopiedRelay(Relay):
             stream.close_now()
 
 
-def _transport_of(stream: Stream) -> TcpStream:
+def transport_of(stream: Stream) -> TcpStream:
+    """Return the TCP connection below a stream."""
     return stream.transport if isinstance(stream, TlsStream) else stream
 
 

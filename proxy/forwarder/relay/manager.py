@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Self, cast
 
 import trio
 from prometheus_client.core import CounterMetricFamily
@@ -32,7 +32,7 @@ from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.session_factory import SessionFactory, SessionOptions
 from proxy.forwarder.relay.adoption import RelayAdopter, RelaysLeftBehind
 from proxy.forwarder.relay.closing import CloseSchedule
-from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream
+from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream, transport_of
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
@@ -47,7 +47,7 @@ from proxy.forwarder.relay.relay import (
     SplicedRelay,
     shut_down,
 )
-from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
@@ -185,14 +185,13 @@ class RelayManager(Collector):
     def _start_copied(self, start: RelayStart) -> None:
         """Start a relay that is not spliced. Raises RelayStartFailed."""
         record, session = start.stored, self._prepare_start(start)
-        assert isinstance(start.client, Stream)
-        assert isinstance(start.broker, Stream)
+        client, broker = cast("Stream", start.client), cast("Stream", start.broker)
         try:
-            tune_for_relay(transport_of(start.client), transport_of(start.broker), start.config)
+            tune_for_relay(transport_of(client), transport_of(broker), start.config)
             relay = CopiedRelay(
                 record,
-                start.client,
-                start.broker,
+                client,
+                broker,
                 seconds(start.config.half_close_timeout_ms),
                 first_to_broker=start.first_to_broker,
                 first_to_client=start.first_to_client,

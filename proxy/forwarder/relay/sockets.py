@@ -2,7 +2,6 @@
 
 import os
 import socket
-from typing import cast
 
 import trio
 
@@ -11,7 +10,6 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.dialing import tune_socket
-from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 NOT_SENT_BYTES_MAX = 256 * 1024
@@ -21,8 +19,6 @@ MiB: relays that are not read would fill the memory for TCP of the whole machine
 
 NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX = 16 * 1024
 """The same for a client that is no relay's yet: less, since answers to lookups are no bulk."""
-
-Stream = trio.abc.HalfCloseableStream
 
 LINGER_S = 5.0
 """How long a side of a relay that has ended may take to read what it was sent."""
@@ -45,11 +41,6 @@ async def read_to_the_end(stream: TcpStream) -> None:
 def ip_of(about: StoredRelay) -> str:
     """Return the IP address of a relay's client, without the port."""
     return about.client_address.rpartition(":")[0].strip("[]")
-
-
-def transport_of(stream: Stream) -> TcpStream:
-    """Return the TCP connection below a stream."""
-    return stream.transport if isinstance(stream, TlsStream) else cast("TcpStream", stream)
 
 
 def tune_listener(sock: socket.socket, config: RelayConfig) -> None:

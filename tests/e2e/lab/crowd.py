@@ -36,10 +36,14 @@ class Ends:
 
 
 class Crowd:
-    """Many relays through one proxy. We are the clients, and at `broker_port` the broker."""
+    """Many relays through one proxy. We are the clients, and at `broker_port` the broker.
 
-    def __init__(self, proxy_port: int, broker_port: int) -> None:
+    ``token``: that of each client; ``told``: whom the broker must be told then, and which token of the proxy's.
+    """
+
+    def __init__(self, proxy_port: int, broker_port: int, *, token: str = "", told: tuple[str, str] = ("", "")) -> None:
         self.relays: list[Ends] = []
+        self._told = told
         self._proxy_port = proxy_port
         self._listener = socket.create_server((HOST, broker_port), backlog=4096)
         self._listener.settimeout(TIMEOUT_S)
@@ -49,6 +53,7 @@ class Crowd:
                 "client_version": "crowd",
                 "protocol_version": 19,
                 "proxy_to_broker_url": f"{HOST}:{broker_port}",
+                **({"auth_method_name": "token", "auth_data": token.encode()} if token else {}),
             },
         )
         self._marks = itertools.count()
@@ -96,7 +101,8 @@ class Crowd:
         for _ in range(count):
             broker = opened.enter_context(self._listener.accept()[0])
             broker.settimeout(TIMEOUT_S)
-            assert receive_command(broker).type == BaseCommand.CONNECT
+            connect = receive_command(broker).connect
+            assert (connect.original_principal, connect.auth_data.decode()) == self._told
             broker.sendall(connected())
             brokers.append(broker)
         return clients, brokers

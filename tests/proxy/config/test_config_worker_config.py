@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from config_files import Files
 
+from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config, encode_config, without_secrets
 
@@ -55,6 +56,9 @@ def test_workers_that_do_not_authenticate_get_no_secret() -> None:
     assert told.brokers.credentials is not None, "whether there are any is what they go by"
     assert told.brokers.forward_authorization_credentials
     assert told.limits == config.limits
+    assert one_round_methods(told.authentication) == one_round_methods(config.authentication)
+    without = msgspec.convert({"authentication": {"enabled": True, "scram": {"file": "hush"}}}, Config)
+    assert not one_round_methods(without_secrets(without).authentication)
 
 
 def test_without_secrets_nothing_else_is_missing() -> None:

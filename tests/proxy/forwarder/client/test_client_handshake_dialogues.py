@@ -122,7 +122,11 @@ async def test_without_authentication_no_original_principal_is_forwarded(play: S
 @pytest.mark.parametrize("target", ["", "b0:6650"])
 @pytest.mark.parametrize("forwards", [False, True])
 async def test_whether_credentials_go_on(play: Start, target: str, forwards: bool) -> None:
-    it = play(authentication=AUTHENTICATED, brokers={"forward_authorization_credentials": forwards})
+    it = play(
+        relays=bool(target),
+        authentication=AUTHENTICATED,
+        brokers={"forward_authorization_credentials": forwards},
+    )
     await it.client.send(connect(target))
     await it.client.expect_command(BaseCommand.CONNECTED)
     if target:
@@ -267,7 +271,7 @@ async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
 async def test_only_a_client_that_was_accepted_reaches_a_broker(
     play: Start, autojump_clock: trio.testing.MockClock, accepted: bool
 ) -> None:
-    it = play(authentication=AUTHENTICATED)
+    it = play(relays=True, authentication=AUTHENTICATED)
     it.workers.authentication.answers = [authenticated() if accepted else denied()]
     await it.client.send(connect("b0:6650"))
     await it.client.expect_command(BaseCommand.CONNECTED if accepted else BaseCommand.ERROR)
