@@ -1,9 +1,9 @@
 """State machine of one framed direction of a client's connection (KIP-368): what becomes of each frame, and when.
 
-A framed stream is followed from frame to frame, so that a session's end takes effect between two of them. The pump in
-the kernel, the copy loop and lookup mode execute what the machine decides, and differ only in where the bytes are.
-``RULES`` decides about what is seen, by how the session stands at that time; ``OWN_FRAMES`` about a frame of the
-proxy's own, which is put in at a boundary.
+A framed stream is followed from frame to frame, so that a session's end takes effect between two of them. The two
+pumps of relays and lookup mode execute what the machine decides, and differ only in where the bytes are. ``RULES``
+decides about what is seen, by how the session stands at that time; ``OWN_FRAMES`` about a frame of the proxy's own,
+which is put in at a boundary.
 
 * A client uses its session by any command except an answer to a challenge, PING and PONG. Past the end that closes it;
   while an answer is being verified, the command is held until the verdict.

@@ -304,10 +304,10 @@ class FrameCutter:
     until it returns the frame, or stop for good.
     """
 
-    __slots__ = ("_bytes", "_bytes_to_boundary", "_scanner", "stopped_at")
+    __slots__ = ("_bytes", "_bytes_to_boundary", "scanner", "stopped_at")
 
-    def __init__(self, walk: FrameScanner) -> None:
-        self._scanner = walk
+    def __init__(self, scanner: FrameScanner) -> None:
+        self.scanner = scanner
         self._bytes = b""
         self._bytes_to_boundary = 0
         self.stopped_at = NO_STOP
@@ -318,7 +318,7 @@ class FrameCutter:
         """Whether the bytes returned so far end with a frame."""
         return not self._bytes_to_boundary
 
-    def receive_data(self, data: bytes | bytearray) -> None:
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Append the stream's next bytes."""
         self._bytes = self._bytes + data if self._bytes else bytes(data)
 
@@ -328,7 +328,7 @@ class FrameCutter:
         if left < len(data) and not (one_frame and left):
             rest = data[left:] if left else data
             try:
-                more, self.stopped_at = self._scanner.scan_frames(rest, len(rest))
+                more, self.stopped_at = self.scanner.scan_frames(rest, len(rest))
             except FrameInvalid:
                 if not left:
                     raise
@@ -341,7 +341,7 @@ class FrameCutter:
 
     def stopped_frame_length(self) -> int:
         """Return the length of the frame stopped at, its size field included. Raises FrameInvalid."""
-        return self._scanner.read_first_head(self._bytes, len(self._bytes))[0]
+        return self.scanner.read_first_head(self._bytes, len(self._bytes))[0]
 
     def remove_frame(self) -> bytes | None:
         """Remove the frame stopped at from the stream; return None until all of it is there. Raises FrameInvalid."""
@@ -356,3 +356,7 @@ class FrameCutter:
         """Return the bytes that are held, and clear them: the stream ends here."""
         rest, self._bytes = self._bytes, b""
         return rest
+
+    def drop_rest(self) -> None:
+        """Drop what is left of the frame that has begun to pass, and all behind it that is held."""
+        self._bytes, self._bytes_to_boundary = b"", 0

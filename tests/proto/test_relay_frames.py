@@ -329,7 +329,7 @@ def test_a_frame_that_was_stopped_at_passes_once_its_type_is_no_stop_type() -> N
     cutter.receive_data(STREAM[: len(FRAMES[0]) - 5])
     assert cutter.take_passable() == b""
     assert cutter.stopped_at == 6
-    cutter._scanner.stop_types = {ANSWER}
+    cutter.scanner.stop_types = {ANSWER}
     assert cutter.take_passable() == STREAM[: len(FRAMES[0]) - 5]
     cutter.receive_data(STREAM[len(FRAMES[0]) - 5 :])
     assert cutter.take_passable() == FRAMES[0][-5:]
@@ -344,3 +344,12 @@ def test_the_end_in_the_middle_of_a_header() -> None:
     assert cutter.at_boundary
     assert cutter.take_unread_data() == FRAMES[1][:7]
     assert cutter.take_unread_data() == b""
+
+
+def test_the_rest_of_a_frame_that_is_dropped() -> None:
+    cutter = FrameCutter(walk())
+    cutter.receive_data(STREAM[:50])
+    assert cutter.take_passable() == STREAM[:50]
+    cutter.drop_rest()
+    assert cutter.at_boundary
+    assert cutter.take_passable() == b""

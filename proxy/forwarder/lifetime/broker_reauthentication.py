@@ -1,7 +1,7 @@
 """The proxy's own re-authentication at brokers, within relays (KIP-368).
 
 A relay's connection to its broker carries the proxy's own credentials. Where these expire, the relay's frames are
-inspected: the broker's challenges are removed from its stream (splice_pump, copy_loop of this package) and answered
+inspected: the broker's challenges are removed from its stream (by the pumps of framed relays) and answered
 here with credentials from an auth worker. The client never sees them. With forwarded credentials the broker challenges
 the client instead (proxy.forwarder.lifetime.forwarded_answers).
 

@@ -1,7 +1,8 @@
 """Coordinator of clients' re-authentication: challenges in time, verdicts on answers, and ends of sessions (KIP-368).
 
-The splice engine and the copy loop find answers and ends in what they move (splice_pump, copy_loop of this package) and
-report them here. The session clock decides (proto.session_clock); auth workers verify answers.
+The pumps of framed relays find answers and ends in what they move (framed_splice_pump, framed_copy_pump of
+proxy.forwarder.relay) and report them here. The session clock decides (proto.session_clock); auth workers verify
+answers.
 
 A session ends gently if it was used past its end, if the broker still sent to it past its grace, or if its client
 failed to authenticate again. From the next boundary on nothing more passes to the broker. What the broker still sends,

@@ -1,7 +1,7 @@
 """State of a session with inspected frames within its relay, and the interfaces around it.
 
 Two pumps read frame boundaries: proxy.forwarder.relay.framed_splice_pump in the kernel, and
-proxy.forwarder.relay.framed_copy_loop in memory. Both report to the same ReauthenticationHandler
+proxy.forwarder.relay.framed_copy_pump in memory. Both report to the same ReauthenticationHandler
 (proxy.forwarder.lifetime.reauthentication), which acts on a relay through its SessionControl.
 """
 

@@ -19,7 +19,7 @@ import trio
 from proto.session_clock import NEVER
 from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import CloseReason
-from proxy.forwarder.relay.relay import BaseRelay
+from proxy.forwarder.relay.relay import Relay
 
 CLOSE_S_MAX = 10.0
 """How long a relay may take to close gently."""
@@ -37,13 +37,13 @@ class CloseSchedule:
     def __init__(self, now: Callable[[], float]) -> None:
         self.fraction: Callable[[], float] = random.random  # no secret
         self._now = now
-        self._due: list[tuple[float, int, BaseRelay, CloseReason]] = []
+        self._due: list[tuple[float, int, Relay, CloseReason]] = []
         self._due_max = DUE_MIN
         self._numbers = itertools.count()
         self._drain_until_s = NEVER
         self._earlier = trio.Event()
 
-    def add_relay(self, relay: BaseRelay) -> None:
+    def add_relay(self, relay: Relay) -> None:
         """Schedule the close of a relay that has started or was adopted."""
         if relay.close_reason:  # a predecessor began it
             self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
@@ -54,7 +54,7 @@ class CloseSchedule:
             left_s = max(0.0, self._drain_until_s - self._now())
             self._push(self._now() + left_s * self.fraction(), relay, CloseReason.SHUT_DOWN)
 
-    def spread_closes(self, relays: Iterable[BaseRelay], timeout_s: float) -> None:
+    def spread_closes(self, relays: Iterable[Relay], timeout_s: float) -> None:
         """Schedule the closes of these relays in random order, spread evenly over SPREAD_SHARE of ``timeout_s``; the
         first one is not at once.
         """
@@ -66,13 +66,13 @@ class CloseSchedule:
             at_s = now + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
             self._push(at_s, relay, CloseReason.SHUT_DOWN)
 
-    def forget_relays(self, relays: Iterable[BaseRelay]) -> None:
+    def forget_relays(self, relays: Iterable[Relay]) -> None:
         """Remove these relays from the schedule: they are a successor's."""
         gone = {id(relay) for relay in relays}
         self._due = [entry for entry in self._due if id(entry[2]) not in gone]
         heapq.heapify(self._due)
 
-    def _push(self, at_s: float, relay: BaseRelay, why: CloseReason) -> None:
+    def _push(self, at_s: float, relay: Relay, why: CloseReason) -> None:
         """Add an entry. ``why``: NOT_CLOSING if the relay is to be aborted then, since it takes too long to close."""
         if not self._due or at_s < self._due[0][0]:
             self._earlier.set()
@@ -113,12 +113,12 @@ class CloseSchedule:
                 if not self._try(partial(relay.close, why), relay):
                     self._abort(relay)
 
-    def _abort(self, relay: BaseRelay) -> None:
+    def _abort(self, relay: Relay) -> None:
         get_logger().info("a relay that does not end is closed", client=relay.record.client_address)
         self._try(relay.abort, relay)
 
     @staticmethod
-    def _try(close: Callable[[], None], relay: BaseRelay) -> bool:
+    def _try(close: Callable[[], None], relay: Relay) -> bool:
         """Call what closes a relay; return False if that raised, which must not keep other relays from being closed."""
         try:
             close()

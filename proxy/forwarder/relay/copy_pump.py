@@ -10,7 +10,9 @@ Such relays end with their process.
 import contextlib
 from collections.abc import Callable
 
+from proto.relay_frames import FrameCutter
 from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -40,10 +42,12 @@ class CopyDirection(Direction):
     ``decrypts``, ``encrypts``: the TLS sessions of the source and of the sink; None for a plain one. ``unsent``: what
     the sink did not take, as it is to be sent, and ``unsent_counted_bytes`` how many of the relay's bytes that are.
     ``source_has_ended``: nothing more comes, and the end is passed on once all before it was sent. ``has_sent_end``:
-    TLS must send nothing more to the sink: it has sent close_notify, or a record was cut off.
+    TLS must send nothing more to the sink: it has sent close_notify, or a record was cut off. ``cutter``: cuts the
+    source's frames out, where they are followed.
     """
 
     __slots__ = (
+        "cutter",
         "decrypts",
         "encrypts",
         "has_sent_end",
@@ -55,15 +59,23 @@ class CopyDirection(Direction):
         "unsent_counted_bytes",
     )
 
-    def __init__(self, source: Stream, sink: Stream, table_row: int, first: bytes) -> None:
+    cutter: FrameCutter
+
+    def __init__(  # noqa: PLR0917 -- called for both directions alike
+        self, source: Stream, sink: Stream, relay_id: int, way: int, first: bytes, session: ExpiringSession | None
+    ) -> None:
         source_socket, sink_socket = transport_of(source).socket, transport_of(sink).socket
-        super().__init__(source_socket.fileno(), sink_socket.fileno(), table_row)
+        super().__init__(source_socket.fileno(), sink_socket.fileno(), row(relay_id, way))
         self.recv_into: Callable[[memoryview, int], int] = source_socket.recv_into
         self.send: Callable[[memoryview | bytes], int] = sink_socket.send
         self.decrypts = _session_of(source)
         self.encrypts = _session_of(sink)
         if isinstance(source, TlsStream):
             first += source.take_read_ahead()
+        if session is not None:
+            self.stream, self.cutter = session.new_stream(way), FrameCutter(session.new_scanner(way))
+            self.cutter.receive_data(first)
+            first = b""
         self.unsent = self.encrypts.encrypt(memoryview(first)) if self.encrypts is not None and first else first
         self.held_bytes, self.unsent_counted_bytes = len(self.unsent), len(first)
         self.portion_bytes = SMALL_PORTION_BYTES
@@ -94,12 +106,13 @@ class CopiedRelay(Relay):
         *,
         first_to_broker: bytes = b"",
         first_to_client: bytes = b"",
+        session: ExpiringSession | None = None,
     ) -> None:
         """Prepare a relay. What was read ahead goes first, and what is in the streams next. Raises ssl.SSLError."""
         self._streams = client, broker
-        to_broker = CopyDirection(client, broker, row(record.id, TO_BROKER), first_to_broker)
-        to_client = CopyDirection(broker, client, row(record.id, TO_CLIENT), first_to_client)
-        super().__init__(record, to_broker, to_client, half_close_timeout_s)
+        to_broker = CopyDirection(client, broker, record.id, TO_BROKER, first_to_broker, session)
+        to_client = CopyDirection(broker, client, record.id, TO_CLIENT, first_to_client, session)
+        super().__init__(record, to_broker, to_client, half_close_timeout_s, session)
 
     @property
     def must_linger(self) -> bool:
@@ -133,7 +146,7 @@ class CopyPump(Pump):
 
     def __init__(self, table: RelayTable, host: PumpHost) -> None:
         super().__init__(table, host)
-        self._holding: set[CopyDirection] = set()
+        self._holding = host.holding
 
     def pass_early_ends_on(self, relay: Relay) -> None:
         """Pass on what came to its end before the relay's start, with the handshake: no edge tells of it."""
@@ -192,7 +205,7 @@ class CopyPump(Pump):
             direction.source_has_ended = True
             return
         size = came if session is None else self._decrypt(direction, session, kept + came)
-        if direction.done or (size and not self._deliver(direction, size)):
+        if direction.done or (size and not self._deliver(direction, _plaintext[:size])):
             return
         if came == wanted:
             # Records of next to nothing cost as much as full ones: many of them would keep the other relays waiting.
@@ -215,14 +228,14 @@ class CopyPump(Pump):
             self._send_records(direction.opposite, session)
         return size
 
-    def _deliver(self, direction: CopyDirection, size: int) -> bool:
+    def _deliver(self, direction: CopyDirection, plaintext: memoryview) -> bool:
         """Send what was received; return False if the sink does not take all of it, or is broken."""
         try:
-            data = _plaintext[:size] if direction.encrypts is None else direction.encrypts.encrypt(_plaintext[:size])
+            data = plaintext if direction.encrypts is None else direction.encrypts.encrypt(plaintext)
         except OSError:  # an ssl.SSLError
             self.on_sink_broken(direction)
             return False
-        return self._send(direction, data, size)
+        return self._send(direction, data, len(plaintext))
 
     def _send(self, direction: CopyDirection, data: memoryview | bytes, counted_bytes: int) -> bool:
         """Send, and hold what the sink does not take; ``counted_bytes``: how many of the relay's bytes that are."""

@@ -68,7 +68,7 @@ class RelayEngine:
         self._run_queue = run_queue
         self._loop = EpollLoop(self._process_batch, run_queue, may_linger=may_linger)
         self._epoll = self._loop.epoll
-        host = PumpHost(self._finish, self._loop.wake, run_queue)
+        self.host = host = PumpHost(self._finish, self._loop.wake, run_queue)
         self._half_closed, self._to_recheck = host.half_closed, host.to_recheck
         self.pump = SplicePump(table, pool, host)
         self._copy_pump = CopyPump(table, host)

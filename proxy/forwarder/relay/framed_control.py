@@ -1,19 +1,19 @@
-"""SessionControl of a relay in the splice engine (proxy.forwarder.relay.framed_splice_pump)."""
+"""SessionControl of a relay in the engine of which the frames are followed."""
 
 from proto.framed_stream import Own
 from proxy.forwarder.lifetime.closing import CloseReason
-from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor, ReauthenticationHandler
+from proxy.forwarder.lifetime.session import ExpiringSession, ReauthenticationHandler
 from proxy.forwarder.relay.framed_journal import FramedJournal
+from proxy.forwarder.relay.pump import Pump
 from proxy.forwarder.relay.relay import Direction, Relay
-from proxy.forwarder.relay.splice_pump import SplicePump
 
 
-class SplicedControl:
-    """RelayControl of one spliced relay. Every action takes effect at a frame boundary, when its direction runs.
+class FramedControl:
+    """RelayControl of one relay. Every action takes effect at a frame boundary, when its direction runs.
 
     Verdicts and credentials may arrive after the relay was handed over to a successor. The relay has then ended for
     this process and no action has an effect: the relay's rows in the relay table belong to the successor, or to another
-    relay already.
+    relay already. Of a relay that is not spliced no successor reads the journal.
     """
 
     __slots__ = ("_journal", "_pump", "_reauthentication", "_relay", "_session")
@@ -22,7 +22,7 @@ class SplicedControl:
         self,
         relay: Relay,
         session: ExpiringSession,
-        pump: SplicePump,
+        pump: Pump,
         journal: FramedJournal,
         reauthentication: ReauthenticationHandler,
     ) -> None:
@@ -31,6 +31,9 @@ class SplicedControl:
         self._pump = pump
         self._journal = journal
         self._reauthentication = reauthentication
+        session.control = self
+        if session.broker_challenges is not None:
+            session.broker_challenges.control = self
 
     # ---- state
 
@@ -62,7 +65,7 @@ class SplicedControl:
     def _put_in(self, direction: Direction, own: tuple[Own, bytes]) -> None:
         if self._relay.handed_over:
             return
-        _cursor(direction).stream.own = own
+        direction.stream.own = own
         self._pump.wake_direction(direction)
 
     def resume_after_verdict(self) -> None:
@@ -79,8 +82,17 @@ class SplicedControl:
 
     def recheck_held_command(self) -> None:
         """Run the direction to the broker, so that it decides about a waiting command again."""
-        _cursor(self._relay.to_broker).stream.awaits_verdict = False
+        self._relay.to_broker.stream.awaits_verdict = False
         self._pump.wake_direction(self._relay.to_broker)
+
+    def record_own_frame(self, kind: Own, now_s: float) -> None:
+        """Record that an own frame was put into its stream."""
+        session = self._session
+        if session.broker_challenges is not None and kind is Own.BROKER_ANSWER:
+            session.broker_challenges.on_answer_sent()
+        elif session.clock is not None and kind is not Own.ERROR:
+            session.clock.on_challenge_sent(now_s)
+            self.recheck_held_command()  # a command that waited for this round's verdict came too late
 
     def record_exchange(self) -> None:
         """Record the phase of an abandoned exchange with the broker, so that no successor abandons it once more."""
@@ -114,7 +126,7 @@ class SplicedControl:
 
     def close_with_error(self, error_frame: bytes) -> None:
         """Send the client an error at the next boundary, then end both directions, each at its next boundary."""
-        stream = _cursor(self._relay.to_client).stream
+        stream = self._relay.to_client.stream
         if stream.ends or self._relay.handed_over:
             return
         stream.own = Own.ERROR, error_frame
@@ -122,10 +134,11 @@ class SplicedControl:
 
     def _end_at_boundaries(self) -> None:
         for direction in (self._relay.to_client, self._relay.to_broker):
-            _cursor(direction).stream.ends = True
+            direction.stream.ends = True
             self._pump.wake_direction(direction)
 
 
-def _cursor(direction: Direction) -> FrameCursor:
-    assert direction.cursor is not None  # or its relay has no control
-    return direction.cursor
+def control_of(session: ExpiringSession) -> FramedControl:
+    """Return the control of a session in a relay of the engine."""
+    assert isinstance(session.control, FramedControl)
+    return session.control

@@ -11,7 +11,7 @@ from proto.framed_stream import Own
 from proto.session_clock import Phase
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, FrameCursor, Injection
-from proxy.forwarder.relay.framed_control import SplicedControl
+from proxy.forwarder.relay.framed_control import control_of
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.relay import Direction
 from proxy.forwarder.relay.splice_pump import SplicePump
@@ -68,16 +68,5 @@ class FrameInjector:
         if not self.inject(direction, cursor, frame, what, completion):
             return False
         stream.own = None
-        if session.broker_challenges is not None and kind is Own.BROKER_ANSWER:
-            session.broker_challenges.on_answer_sent()
-        elif session.clock is not None and kind is not Own.ERROR:
-            session.clock.on_challenge_sent(self._now())
-            control_of(cursor).recheck_held_command()  # a command that waited for this round's verdict came too late
+        control_of(session).record_own_frame(kind, self._now())
         return True
-
-
-def control_of(cursor: FrameCursor) -> SplicedControl:
-    """Return the control of a framed relay that is spliced."""
-    control = cursor.session.control
-    assert isinstance(control, SplicedControl)  # FramedSplicePump set it
-    return control

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from proto.broker_exchange import UNANSWERED, ExchangePhase
 from proto.command_heads import INCOMPLETE, FrameInvalid
+from proto.framed_stream import FramedStream
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_STOP
 from proto.rpc_pb2 import StoredRelay
@@ -109,7 +110,8 @@ class FramedJournal:
             if cursor.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
                 raise FrameInvalid("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
-                self.write_producer(cursor)
+                self.write_producer(session, cursor.stream)
+                cursor.scanner.stop_types = cursor.stream.usual_stop_types
             elif stop == BaseCommand.AUTH_RESPONSE:
                 raise FrameInvalid("an answer before any challenge")
             elif stop == BaseCommand.AUTH_CHALLENGE:
@@ -126,6 +128,7 @@ class FramedJournal:
         way = _way(direction)
         row = framed_row(direction.relay.record.id, way)
         cursor = direction.cursor = FrameCursor(row, direction.source, session, way, has_producer=has_producer)
+        direction.stream = cursor.stream
         return cursor
 
     # ---- while a relay runs
@@ -154,11 +157,10 @@ class FramedJournal:
             self._cells[cursor.row + HEAD + cell] = as_cell(head[at : at + 8])
         cursor.held_head = head
 
-    def write_producer(self, cursor: FrameCursor) -> None:
-        """Record that the client has opened a producer; the cursor, of the way to the broker, stops at no other."""
-        self._cells[framed_row(cursor.session.relay_record.id, TO_CLIENT) + HAS_PRODUCER] = 1
-        cursor.stream.record_producer()
-        cursor.scanner.stop_types = cursor.stream.usual_stop_types
+    def write_producer(self, session: ExpiringSession, stream: FramedStream) -> None:
+        """Record that the client has opened a producer; the stream, to the broker, has no other one stopped at."""
+        self._cells[framed_row(session.relay_record.id, TO_CLIENT) + HAS_PRODUCER] = 1
+        stream.record_producer()
 
     def has_producer(self, session: ExpiringSession) -> bool:
         """Return whether a client that is not asked while it has a producer ever had one on this connection."""

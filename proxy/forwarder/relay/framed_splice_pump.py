@@ -32,7 +32,7 @@ from proxy.forwarder.lifetime.session import (
     Injection,
     ReauthenticationHandler,
 )
-from proxy.forwarder.relay.framed_control import SplicedControl
+from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_injection import FrameInjector
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.pipes import Pipe
@@ -90,13 +90,10 @@ class FramedSplicePump:
             if direction.cursor is not None and direction.cursor.removed_bytes is not None:
                 self._pump.enqueue(direction)  # the frame may be complete
 
-    def _attach_control(self, relay: Relay, session: ExpiringSession) -> SplicedControl:
-        session.control = control = SplicedControl(relay, session, self._pump, self.journal, self._reauthentication)
-        if session.broker_challenges is not None:
-            session.broker_challenges.control = control
+    def _attach_control(self, relay: Relay, session: ExpiringSession) -> FramedControl:
         for direction in (relay.to_broker, relay.to_client):
             direction.pump = self.pump
-        return control
+        return FramedControl(relay, session, self._pump, self.journal, self._reauthentication)
 
     # ---- pumping
 
@@ -289,7 +286,7 @@ class FramedSplicePump:
         if action is Action.REMOVE:
             self._start_removal(cursor, length)
         elif action is Action.PASS and command_type == BaseCommand.PRODUCER and stream.watches_producers:
-            self.journal.write_producer(cursor)
+            self.journal.write_producer(session, stream)
             self._reauthentication.on_producer_opened(session)
 
     def _decide_late_rest(self, direction: Direction, cursor: FrameCursor) -> int:

@@ -9,7 +9,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
-from proxy.forwarder.relay.relay import BaseRelay
+from proxy.forwarder.relay.relay import Relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
@@ -55,7 +55,7 @@ class RelayLedger:
 
     # ---- relays out
 
-    def on_relay_end(self, relay: BaseRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
+    def on_relay_end(self, relay: Relay, bytes_to_broker: int, bytes_to_client: int) -> None:
         """Count, log and report the end of a relay; its rows are released once its sockets are closed."""
         record = relay.record
         self.in_flight.decrement()

@@ -5,8 +5,7 @@ sockets and the kernel splices, the fd store holds the relay for this forwarder'
 (proxy.forwarder.relay.fd_store_client); any other ends with the process.
 
 A relay is blind, unless it has a session that can expire or of which messages are counted
-(proxy.forwarder.lifetime.terms): then its frames are followed, in both directions. With TLS on a side such a relay has
-a task (proxy.forwarder.relay.user_space).
+(proxy.forwarder.lifetime.terms): then its frames are followed, in both directions.
 """
 
 import errno
@@ -36,11 +35,11 @@ from proxy.forwarder.relay.closing import CloseSchedule
 from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream, transport_of
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
+from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import (
-    BaseRelay,
     Relay,
     RelayMustWait,
     RelayStart,
@@ -50,7 +49,6 @@ from proxy.forwarder.relay.relay import (
 )
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
-from proxy.forwarder.relay.user_space import UserSpaceRelays
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -145,7 +143,9 @@ class RelayManager(Collector):
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
-        self._user_space = UserSpaceRelays(nursery, self._ledger, self.reauthentication)
+        self._framed_copy_pump = FramedCopyPump(
+            table, self._engine.host, framed_pump.journal, self.reauthentication, options.now
+        )
         self._starter = SplicedRelayStarter(self._engine, framed_pump, fd_store, self._ledger)
         self._adopter = RelayAdopter(self._engine, framed_pump, pool, self._ledger, self._session_factory)
         self.left_behind = RelaysLeftBehind(table, self._on_left_behind_end)
@@ -185,22 +185,21 @@ class RelayManager(Collector):
     def _start_copied(self, start: RelayStart) -> None:
         """Start a relay that is not spliced. Raises RelayStartFailed."""
         record, session = start.stored, self._prepare_start(start)
-        relay: BaseRelay
         client, broker = cast("Stream", start.client), cast("Stream", start.broker)
         try:
             tune_for_relay(transport_of(client), transport_of(broker), start.config)
+            relay = CopiedRelay(
+                record,
+                client,
+                broker,
+                seconds(start.config.half_close_timeout_ms),
+                first_to_broker=start.first_to_broker,
+                first_to_client=start.first_to_client,
+                session=session,
+            )
             if session is not None:
-                relay = self._user_space.start_relay(start, session)
-            else:
-                relay = copied = CopiedRelay(
-                    record,
-                    client,
-                    broker,
-                    seconds(start.config.half_close_timeout_ms),
-                    first_to_broker=start.first_to_broker,
-                    first_to_client=start.first_to_client,
-                )
-                self._engine.start_relay(copied)
+                self._framed_copy_pump.follow_relay(relay, session)
+            self._engine.start_relay(relay)
         except OSError as error:  # it has gone again
             self._ledger.release_rows(record.id)
             raise _start_failure(error) from error
@@ -262,7 +261,7 @@ class RelayManager(Collector):
                 relay.close_reason = session.close_reason
         self._on_live(relay)
 
-    def _on_live(self, relay: BaseRelay) -> None:
+    def _on_live(self, relay: Relay) -> None:
         if relay.session is not None:
             self.reauthentication.add_session(relay.session)
         self.close_schedule.add_relay(relay)
@@ -272,11 +271,7 @@ class RelayManager(Collector):
 
     def spread_closes(self, timeout_s: float) -> None:
         """Close all relays gently, spread over ``timeout_s``."""
-        self.close_schedule.spread_closes(self._live_relays(), timeout_s)
-
-    def _live_relays(self) -> list[BaseRelay]:
-        """Return all relays but those that are a successor's."""
-        return [*self._engine.relays, *self._user_space.relays]
+        self.close_schedule.spread_closes(self._engine.relays, timeout_s)
 
     def abort_relays(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
@@ -294,7 +289,7 @@ class RelayManager(Collector):
             self._callbacks.on_left_behind_gone(client_ip)
         crash_safe = self._fd_store.crash_safe
         handed_over = self._engine.freeze() if crash_safe else []
-        staying = self._live_relays()
+        staying = self._engine.relays
         self._ledger.hand_over_table(relay.record.id for relay in staying)
         if handed_over:
             self.close_schedule.forget_relays(handed_over)
@@ -353,7 +348,7 @@ class RelayManager(Collector):
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""
-        return [relay.session for relay in self._live_relays() if relay.session is not None]
+        return [relay.session for relay in self._engine.relays if relay.session is not None]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Return Prometheus counters of bytes, portions, and use by principal."""

@@ -38,7 +38,8 @@ class PumpHost:
     ``finish`` ends a relay of which both directions are done, or that met an internal error; ``wake_loop`` has the run
     queue processed although no event arrives. ``run_queue``: directions that are to be pumped again although no edge
     announces it; ``to_recheck``: those of which the source was assumed to be empty; ``half_closed``: relays that are
-    ended unless bytes move, each with how many had moved and the deadline for more.
+    ended unless bytes move, each with how many had moved and the deadline for more. ``holding``: directions of which
+    this process's memory holds what the sink did not take.
     """
 
     finish: Callable[[Relay], None]
@@ -46,6 +47,7 @@ class PumpHost:
     run_queue: deque[Direction]
     to_recheck: set[Direction] = field(default_factory=set)
     half_closed: dict[Relay, tuple[int, float]] = field(default_factory=dict)
+    holding: set[Direction] = field(default_factory=set)
 
 
 class Pump(ABC):

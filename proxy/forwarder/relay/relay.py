@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 import trio
 
+from proto.framed_stream import FramedStream
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.errors import ProxyError
 from proxy.config.types import Relay as RelayConfig
@@ -51,47 +52,14 @@ class RelayStart:
     session: SessionTerms | None = None
 
 
-class BaseRelay(ABC):
-    """A live relay of any kind, which closes itself.
-
-    ``record`` is what the log, the owner and the fd store know of it. ``close_reason``: why the proxy closes it;
-    NOT_CLOSING: it does not, or its session does. ``session``: what its frames are followed for; None: it is blind.
-    """
-
-    __slots__ = ("close_reason", "record", "session")
-
-    record: StoredRelay
-    close_reason: CloseReason
-    session: ExpiringSession | None
-
-    @property
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-
-    def close(self, why: CloseReason) -> None:
-        """Begin to close gently."""
-        if self.session is not None:
-            self.session.control.start_closing(why)
-
-    @abstractmethod
-    def abort(self) -> None:
-        """End at once."""
-
-    def evict(self) -> None:
-        """End at once, for another owner's connection."""
-        self.close_reason = CloseReason.OVER_SHARE
-        self.abort()
-
-
 class Direction:
     """One direction of a relay: from a source socket to a sink socket.
 
     ``held_bytes`` have left the source and not reached the sink; ``pipe`` is bound only while some are in it.
     ``eof_seen``: the kernel has announced the source's end, which may be queued behind bytes; ``done``: it was reached,
     and passed on to the sink. ``queued``: it is in the run queue, or waits for a pipe. ``row``: where its cells begin
-    in the relay table. ``share``: its owner's share of the pipes, set before it gets the first. ``cursor``: where its
-    frames begin, if they are followed; None until then.
+    in the relay table. ``share``: its owner's share of the pipes, set before it gets the first. ``stream``: the rules
+    of what passes, where its frames are followed. ``cursor``: where these begin, if the kernel has them; else None.
     """
 
     __slots__ = (
@@ -108,11 +76,13 @@ class Direction:
         "share",
         "sink",
         "source",
+        "stream",
     )
 
     opposite: "Direction"
     relay: "Relay"
     share: PipeShare
+    stream: FramedStream
     pump: Callable[["Direction"], None]
     """Moves a portion of the direction that it is called with: this one. Set before the relay starts."""
 
@@ -145,15 +115,27 @@ class RelayHost(Protocol):
         """End a relay at once, and drop what is on its way."""
 
 
-class Relay(BaseRelay):
+class Relay(ABC):
     """A relay of the engine: two sockets and the two directions between them.
 
+    ``record`` is what the log, the owner and the fd store know of it. ``close_reason``: why the proxy closes it;
+    NOT_CLOSING: it does not, or its session does. ``session``: what its frames are followed for; None: it is blind.
     ``broken``: one side failed, or the relay was cut short. ``handed_over``: it is a successor's; its sockets, pipes
     and rows of the table must not be touched here any more. ``engine``: set when it starts. ``is_spliced``: the fd
     store holds it, so a successor takes it over; any other ends with this process.
     """
 
-    __slots__ = ("broken", "engine", "half_close_timeout_s", "handed_over", "to_broker", "to_client")
+    __slots__ = (
+        "broken",
+        "close_reason",
+        "engine",
+        "half_close_timeout_s",
+        "handed_over",
+        "record",
+        "session",
+        "to_broker",
+        "to_client",
+    )
 
     is_spliced: ClassVar[bool]
     engine: RelayHost
@@ -185,11 +167,16 @@ class Relay(BaseRelay):
         if self.session is None:
             self.engine.close_when_quiet(self)
         else:
-            super().close(why)
+            self.session.control.start_closing(why)
 
     def abort(self) -> None:
         """End at once, and drop what is on its way."""
         self.engine.abort_relay(self)
+
+    def evict(self) -> None:
+        """End at once, for another owner's connection."""
+        self.close_reason = CloseReason.OVER_SHARE
+        self.abort()
 
     @property
     def sockets(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from e2e.lab.certificates import Authority
 from forwarder_fakes import Play
 from framed_fakes import FakeCredentials, FakeReauthenticator, Now
 from lifetime_fakes import life  # noqa: F401 -- a fixture
-from relay_fakes import Engine, Lane, Place, open_lane, open_place
+from relay_fakes import CopiedRelays, Engine, Lane, Place, open_lane, open_place
 
 from proxy.config.types import BrokerTls, ListenerTls, Relay
 from proxy.forwarder.relay import engine as engine_module
@@ -42,6 +42,13 @@ def play(nursery: trio.Nursery) -> Callable[..., Play]:
 async def place() -> AsyncIterator[Place]:
     async with open_place() as place:
         yield place
+
+
+@pytest.fixture
+async def copied(nursery: trio.Nursery) -> AsyncIterator[CopiedRelays]:
+    copied = CopiedRelays(nursery)
+    yield copied
+    copied.close()
 
 
 @pytest.fixture

@@ -198,6 +198,37 @@ def new_relays(
     )
 
 
+class CopiedRelays:
+    """Starts relays that are not spliced, over real sockets; their far ends are closed with this."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._far_ends: list[TcpStream] = []
+
+    def new(self, on_end: Callable[[StoredRelay], None] = lambda _about: None, **options: Any) -> RelayManager:
+        """Relays that no store keeps, and that are moved from now on."""
+        relays = new_relays(self._nursery, on_end, **options)
+        relays._splices = False
+        self._nursery.start_soon(relays._engine.run)
+        return relays
+
+    async def begin(
+        self, relays: RelayManager, about: StoredRelay | None = None, *, buffer_bytes: int = 0, **start: Any
+    ) -> tuple[TcpStream, TcpStream]:
+        """Start a relay; its two far ends."""
+        (client, our_client), (our_broker, broker) = (tcp_pair(buffer_bytes=buffer_bytes) for _ in range(2))
+        self._far_ends += client, broker
+        await relays.start_relay(
+            RelayStart(our_client, our_broker, about or about_relay(), **({"config": DEFAULTS} | start))
+        )
+        return client, broker
+
+    def close(self) -> None:
+        self._nursery.cancel_scope.cancel()
+        for stream in self._far_ends:
+            stream.close_now()
+
+
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
     """A relay metric's value."""
     found = registry.get_sample_value(name, {"direction": direction})
@@ -218,18 +249,17 @@ class TlsLane:
     our_client: TcpStream | TlsStream
     our_broker: TcpStream | TlsStream
 
-    async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
+    async def begin(
+        self,
+        it: Forwarder,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        session: SessionTerms | None = None,
+    ) -> StoredRelay:
         about = about_relay()
-        await it.relays.start_relay(
-            RelayStart(
-                self.our_client,
-                self.our_broker,
-                about,
-                first_to_broker=to_broker,
-                first_to_client=to_client,
-                config=it.config,
-            )
-        )
+        start = RelayStart(self.our_client, self.our_broker, about, it.config, to_broker, to_client, session)
+        await it.relays.start_relay(start)
         return about
 
 

@@ -1,5 +1,4 @@
-"""proxy.forwarder.lifetime.broker_reauthentication in relays through user space, over streams in memory: as
-behind TLS."""
+"""proxy.forwarder.lifetime.broker_reauthentication in relays that are not spliced: as behind TLS."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, expect, new_relays, read_all
+from relay_fakes import CopiedRelays, expect, read_all, until
 
 from proto import commands
 from proto.framed_stream import CHALLENGE_BYTES_MAX
@@ -35,32 +34,28 @@ from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticat
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.lifetime.session_factory import SessionOptions
-from proxy.forwarder.relay.relay import RelayStart
-from proxy.forwarder.relay.user_space import LINGER_S
+from proxy.forwarder.relay.engine import RECHECK_INTERVAL_S
+from proxy.forwarder.relay.sockets import LINGER_S
+from proxy.runtime.loop.tcp_stream import TcpStream
 
 
 class Stage:
-    """A relay through user space, and its far ends; a client's session that never ends, unless ``fields`` say so."""
+    """A relay that is not spliced, and its far ends; a client's session that never ends, unless ``fields`` say so."""
 
-    def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
+    client: TcpStream
+    broker: TcpStream
+
+    def __init__(self, nursery: trio.Nursery, copied: CopiedRelays) -> None:
         self.now, self.reauthenticator, self.credentials = Now(), FakeReauthenticator(), FakeCredentials()
         self.brokers = BrokerReauthenticationFactory(nursery, begin=self.credentials.begin)
-        self.relays = new_relays(nursery, now=self.now, sessions=SessionOptions(broker_factory=self.brokers))
+        self._copied = copied
+        self.relays = copied.new(now=self.now, sessions=SessionOptions(broker_factory=self.brokers))
         self.relays.reauthentication.fraction = lambda: 0.0
-        self.client, self.our_client = trio.testing.memory_stream_pair()
-        self.our_broker, self.broker = streams or trio.testing.memory_stream_pair()
 
-    async def begin(self, **fields: Any) -> Stage:
+    async def begin(self, *, buffer_bytes: int = 0, **fields: Any) -> Stage:
         known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
-        await self.relays.start_relay(
-            RelayStart(
-                self.our_client,
-                self.our_broker,
-                about_relay(),
-                config=RelayConfig(),
-                session=session(self.now, self.reauthenticator, **known),
-            )
-        )
+        terms = session(self.now, self.reauthenticator, **known)
+        self.client, self.broker = await self._copied.begin(self.relays, buffer_bytes=buffer_bytes, session=terms)
         await trio.testing.wait_all_tasks_blocked()
         return self
 
@@ -74,10 +69,15 @@ class Stage:
         """Seconds of all exchanges that were answered in full."""
         return self.brokers.metrics.seconds._sum.get()
 
+    async def broker_is_full(self) -> None:
+        """Wait until the broker's socket takes no more."""
+        (relay,) = self.relays._engine.relays
+        await until(lambda: relay.to_broker.held_bytes)
+
 
 @pytest.fixture
-def stage(nursery: trio.Nursery) -> Stage:
-    return Stage(nursery)
+def stage(nursery: trio.Nursery, copied: CopiedRelays) -> Stage:
+    return Stage(nursery, copied)
 
 
 async def test_the_proxy_answers_and_the_client_sees_nothing(
@@ -181,164 +181,84 @@ async def test_a_client_that_never_ends_a_portion_with_a_frame_does_not_hold_the
     await expect(stage.broker, frame[half:] + proxys_answer(b"1") + frame[:half])
 
 
-class SlowBroker(trio.abc.HalfCloseableStream):
-    """A broker that takes the first half of what it is sent, and the rest when it is let; as a plain socket it refuses
-    two tasks that write at a time.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._writing = False
-        self.holds = False
-        self.may_go_on = trio.Event()
-        self.is_stuck = trio.Event()
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        self._begin()
-        try:
-            half = len(data) // 2 if self.holds else 0
-            await self._stream.send_all(data[:half])
-            if self.holds:
-                self.is_stuck.set()
-                await self.may_go_on.wait()
-            await self._stream.send_all(data[half:])
-        finally:
-            self._writing = False
-
-    def _begin(self) -> None:
-        if self._writing:
-            raise trio.BusyResourceError("two tasks write at a time")
-        self._writing = True
-
-    async def send_eof(self) -> None:
-        self._begin()
-        self._writing = False
-        await self._stream.send_eof()
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return bytes(await self._stream.receive_some(max_bytes))
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+NARROW_BYTES = 4096
+FRAME = send_frame(b"x" * 150_000)
+"""More than the buffers of a narrow relay hold, and a portion."""
 
 
-async def stuck(nursery: trio.Nursery, frames: bytes) -> tuple[Stage, SlowBroker]:
-    """A relay whose client has sent whole frames, of which the broker has taken half."""
-    ours, theirs = trio.testing.memory_stream_pair()
-    broker = SlowBroker(ours)
-    stage = await Stage(nursery, (broker, theirs)).begin(lifetime_ms=100_000, challenge=b"")
-    broker.holds = True
-    await stage.client.send_all(frames)
-    await broker.is_stuck.wait()
-    broker.holds = False
-    return stage, broker
+@pytest.fixture
+async def stuck(nursery: trio.Nursery, stage: Stage) -> Stage:
+    """A relay whose client sends a frame, of which the broker's socket has taken the beginning."""
+    await stage.begin(buffer_bytes=NARROW_BYTES, lifetime_ms=100_000, challenge=b"")
+    nursery.start_soon(stage.client.send_all, FRAME)
+    await stage.broker_is_full()
+    return stage
 
 
 async def test_an_answer_waits_until_a_half_sent_frame_is_sent_whole(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    autojump_clock: trio.testing.MockClock, stuck: Stage
 ) -> None:
-    """The proxy has read whole frames, but the broker has received half of them."""
-    frames = send_frame(b"x" * 100) * 2
-    stage, broker = await stuck(nursery, frames)
-    await stage.broker.send_all(BROKER_ASKS)
+    await stuck.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked()
-    assert stage.credentials.begun == 1
-    broker.may_go_on.set()
-    await expect(stage.broker, frames + proxys_answer(b"1"))
+    assert stuck.credentials.begun == 1
+    await expect(stuck.broker, FRAME + proxys_answer(b"1"))
+
+
+PADDING = bytes(50_000)
+LARGE_ANSWER = proxys_answer(b"1" + PADDING)
+"""More than a narrow socket takes at once."""
+
+
+@pytest.fixture
+async def unread(stage: Stage) -> Stage:
+    """A relay whose broker has asked, and has not read the answer."""
+    stage.credentials.padding = PADDING
+    await stage.begin(buffer_bytes=NARROW_BYTES)
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.broker_is_full()
+    return stage
 
 
 async def test_a_client_frame_waits_while_an_answer_is_being_sent(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    autojump_clock: trio.testing.MockClock, unread: Stage
 ) -> None:
-    """Only one task at a time writes to the broker."""
-    ours, theirs = trio.testing.memory_stream_pair()
-    broker = SlowBroker(ours)
-    stage = await Stage(nursery, (broker, theirs)).begin()
-    broker.holds = True
-    await stage.broker.send_all(BROKER_ASKS)
-    await broker.is_stuck.wait()
-    broker.holds = False
-    await stage.client.send_all(send_frame())
+    await unread.client.send_all(send_frame())
     await trio.testing.wait_all_tasks_blocked()
-    broker.may_go_on.set()
-    await expect(stage.broker, proxys_answer(b"1") + send_frame())
+    await expect(unread.broker, LARGE_ANSWER + send_frame())
 
 
 async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_closed_relay(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    autojump_clock: trio.testing.MockClock, unread: Stage
 ) -> None:
     """The client has said all, and the broker neither reads nor ends."""
-    ours, theirs = trio.testing.memory_stream_pair()
-    broker = SlowBroker(ours)
-    stage = await Stage(nursery, (broker, theirs)).begin()
-    broker.holds = True
-    await stage.broker.send_all(BROKER_ASKS)
-    await broker.is_stuck.wait()
-    (about,) = (followed.relay_record for followed in stage.relays.expiring_sessions())
-    await stage.client.send_eof()
+    (about,) = (followed.relay_record for followed in unread.relays.expiring_sessions())
+    await unread.client.send_eof()
     timeout_s = RelayConfig().half_close_timeout_ms / 1000
     await trio.sleep(timeout_s - 1)
-    assert [followed.relay_record for followed in stage.relays.expiring_sessions()] == [about]
-    await trio.sleep(1 + 2 * LINGER_S)
-    assert stage.relays.expiring_sessions() == []
+    assert [followed.relay_record for followed in unread.relays.expiring_sessions()] == [about]
+    await trio.sleep(1 + 2 * RECHECK_INTERVAL_S + 2 * LINGER_S)
+    assert unread.relays.expiring_sessions() == []
 
 
 async def test_an_answer_that_the_broker_reads_late_comes_before_its_end(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+    autojump_clock: trio.testing.MockClock, unread: Stage
 ) -> None:
-    ours, theirs = trio.testing.memory_stream_pair()
-    broker = SlowBroker(ours)
-    stage = await Stage(nursery, (broker, theirs)).begin()
-    broker.holds = True
-    await stage.broker.send_all(BROKER_ASKS)
-    await broker.is_stuck.wait()
-    await stage.client.send_eof()
+    await unread.client.send_eof()
     await trio.testing.wait_all_tasks_blocked()
-    await stage.broker.send_all(message_frame())
-    await expect(stage.client, message_frame())
-    broker.may_go_on.set()
-    assert await read_all(stage.broker) == proxys_answer(b"1")
-
-
-class LateStream(SlowBroker):
-    """A broker that has all of what it is sent before the sending returns, as behind TLS under load."""
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await super().send_all(data)
-        await self.may_go_on.wait()
-
-
-async def test_a_broker_may_ask_before_the_sending_of_an_answer_has_returned(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    ours, theirs = trio.testing.memory_stream_pair()
-    broker = LateStream(ours)
-    stage = Stage(nursery, (broker, theirs))
-    stage.credentials.rounds = 2
-    await stage.begin()
-    await stage.broker.send_all(BROKER_ASKS)
-    await expect(stage.broker, proxys_answer(b"1"))
-    await stage.broker.send_all(SERVER_FIRST)
-    await trio.testing.wait_all_tasks_blocked()
-    assert stage.failed("out_of_turn") == 0
-    broker.may_go_on.set()
-    await expect(stage.broker, proxys_answer(b"1."))
-    assert stage.succeeded() == 1
+    await unread.broker.send_all(message_frame())
+    await expect(unread.client, message_frame())
+    assert await read_all(unread.broker) == LARGE_ANSWER
 
 
 async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: trio.testing.MockClock, stuck: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the way to the broker meets a sending that goes on: which is no defect."""
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
-    stage, _broker = await stuck(nursery, send_frame(b"x" * 100) * 2)
-    stage.now.s += 200
-    await stage.broker.send_all(BROKER_ASKS + message_frame())
-    rest = await read_all(stage.client)
+    stuck.now.s += 200
+    await stuck.broker.send_all(BROKER_ASKS + message_frame())
+    rest = await read_all(stuck.client)
     assert error_in(rest[len(message_frame()) :]).error.message == SESSION_EXPIRED
+    assert FRAME.startswith(await read_all(stuck.broker))
 
 
 async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
@@ -370,6 +290,7 @@ async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testin
         await expect(stage.broker, proxys_answer(b"%d" % number))
         await stage.client.send_all(answer(b"alice's") + send_frame())
         await expect(stage.broker, send_frame())
+        await trio.testing.wait_all_tasks_blocked()  # the verdict
     assert stage.reauthenticator.given == [b"alice's"] * 2
 
 

@@ -30,12 +30,11 @@ from framed_fakes import (
 )
 from lifetime_fakes import EXPIRED, Begin, answer_again, token
 from prometheus_client import CollectorRegistry
-from relay_fakes import Lane, Place, about_relay, new_relays, read, read_all
+from relay_fakes import CopiedRelays, Lane, Place, read, read_all
 
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.rpc_pb2 import Principal
 from proxy.config.types import Config
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import UNKNOWN_LISTENER, Enforcement
@@ -43,7 +42,6 @@ from proxy.forwarder.lifetime.metrics import ReauthenticationMetrics
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.errors import RpcConnectionLost
@@ -119,7 +117,7 @@ async def begin(
     request: pytest.FixtureRequest,
     place: Place,
     lane: Lane,
-    nursery: trio.Nursery,
+    copied: CopiedRelays,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
@@ -140,20 +138,9 @@ async def begin(
             await forwarder.begin(lane, to_broker=first, session=known)
             stage = Stage(forwarder.relays, forwarder.metrics, now, reauthenticator, lane.client, lane.broker)
         else:
-            client, our_client = trio.testing.memory_stream_pair()
-            our_broker, broker = trio.testing.memory_stream_pair()
             metrics = ReauthenticationMetrics(None, now)
-            relays = new_relays(nursery, now=now, sessions=SessionOptions(enforcement=enforcement, metrics=metrics))
-            await relays.start_relay(
-                RelayStart(
-                    our_client,
-                    our_broker,
-                    about_relay(),
-                    first_to_broker=first,
-                    config=RelayConfig(),
-                    session=known,
-                )
-            )
+            relays = copied.new(now=now, sessions=SessionOptions(enforcement=enforcement, metrics=metrics))
+            client, broker = await copied.begin(relays, first_to_broker=first, session=known)
             stage = Stage(relays, metrics, now, reauthenticator, client, broker)
         stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()

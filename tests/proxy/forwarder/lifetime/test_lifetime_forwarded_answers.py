@@ -27,10 +27,9 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Lane, Place, about_relay, expect, new_relays, read, read_all, until
+from relay_fakes import CopiedRelays, Lane, Place, expect, read, read_all, until
 
 from proto.connect_rules import AUTHENTICATION_FAILED
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.forwarded_answers import ForwardedAnswers
@@ -39,7 +38,6 @@ from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, INJECTION_BYTES_MAX
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.relay.relay import RelayStart
 from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BIND = "127.0.0.1:6650"
@@ -102,7 +100,7 @@ def begin(  # noqa: PLR0917 -- fixtures
     request: pytest.FixtureRequest,
     place: Place,
     lane: Lane,
-    nursery: trio.Nursery,
+    copied: CopiedRelays,
     now: Now,
     reauthenticator: FakeReauthenticator,
 ) -> Any:
@@ -115,14 +113,10 @@ def begin(  # noqa: PLR0917 -- fixtures
             await forwarder.begin(lane, session=terms)
             stage = Stage(forwarder.relays, forwarder.metrics, now, reauthenticator, lane.client, lane.broker)
         else:
-            client, our_client = trio.testing.memory_stream_pair()
-            our_broker, broker = trio.testing.memory_stream_pair()
             metrics = ReauthenticationMetrics(None, now)
             options = SessionOptions(enforcement=Enforcement(config), metrics=metrics)
-            relays = new_relays(nursery, now=now, sessions=options)
-            await relays.start_relay(
-                RelayStart(our_client, our_broker, about_relay(), config=RelayConfig(), session=terms)
-            )
+            relays = copied.new(now=now, sessions=options)
+            client, broker = await copied.begin(relays, session=terms)
             stage = Stage(relays, metrics, now, reauthenticator, client, broker)
         stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()
@@ -361,26 +355,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return frames
 
 
-@pytest.mark.parametrize("begin", ["in user space"], indirect=True)
-async def test_a_chunk_of_challenges_does_not_hold_up_other_tasks(
-    begin: Any, nursery: trio.Nursery, taken: list[bytes]
-) -> None:
-    stage = await begin()
-    in_turns: list[int] = []
-
-    async def other_task() -> None:
-        while True:
-            before = len(taken)
-            await trio.lowlevel.checkpoint()
-            in_turns.append(len(taken) - before)
-
-    nursery.start_soon(other_task)
-    await stage.broker.send_all(BROKER_ASKS * 1000)
-    await until(lambda: len(taken) == 1000)
-    assert max(in_turns) <= 2, "a turn of the copy loop's before the other task's, and one after it"
-
-
-@pytest.mark.parametrize("begin", ["in the kernel"], indirect=True)
 async def test_a_chunk_of_challenges_does_not_hold_up_other_relays(begin: Any, taken: list[bytes]) -> None:
     """Between the turns of a relay all others have theirs."""
     stage = await begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,15 @@ import trio.testing
 from adoption_fakes import successor
 from framed_fakes import FakeReauthenticator, Now, error_in, message_frame, send_frame, session
 from relay_fakes import (
+    CopiedRelays,
     Forwarder,
     Lane,
     Place,
     about_relay,
     fill,
-    new_relays,
     open_lane,
     read,
     read_all,
-    tcp_pair,
     until,
 )
 
@@ -31,17 +30,14 @@ from proto.command_heads import HEAD_BYTES
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.client import timeouts as age
 from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay import engine, sockets, user_space
+from proxy.forwarder.relay import engine, sockets
 from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
-from proxy.forwarder.relay.relay import BaseRelay, RelayStart
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
 
 WAYS = ["killed", "handed over"]
@@ -52,7 +48,7 @@ LONG_AGO_MS = 1
 
 
 @dataclass(eq=False)
-class FakeRelay(BaseRelay):
+class FakeRelay:
     on_close: Callable[[FakeRelay, CloseReason], None]
     on_abort: Callable[[FakeRelay], None]
     record: StoredRelay
@@ -492,40 +488,27 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
 
 
 @pytest.fixture
-async def not_spliced(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    for module in (sockets, user_space):
-        monkeypatch.setattr(module, "LINGER_S", 0.01)
+def not_spliced(copied: CopiedRelays, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
     now = Now()
     ended: list[StoredRelay] = []
-    relays = new_relays(nursery, ended.append, now=now)
-    relays._splices = False
-    nursery.start_soon(relays._engine.run)
-    far_ends: list[TcpStream] = []
+    relays = copied.new(ended.append, now=now)
 
     async def begun(
         *, with_age: bool, first: bytes = b"", at_once: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
-        (client, our_client), (our_broker, broker) = tcp_pair(), tcp_pair()
-        far_ends.extend((client, broker))
-        await relays.start_relay(
-            RelayStart(
-                our_client,
-                our_broker,
-                age_of(about_relay()) if with_age else about_relay(),
-                first_to_broker=first,
-                config=RelayConfig(),
-                session=session(now, FakeReauthenticator(), clock=None, challenge=b"") if with_age else None,
-            )
+        far_ends = await copied.begin(
+            relays,
+            age_of(about_relay()) if with_age else about_relay(),
+            first_to_broker=first,
+            session=session(now, FakeReauthenticator(), clock=None, challenge=b"") if with_age else None,
         )
         at_once()
         await trio.testing.wait_all_tasks_blocked()
-        return client, broker
+        return far_ends
 
     begun.relays, begun.now, begun.ended = relays, now, ended  # type: ignore[attr-defined]
-    yield begun
-    nursery.cancel_scope.cancel()
-    for stream in far_ends:
-        stream.close_now()
+    return begun
 
 
 async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(not_spliced: Any) -> None:
@@ -568,7 +551,7 @@ async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(not_spliced: An
 
 async def test_behind_tls_one_that_is_dropped_at_once_ends(not_spliced: Any) -> None:
     def drop() -> None:
-        for relay in not_spliced.relays._live_relays():
+        for relay in not_spliced.relays._engine.relays:
             relay.abort()
 
     for with_age in (True, False):
@@ -582,7 +565,7 @@ async def test_behind_tls_one_that_gives_way_ends_at_once(not_spliced: Any, *, w
     causes: list[CloseReason] = []
     not_spliced.relays._ledger._on_end = lambda _about, why: causes.append(why)
     client, broker = await not_spliced(with_age=with_age)
-    not_spliced.relays._live_relays()[0].evict()
+    not_spliced.relays._engine.relays[0].evict()
     assert await read_all(client) == await read_all(broker) == b""
     await until(lambda: causes)
     assert causes == [CloseReason.OVER_SHARE]
@@ -611,7 +594,7 @@ async def test_behind_tls_one_that_does_not_end_is_dropped(not_spliced: Any) -> 
     not_spliced.now.s += 60
     not_spliced.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
-    assert not not_spliced.relays._live_relays()[0].is_over
+    assert not not_spliced.relays._engine.relays[0].is_over
     not_spliced.now.s += CLOSE_S_MAX
     not_spliced.relays.close_schedule.close_due_relays()
     await read_all(broker)

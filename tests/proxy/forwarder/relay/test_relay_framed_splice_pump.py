@@ -1,4 +1,7 @@
-"""proxy.forwarder.relay.framed_splice_pump: sessions that expire within a relay, over real sockets on loopback."""
+"""proxy.forwarder.relay.framed_splice_pump: sessions that expire within a relay, over real sockets on loopback.
+
+proxy.forwarder.relay.framed_copy_pump does the same in memory, so most tests are of both.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import random
 import sys
 import termios
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +37,7 @@ from framed_fakes import (
     session,
 )
 from pulsar_bytes import command, fields
-from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, read, read_all, until
+from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, read, read_all, until
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
@@ -45,7 +49,7 @@ from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.lifetime.session import PEEK_BYTES, ExpiringSession
 from proxy.forwarder.lifetime.terms import challenge_permission
-from proxy.forwarder.relay import engine
+from proxy.forwarder.relay import engine, manager
 from proxy.forwarder.relay.framed_splice_pump import HEADER_PEEK_BYTES
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import RelayStartFailed
@@ -68,6 +72,18 @@ def queued_bytes(sock: int) -> int:
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker's silence is short here."""
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+
+
+@pytest.fixture(params=["spliced", "copied"])
+async def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    """A place whose relays are moved by one of the two pumps."""
+    if request.param == "copied":
+        monkeypatch.setattr(manager, "splice_works", lambda: False)
+    async with open_place() as place:
+        yield place
+
+
+only_spliced = pytest.mark.parametrize("place", ["spliced"], indirect=True)
 
 
 async def framed(place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, **fields: Any) -> Forwarder:
@@ -124,6 +140,7 @@ async def test_frames_of_all_sizes_pass_untouched(
     await until(lambda: forwarder.moved("to_broker") == len(there))
 
 
+@only_spliced
 async def test_of_large_frames_only_headers_are_looked_at(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
@@ -213,6 +230,17 @@ async def test_an_end_in_the_middle_of_a_frame(
     await until(lambda: forwarder.ended)
 
 
+@pytest.mark.parametrize("cut", [30, -1])
+async def test_the_beginning_of_an_answer_reaches_no_broker(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, cut: int
+) -> None:
+    """It holds credentials, and they are the proxy's to verify."""
+    await framed(place, lane, now, reauthenticator)
+    await lane.client.send_all(send_frame() + answer()[:cut])
+    await lane.client.send_eof()
+    assert await read_all(lane.broker) == send_frame()
+
+
 async def test_a_sink_that_does_not_take_is_waited_for(
     place: Place, narrow_lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
@@ -222,6 +250,31 @@ async def test_a_sink_that_does_not_take_is_waited_for(
         nursery.start_soon(narrow_lane.client.send_all, frames)
         await trio.sleep(0.05)
         assert await read(narrow_lane.broker, len(frames)) == frames
+
+
+async def test_frames_in_any_pieces_and_three_lives(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    forwarder = await framed(place, lane, now, reauthenticator)
+    chance = random.Random(2)
+    frame, back = send_frame(b"x" * 3000), message_frame(b"y" * 3000)
+    for number in range(3):
+        now.s += 90
+        await lane.broker.send_all(back[:1000])
+        assert await read(lane.client, 1000) == back[:1000]
+        ask(forwarder)
+        await lane.broker.send_all(back[1000:] + back)
+        expected = back[1000:] + CHALLENGE + back
+        assert await read(lane.client, len(expected)) == expected
+        whole = frame + answer(b"%d" % number) + frame
+        at = 0
+        while at < len(whole):
+            size = chance.choice([1, 7, 2000])
+            await lane.client.send_all(whole[at : at + size])
+            at += size
+        assert await read(lane.broker, 2 * len(frame)) == frame + frame
+        await trio.testing.wait_all_tasks_blocked()
+    assert reauthenticator.given == [b"0", b"1", b"2"]
 
 
 # ---- being asked
@@ -520,6 +573,7 @@ async def test_a_command_that_begins_as_another_one_ends_it(
     assert counted(forwarder.metrics.expired_killed) == 0
 
 
+@only_spliced
 @pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
 async def test_a_session_that_ended_while_connecting_to_the_broker_starts_no_relay(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, first: bytes
@@ -885,6 +939,7 @@ async def test_a_session_that_never_ends_is_blind(
     assert forwarder.relays.expiring_sessions() == []
 
 
+@only_spliced
 async def test_no_relay_begins_with_what_is_no_frame(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
 ) -> None:
@@ -934,6 +989,7 @@ async def test_messages_are_counted(place: Place, lane: Lane, now: Now, reauthen
     assert await read(lane.broker, len(answer())) == answer(), "nothing expires, so nothing is taken out"
 
 
+@only_spliced
 async def test_messages_that_waited_for_a_pipe_are_counted_once(
     place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from framed_fakes import CHALLENGE, FakeReauthenticator, Now, answer, message_frame, send_frame, session
 from prometheus_client import CollectorRegistry
 from relay_fakes import (
     Contexts,
@@ -21,6 +22,7 @@ from relay_fakes import (
     about_relay,
     busy_channel,
     descriptors,
+    expect,
     fill,
     new_relays,
     open_lane,
@@ -741,6 +743,37 @@ async def test_tls_on_any_side_goes_through_user_space(
     await until(lambda: it.ended == [about])
     assert it.relays.in_flight.count == 0
     assert (it.moved("to_broker"), it.moved("to_client")) == (20, 25)
+
+
+@SIDES
+async def test_frames_are_followed_through_tls(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, certificates: Contexts, sides: str, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    """From the first byte on, wherever it is when the relay begins."""
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    frame, back = send_frame(b"there"), message_frame(b"back")
+    await tls.client.send_all(frame[20:] + frame)
+    await tls.broker.send_all(back[20:] + back)
+    await tls.begin(
+        it,
+        to_broker=frame[:20],
+        to_client=back[:20],
+        session=session(now, reauthenticator, counts_messages=True),
+    )
+    await expect(tls.broker, frame * 2)
+    await expect(tls.client, back * 2)
+    now.s += 90
+    it.relays.reauthentication.send_due_challenges()
+    await expect(tls.client, CHALLENGE)
+    await tls.client.send_all(frame + answer() + frame)
+    await expect(tls.broker, frame * 2)
+    await until(lambda: reauthenticator.given)
+    assert (it.messages("alice", "to_broker"), it.messages("alice", "to_client")) == (4, 2)
+    await tls.client.send_eof()
+    await tls.broker.send_eof()
+    assert await read_all(tls.client) == await read_all(tls.broker) == b""
+    await until(lambda: it.ended)
 
 
 @SIDES
