@@ -36,6 +36,7 @@ from relay_fakes import (
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay import copy_pump
 from proxy.forwarder.relay.copy_pump import CopiedRelay, CopyDirection, Stream
+from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.network.tls_session import TlsSession
 from proxy.runtime.shared.relay_table import OPERATIONS, TO_BROKER, TO_CLIENT
@@ -738,6 +739,20 @@ async def test_the_last_bytes_meet_a_broken_sink(copies: Copies) -> None:
     await peer.transport.send_all(peer.record(b"last words") + peer.session.close())
     await copies.engine.over(relay)
     assert relay.broken
+
+
+async def test_what_came_from_a_sink_that_is_broken_is_looked_for(copies: Copies) -> None:
+    """Its edge may have passed."""
+    tls, relay = await copies.open("plain")
+    await trio.testing.wait_all_tasks_blocked()
+    pumped: list[Direction] = []
+
+    def broken(_data: object) -> int:
+        raise ConnectionResetError
+
+    relay.to_broker.pump, directions(relay)[1].send = pumped.append, broken
+    await tls.broker.send_all(b"to nobody")
+    await until(lambda: pumped == [relay.to_broker])
 
 
 async def test_tls_says_nothing_to_a_broken_sink(copies: Copies) -> None:
