@@ -219,6 +219,7 @@ class FramedSplicePump:
             if self._injector.inject(direction, cursor, cursor.held_head, Injection.HELD_HEAD, boundary):
                 cursor.boundary += len(cursor.held_head)
                 cursor.held_head = b""
+                cursor.stream.ends = True  # an error would be read as part of the frame
             if direction.held_bytes or cursor.held_head or direction.done:
                 return  # it is called again
         elif session.close_reason and not cursor.stream.ends and direction is direction.relay.to_client:

@@ -860,6 +860,36 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"last"))
 
 
+@only_spliced
+async def test_nothing_follows_the_beginning_of_a_frame_with_which_a_broker_ends(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error would be read as part of the frame. The client does not take that beginning at once."""
+    monkeypatch.setattr(reauthentication, "QUIET_S", 5)
+    forwarder = await framed(place, lane, now, reauthenticator)
+    engine, (relay,) = forwarder.relays._engine, forwarder.relays._engine.relays
+    now.s += 150
+    await lane.client.send_all(send_frame())
+    await until(lambda: engine.pump.half_closed)
+    cursor, refused = relay.to_client.cursor, []
+    assert cursor is not None
+    await lane.broker.send_all(message_frame(b"last")[:5])
+    await until(lambda: cursor.held_head)
+    drain_pipe = engine.pump.drain_pipe
+
+    def refuse_once(direction: Any) -> bool:
+        if refused:
+            return drain_pipe(direction)
+        refused.append(direction)
+        return False
+
+    monkeypatch.setattr(engine.pump, "drain_pipe", refuse_once)
+    await lane.broker.send_eof()
+    await until(lambda: refused)
+    engine.pump.wake_direction(relay.to_client)
+    assert await read_all(lane.client) == message_frame(b"last")[:5]
+
+
 # ---- clients that are challenged
 
 
