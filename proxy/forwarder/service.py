@@ -225,8 +225,8 @@ class ForwarderService:
         """Accept no more; let connections end for up to ``timeout_s``, then close those that are left.
 
         ``hand_over``: a successor waits for the relays; those that cannot be handed over have the same time as lookups.
-        A second drain may follow for these, when the cluster drains. Otherwise relays are ended one after the other,
-        spread over the time, so that their clients do not all come to other instances in the same second.
+        A second drain may follow for these, when the cluster drains. Relays are ended one after the other, spread over
+        the time, or over its second half after a hand-over, so that their clients do not all come back in one second.
         """
         started = trio.current_time()
         self._accepting.cancel()
@@ -237,8 +237,8 @@ class ForwarderService:
             await self._relays.hand_over_relays()
         for connection in list(self._client_connections):
             connection.drain()
-        if not hand_over:
-            self._relays.spread_closes(timeout_s)
+        # Relays that stay after a hand-over have half of the time to end by themselves.
+        self._relays.spread_closes(timeout_s, after_s=timeout_s / 2 if hand_over else 0.0)
         both_empty = True
         for in_flight in (self._in_flight, self._relays.in_flight):
             left_s = max(0.0, timeout_s - (trio.current_time() - started))

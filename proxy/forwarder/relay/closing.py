@@ -54,16 +54,16 @@ class CloseSchedule:
             left_s = max(0.0, self._drain_until_s - self._now())
             self._push(self._now() + left_s * self.fraction(), relay, CloseReason.SHUT_DOWN)
 
-    def spread_closes(self, relays: Iterable[Relay], timeout_s: float) -> None:
-        """Schedule the closes of these relays in random order, spread evenly over SPREAD_SHARE of ``timeout_s``; the
-        first one is not at once.
+    def spread_closes(self, relays: Iterable[Relay], timeout_s: float, *, after_s: float = 0.0) -> None:
+        """Schedule the closes of these relays in random order, spread evenly over SPREAD_SHARE of ``timeout_s`` without
+        its first ``after_s``; the first one is not at once.
         """
-        now, window_s = self._now(), timeout_s * SPREAD_SHARE
-        self._drain_until_s = now + window_s
+        start_s, window_s = self._now() + after_s, (timeout_s - after_s) * SPREAD_SHARE
+        self._drain_until_s = start_s + window_s
         shuffled = sorted(relays, key=lambda _relay: self.fraction())
         for number, relay in enumerate(shuffled):
             # In the second half of its own interval: a few relays, which have all of the time, need not hurry.
-            at_s = now + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
+            at_s = start_s + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
             self._push(at_s, relay, CloseReason.SHUT_DOWN)
 
     def forget_relays(self, relays: Iterable[Relay]) -> None:

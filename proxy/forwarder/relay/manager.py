@@ -269,9 +269,9 @@ class RelayManager(Collector):
 
     # ---- relays out
 
-    def spread_closes(self, timeout_s: float) -> None:
-        """Close all relays gently, spread over ``timeout_s``."""
-        self.close_schedule.spread_closes(self._engine.relays, timeout_s)
+    def spread_closes(self, timeout_s: float, *, after_s: float = 0.0) -> None:
+        """Close all relays gently, spread over ``timeout_s``, the first ``after_s`` of it left out."""
+        self.close_schedule.spread_closes(self._engine.relays, timeout_s, after_s=after_s)
 
     def abort_relays(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""

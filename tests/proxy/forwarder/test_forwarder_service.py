@@ -621,6 +621,19 @@ async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
         await broker.aclose()
 
 
+@pytest.mark.parametrize(("hand_over", "after_s"), [(True, 15.0), (False, 0.0)])
+async def test_relays_that_stay_after_a_hand_over_have_half_of_the_time_to_end_by_themselves(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, hand_over: bool, after_s: float
+) -> None:
+    served = await serve()
+    spread: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        served.service._relays, "spread_closes", lambda timeout_s, *, after_s: spread.append((timeout_s, after_s))
+    )
+    await served.service.drain(30, hand_over=hand_over)
+    assert spread == [(30, after_s)]
+
+
 async def test_a_handshake_that_takes_too_long_is_not_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

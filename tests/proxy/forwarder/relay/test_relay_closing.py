@@ -106,6 +106,18 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
         assert in_a_second <= max(1, 0.1 * count)
 
 
+def test_relays_that_stay_after_a_hand_over_are_ended_evenly_in_its_second_half() -> None:
+    schedule = Schedule()
+    schedule.closes.spread_closes([schedule.relay() for _ in range(100)], 60, after_s=30)
+    schedule.pass_s(61)
+    times = [at - 1000 for at, _, _ in schedule.left]
+    assert len(times) == 100
+    assert min(times) >= 30
+    assert max(times) <= 30 + 30 * SPREAD_SHARE + 0.02
+    for start in range(30, 60):
+        assert sum(start <= at < start + 1 for at in times) <= 10
+
+
 def test_several_forwarders_together_are_as_even_as_one() -> None:
     schedules = [Schedule() for _ in range(4)]
     for schedule in schedules:
