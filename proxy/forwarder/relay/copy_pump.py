@@ -160,29 +160,28 @@ class CopyPump(Pump):
 
     def pump(self, direction: Direction) -> None:
         """Move at most one portion; see Pump.pump."""
-        if direction.queued or direction.done:
-            return
-        assert isinstance(direction, CopyDirection)
-        try:
-            if direction.held_bytes and not self._send_held(direction):
-                return
-            if not direction.source_has_ended:
-                self._move_portion(direction)
-            if direction.source_has_ended and not direction.held_bytes and not direction.done:
-                self._pass_end_on(direction)
-        except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
-            self.on_internal_error(direction, error)
+        self._give_turn(direction, self._take_turn)
 
     def drain_only(self, direction: Direction) -> None:
         """Deliver what is held, and receive nothing more; see Pump.drain_only."""
+        self._give_turn(direction, self._send_held)
+
+    def _give_turn(self, direction: Direction, turn: Callable[[CopyDirection], object]) -> None:
         if direction.queued or direction.done:
             return
         assert isinstance(direction, CopyDirection)
         try:
-            if direction.held_bytes:
-                self._send_held(direction)
-        except Exception as error:  # noqa: BLE001 -- as pump
+            turn(direction)
+        except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
             self.on_internal_error(direction, error)
+
+    def _take_turn(self, direction: CopyDirection) -> None:
+        if not self._send_held(direction):
+            return
+        if not direction.source_has_ended:
+            self._move_portion(direction)
+        if direction.source_has_ended and not direction.held_bytes and not direction.done:
+            self._pass_end_on(direction)
 
     def _move_portion(self, direction: CopyDirection) -> None:
         session, kept = direction.decrypts, 0
@@ -259,7 +258,9 @@ class CopyPump(Pump):
         return False
 
     def _send_held(self, direction: CopyDirection) -> bool:
-        """Send what is held; return False if some of it is left, or the sink is broken."""
+        """Send what is held, if anything is; return False if some of it is left, or the sink is broken."""
+        if not direction.held_bytes:
+            return True
         if not self._send(direction, direction.unsent, direction.unsent_counted_bytes):
             return False
         direction.unsent, direction.held_bytes = b"", 0

@@ -210,12 +210,12 @@ class RelayEngine:
                 del self._by_source[direction.source]
                 # Not by the close: the fd store's copy of the socket would keep it here.
                 self._epoll.unregister(direction.source)
+                self._to_recheck.discard(direction)
             self._half_closed.pop(relay, None)
         self._waiting_for_pipe.clear()
-        for queue in (self._run_queue, self._to_recheck):
-            staying = [direction for direction in queue if not direction.relay.handed_over]
-            queue.clear()
-            queue.extend(staying) if isinstance(queue, deque) else queue.update(staying)
+        staying = [direction for direction in self._run_queue if not direction.relay.handed_over]
+        self._run_queue.clear()
+        self._run_queue.extend(staying)
         return handed_over
 
     @property

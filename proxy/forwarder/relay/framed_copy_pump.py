@@ -58,13 +58,11 @@ class FramedCopyPump(CopyPump):
 
     def pump(self, direction: Direction) -> None:
         """Send what may pass of what is here, then move at most one portion; see Pump.pump."""
-        if direction.queued or direction.done:
-            return
-        assert isinstance(direction, CopyDirection)
+        self._give_turn(direction, self._take_framed_turn)
+
+    def _take_framed_turn(self, direction: CopyDirection) -> None:
         try:
-            if direction.held_bytes and not self._send_held(direction):
-                return
-            if not self._let_pass(direction):
+            if not (self._send_held(direction) and self._let_pass(direction)):
                 return
             if direction.source_has_ended:
                 self._on_source_end(direction)
@@ -74,8 +72,6 @@ class FramedCopyPump(CopyPump):
                 self.enqueue(direction)  # some of what came before the end may be left
         except FrameInvalid as error:
             self._reauthentication.on_invalid_frame(_session_of(direction), error)
-        except Exception as error:  # noqa: BLE001 -- as CopyPump.pump
-            self.on_internal_error(direction, error)
 
     def _deliver(self, direction: CopyDirection, plaintext: memoryview) -> bool:
         """Send what may pass of what was received; return True if no more of it may.

@@ -78,10 +78,11 @@ class RelayLedger:
         to_broker, to_client = self.table.messages_of(record.id)
         return {"messages_to_broker": to_broker, "messages_to_client": to_client}
 
-    def release_relay(self, relay_id: int) -> None:
-        """Release the rows of a spliced relay, and drop it from the fd store."""
-        self.release_rows(relay_id)
-        self._fd_store.drop_relay(relay_id)
+    def release_relay(self, relay: Relay) -> None:
+        """Release the rows of a relay of which the sockets are closed, and drop a spliced one from the fd store."""
+        self.release_rows(relay.record.id)
+        if relay.is_spliced:
+            self._fd_store.drop_relay(relay.record.id)
 
     def release_rows(self, relay_id: int) -> None:
         """Sum up a relay's rows and free them, or leave that to the successor that has the table now."""

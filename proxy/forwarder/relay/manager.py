@@ -317,7 +317,7 @@ class RelayManager(Collector):
             self._nursery.start_soon(self._linger, relay)
             return
         relay.close_sockets()  # of which both directions have ended, for the store's copy, too
-        self._release(relay)
+        self._ledger.release_relay(relay)
 
     async def _linger(self, relay: Relay) -> None:
         streams = relay.take_streams()
@@ -332,13 +332,7 @@ class RelayManager(Collector):
                     shut_down(stream.socket.fileno(), socket.SHUT_RDWR)
                 stream.socket.close()
             if not is_successors:
-                self._release(relay)
-
-    def _release(self, relay: Relay) -> None:
-        if relay.is_spliced:
-            self._ledger.release_relay(relay.record.id)
-        else:
-            self._ledger.release_rows(relay.record.id)
+                self._ledger.release_relay(relay)
 
     def _on_left_behind_end(self, relay_id: int, client_ip: str) -> None:
         self._fd_store.drop_left_behind(relay_id)
@@ -413,7 +407,7 @@ class SplicedRelayStarter:
                 direction.detach_source()
             return
         self._engine.abandon_relay(relay)
-        self._ledger.release_relay(relay.record.id)
+        self._ledger.release_relay(relay)
 
     async def _send_ahead(self, relay: Relay, broker: TcpStream, first_to_broker: bytes) -> None:
         """Send ahead to the broker what the client sent beyond what fits any pipe.

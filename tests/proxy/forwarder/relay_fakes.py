@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
+import random
 import socket
 import ssl
 import struct
@@ -153,6 +155,31 @@ async def fill(stream: TcpStream, *, give_up_s: float = 0.1) -> int:
             return sent
         with contextlib.suppress(BlockingIOError):
             sent += stream.socket.send(bytes(65536))
+
+
+async def send_random(stream: trio.abc.SendStream, size: int, portion_max: int, digest: hashlib._Hash) -> None:
+    """Send so many random bytes in portions of all sizes, then the end."""
+    left = size
+    while left:
+        data = os.urandom(min(left, random.choice([1, 100, 3000, 65536, portion_max])))
+        left -= len(data)
+        digest.update(data)
+        await stream.send_all(data)
+    assert isinstance(stream, trio.abc.HalfCloseableStream)
+    await stream.send_eof()
+
+
+async def digest_all(stream: trio.abc.ReceiveStream, portions: list[int], digest: hashlib._Hash) -> None:
+    """Receive everything up to the end, in portions of these sizes."""
+    while data := await stream.receive_some(random.choice(portions)):
+        digest.update(data)
+
+
+async def end_all(nursery: trio.Nursery) -> None:
+    """End all tasks, so that what they used can be closed."""
+    nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await trio.testing.wait_all_tasks_blocked()
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from forwarder_fakes import Peer, connect, make_config
 from prometheus_client import CollectorRegistry
-from relay_fakes import Lane, kept_relay, open_lane, read, tcp_pair, until
+from relay_fakes import Lane, end_all, kept_relay, open_lane, read, tcp_pair, until
 
 from proto import commands
 from proto.addresses import HostPort
@@ -148,9 +148,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         return served
 
     yield start
-    nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        await trio.testing.wait_all_tasks_blocked()
+    await end_all(nursery)
     for sock in adopted:
         sock.close()
     store_slot.close_stored()

@@ -11,7 +11,7 @@ import trio.testing
 from forwarder_fakes import (
     Play,
 )
-from relay_fakes import unblocked_pair
+from relay_fakes import end_all, unblocked_pair
 
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -49,8 +49,6 @@ async def play(
         nursery.start_soon(reactor.run)
         await trio.testing.wait_all_tasks_blocked()
     yield start
-    nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        await trio.testing.wait_all_tasks_blocked()
+    await end_all(nursery)
     for stream in streams:
         stream.close_now()

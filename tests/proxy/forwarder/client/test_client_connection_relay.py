@@ -12,7 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 from forwarder_fakes import CLIENT, Play, authenticated, connect, denied, lookup
-from relay_fakes import tcp_pair
+from relay_fakes import end_all, tcp_pair
 
 from proto import commands
 from proto.client_machine import State
@@ -49,9 +49,7 @@ async def play(nursery: trio.Nursery) -> AsyncIterator[Start]:
         return it
 
     yield start
-    nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
-        await trio.testing.wait_all_tasks_blocked()
+    await end_all(nursery)
     for stream in opened:
         stream.close_now()
 

@@ -52,16 +52,21 @@ async def test_a_client_that_asks_for_pongs_and_does_not_read_them_is_read_no_fu
 # ---- limits and slowness
 
 
-async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
-    it = await play(limits={"max_concurrent_lookups_per_connection": 2}).in_lookup_mode()
+def answer_lookups_behind_a_gate(it: Play) -> trio.Event:
+    """All lookups are answered once this is set."""
     gate = trio.Event()
 
     async def answer_by(request: bytes) -> BaseCommand:
         await gate.wait()
-        request_id = commands.parse_command(request).lookup_topic.request_id
-        return lookup_answer(request_id)
+        return lookup_answer(commands.parse_command(request).lookup_topic.request_id)
 
     it.workers.answer_by = answer_by
+    return gate
+
+
+async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
+    it = await play(limits={"max_concurrent_lookups_per_connection": 2}).in_lookup_mode()
+    gate = answer_lookups_behind_a_gate(it)
     await it.client.send(*(lookup(request_id=number) for number in (1, 2, 3)))
     refused = (await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (refused.request_id, refused.error) == (3, ServerError.TooManyRequests)
@@ -86,14 +91,7 @@ async def test_a_client_is_not_read_while_its_requests_in_flight_exceed_the_byte
     """All requests are answered in the end."""
     monkeypatch.setattr("proxy.forwarder.client.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
-    gate = trio.Event()
-
-    async def answer_by(request: bytes) -> BaseCommand:
-        await gate.wait()
-        request_id = commands.parse_command(request).lookup_topic.request_id
-        return lookup_answer(request_id)
-
-    it.workers.answer_by = answer_by
+    gate = answer_lookups_behind_a_gate(it)
     for number in range(5):
         await it.client.send(lookup("t" * 400, request_id=number))
         await trio.testing.wait_all_tasks_blocked()

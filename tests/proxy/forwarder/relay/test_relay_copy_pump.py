@@ -8,7 +8,6 @@ import ctypes
 import errno
 import hashlib
 import os
-import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -23,12 +22,14 @@ from relay_fakes import (
     Engine,
     Lane,
     TlsLane,
+    digest_all,
     expect,
     fill,
     open_tls,
     read,
     read_all,
     reset,
+    send_random,
     tcp_pair,
     until,
 )
@@ -205,26 +206,13 @@ async def test_large_streams_of_many_relays_arrive_whole_and_do_not_mix(copies: 
     size, digests, kinds = 400_000, [], ("plain", "client", "broker", "both", "both 1.2", "client 1.2")
     opened = [await copies.open(kind) for kind in kinds * 2]
 
-    async def send(stream: Stream, digest: hashlib._Hash) -> None:
-        left = size
-        while left:
-            data = os.urandom(min(left, random.choice([1, 100, 3000, 65536, 300_000])))
-            left -= len(data)
-            digest.update(data)
-            await stream.send_all(data)
-        await stream.send_eof()
-
-    async def receive(stream: Stream, digest: hashlib._Hash) -> None:
-        while data := await stream.receive_some(random.choice([1000, 1 << 18])):
-            digest.update(data)
-
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for tls, _ in opened:
                 for source, sink in ((tls.client, tls.broker), (tls.broker, tls.client)):
                     digests.append((hashlib.sha256(), hashlib.sha256()))
-                    nursery.start_soon(send, source, digests[-1][0])
-                    nursery.start_soon(receive, sink, digests[-1][1])
+                    nursery.start_soon(send_random, source, size, 300_000, digests[-1][0])
+                    nursery.start_soon(digest_all, sink, [1000, 1 << 18], digests[-1][1])
     assert all(sent.digest() == received.digest() for sent, received in digests)
     for tls, relay in opened:
         await copies.engine.over(relay)

@@ -8,21 +8,32 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import random
 import socket
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-from relay_fakes import Engine, Lane, about_relay, descriptors, fill, open_lane, read, read_all, reset, until
+from relay_fakes import (
+    Engine,
+    Lane,
+    about_relay,
+    descriptors,
+    digest_all,
+    fill,
+    open_lane,
+    read,
+    read_all,
+    reset,
+    send_random,
+    until,
+)
 
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import pipes, splice_pump
 from proxy.forwarder.relay import relay as relay_module
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import SplicedRelay
-from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.shared.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT
 
 # ---- bytes
@@ -57,19 +68,6 @@ async def test_first_bytes_as_many_as_there_is_room_for(engine: Engine, lane: La
 async def test_many_streams_of_random_portions_arrive_whole(engine: Engine) -> None:
     size, lanes = 2 << 20, [Lane.new() for _ in range(8)]
 
-    async def send(stream: TcpStream, digest: hashlib._Hash) -> None:
-        left = size
-        while left:
-            data = os.urandom(min(left, random.choice([1, 100, 3000, 65536, 400_000])))
-            left -= len(data)
-            digest.update(data)
-            await stream.send_all(data)
-        await stream.send_eof()
-
-    async def receive(stream: TcpStream, digest: hashlib._Hash) -> None:
-        while data := await stream.receive_some(random.choice([10, 1000, 1 << 18])):
-            digest.update(data)
-
     digests, relays = [], []
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -78,8 +76,8 @@ async def test_many_streams_of_random_portions_arrive_whole(engine: Engine) -> N
                 for source, sink in ((lane.client, lane.broker), (lane.broker, lane.client)):
                     sent, received = hashlib.sha256(), hashlib.sha256()
                     digests.append((sent, received))
-                    nursery.start_soon(send, source, sent)
-                    nursery.start_soon(receive, sink, received)
+                    nursery.start_soon(send_random, source, size, 400_000, sent)
+                    nursery.start_soon(digest_all, sink, [10, 1000, 1 << 18], received)
     assert all(sent.digest() == received.digest() for sent, received in digests)
     for lane, relay in zip(lanes, relays, strict=True):
         await engine.over(relay)
