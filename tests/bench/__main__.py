@@ -9,7 +9,7 @@ from pathlib import Path
 
 from local.console import print_status
 
-from tests.bench import documents, generator, host, sizing, timing
+from tests.bench import documents, generator, host, latency, sizing, timing
 from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Ours, Straight, haproxy_path
 from tests.bench.generator import BenchError
 from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared, run_tls
@@ -31,6 +31,7 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--sizing", action="store_true", help="only this: how much memory and CPU time does the cluster need?"
     )
     parser.add_argument("--timing", action="store_true", help="only this: does an error's time tell who exists?")
+    parser.add_argument("--latency", action="store_true", help="only this: how long does a producer wait?")
     parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
     options = parser.parse_args(arguments)
     if options.write and (options.rows or options.contenders != parser.get_default("contenders")):
@@ -81,6 +82,13 @@ def main() -> int:
         return 0
     if options.timing:
         timing.run()
+        return 0
+    if options.latency:
+        machine = host.description()
+        rate, produced = latency.measure(options.rounds)
+        print_status.line(f"\n{latency.table(rate, produced)}\n")
+        if options.write:
+            documents.write_latency(rate, produced, machine)
         return 0
     contenders = list(options.contenders)
     if HAProxy.name in contenders and not haproxy_path():

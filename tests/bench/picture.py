@@ -8,10 +8,12 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from tests.bench.contenders import CONTENDERS, Java
-from tests.bench.figures import Figure, ratio
+from tests.bench.figures import Figure, figure, number, ratio
+from tests.bench.latency import PERCENTILES, Produced
 from tests.bench.report import Report
 from tests.bench.rows import Metric, Row
 
+_LATENCY_COLOURS = ("#ced4da", "#0b6e4f", "#c77d3c")
 _COLOURS = {"ours": "#0b6e4f", "haproxy": "#8d99ae"}
 _TITLES: dict[Metric, str] = {
     "cost": "CPU time of the proxy per operation (less is better)",
@@ -36,12 +38,34 @@ def draw(report: Report, path: Path) -> None:
     canvas.savefig(path, metadata={"Date": None})
 
 
+def draw_latency(found: dict[str, list[Produced]], path: Path) -> None:
+    """Write the picture of a producer's waits: a group of bars for each percentile, on a logarithmic scale."""
+    mpl.rcParams["svg.hashsalt"] = "bench"
+    mpl.rcParams["font.size"] = 9
+    canvas = Canvas(figsize=(8, 3.6), layout="constrained")
+    axes = canvas.subplots()
+    width = 0.8 / len(found)
+    for group, (label, several) in enumerate(found.items()):
+        waits = [figure([one.waits_ms[place] for one in several]) for place in range(len(PERCENTILES))]
+        medians = [wait.median for wait in waits if wait]
+        places = [place + (group - (len(found) - 1) / 2) * width for place in range(len(medians))]
+        bars = axes.bar(places, medians, width * 0.9, label=label, color=_LATENCY_COLOURS[group])
+        axes.bar_label(bars, [number(median) for median in medians], fontsize=7, padding=2)
+    axes.set_yscale("log")
+    axes.set_ylabel("ms until the acknowledgement (less is better)")
+    axes.set_xticks(range(len(PERCENTILES)), ["p50", "p99", "p99.9"])
+    axes.margins(y=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    canvas.savefig(path, metadata={"Date": None})
+
+
 def _draw_metric(axes: Axes, report: Report, names: list[str], metric: Metric) -> None:
     for place, row in enumerate(report.rows):
-        for number, name in enumerate(names):
+        for bar, name in enumerate(names):
             relative = _relative(report, row, name, metric)
             if relative is not None:
-                _draw_bar(axes, place + (number - (len(names) - 1) / 2) * _BAR, relative, _COLOURS[name])
+                _draw_bar(axes, place + (bar - (len(names) - 1) / 2) * _BAR, relative, _COLOURS[name])
     axes.axvline(1, color="#333", linewidth=0.8)
     axes.set_title(_TITLES[metric], fontsize=10)
     axes.set_xlabel(f"times that of {Java.label}")
