@@ -716,7 +716,8 @@ async def test_a_name_in_tls_must_be_a_brokers_itself(network: Network, rules: R
 async def test_the_port_for_a_name_in_tls_is_the_operators(network: Network, rules: Rules) -> None:
     network.names.update({"b0.pulsar.example": [["10.0.0.1"]], "b1.pulsar.example": [["10.0.0.2"]]})
     network.names["b2.b0.pulsar.example"] = [["10.0.0.3"]]
-    named = rules(service_url="pulsar+ssl://b0.pulsar.example:6651,b1.pulsar.example:7651")
+    url = "pulsar+ssl://b0.pulsar.example:6651,b1.pulsar.example:7651"
+    named = rules(service_url=url, allowed_hosts=["*.b0.pulsar.example"])
     await trio.testing.wait_all_tasks_blocked()
     for name, port in (("b0.pulsar.example", 6651), ("b1.pulsar.example", 7651), ("b2.b0.pulsar.example", 6651)):
         assert (await named.check_server_name(name)).broker.port == port
