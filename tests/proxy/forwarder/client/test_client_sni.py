@@ -37,7 +37,7 @@ class Scene:
     """One connection, with a lookup worker and relays to play with."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
-        ours, self.peer = socket.socketpair()
+        self.ours, self.peer = ours, _ = socket.socketpair()
         ours.setblocking(False)
         self.broker, self.broker_peer = socket.socketpair()
         self.gate = trio.Event()
@@ -108,7 +108,7 @@ def it(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene
     monkeypatch.setattr(sni, "current_reactor", lambda: scene)
     scene.connection.start_serving()
     yield scene
-    for one in (scene.peer, scene.broker, scene.broker_peer):
+    for one in (scene.ours, scene.peer, scene.broker, scene.broker_peer):
         one.close()
 
 
