@@ -38,6 +38,7 @@ from proxy import __version__
 from proxy.common.logs import get_logger
 from proxy.config.binds import listener_binds
 from proxy.config.session_lifetime import observed_listeners
+from proxy.config.sni import routes_sni
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.fairness.owners import owner_of
@@ -246,7 +247,9 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal = self._verifier.verify_target(request, self._seal_key, int(time.time() * 1000))
+            principal = self._verifier.verify_target(
+                request, self._seal_key, int(time.time() * 1000), routes_sni=routes_sni(self._config)
+            )
         except EnvelopeRefused as refused:
             self._metrics.count_denied_target("bad_principal")
             get_logger().warning(
@@ -259,6 +262,8 @@ class LookupService:
         try:
             if request.any_broker:
                 target, *others = await self._rules.targets_for_any_broker()
+            elif request.server_name:
+                target, others = await self._rules.check_server_name(request.target, owner), []
             else:
                 target, others = await self._rules.check_target(request.target, owner), []
         except TargetDenied as denied:

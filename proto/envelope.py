@@ -70,8 +70,19 @@ class EnvelopeVerifier:
             raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, f"no client address: {error}") from None
         return principal
 
-    def verify_target(self, request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
-        """Return the principal of a relay that is to be opened, as ``verify_envelope`` does. Raises EnvelopeRefused."""
+    def verify_target(
+        self, request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int, *, routes_sni: bool = False
+    ) -> Principal:
+        """Return the principal of a relay that is to be opened, as ``verify_envelope`` does. Raises EnvelopeRefused.
+
+        ``routes_sni``: a listener passes TLS through. Its clients have no principal, and may claim none.
+        """
+        if request.server_name:
+            if not routes_sni:
+                raise _bad_principal("no listener passes TLS through, so no client may be without a principal")
+            if request.principal_name or request.sealed_principal or request.any_broker:
+                raise _bad_principal("a client whose TLS is passed through has no principal")
+            return _NO_PRINCIPAL
         if seal_key is None:
             return _NO_PRINCIPAL
         return self._verify_seal(request.sealed_principal, _Claim(request.principal_name), seal_key, now_unix_ms)

@@ -233,18 +233,20 @@ class RefusedRequest(_message.Message):
     def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[EnvelopeResponse.Error, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ResolveTargetRequest(_message.Message):
-    __slots__ = ("target", "client_address", "principal_name", "sealed_principal", "any_broker")
+    __slots__ = ("target", "client_address", "principal_name", "sealed_principal", "server_name", "any_broker")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
     SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    SERVER_NAME_FIELD_NUMBER: _ClassVar[int]
     ANY_BROKER_FIELD_NUMBER: _ClassVar[int]
     target: str
     client_address: str
     principal_name: str
     sealed_principal: bytes
+    server_name: bool
     any_broker: bool
-    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., any_broker: _Optional[bool] = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., server_name: _Optional[bool] = ..., any_broker: _Optional[bool] = ...) -> None: ...
 
 class ResolveTargetResponse(_message.Message):
     __slots__ = ("host", "port", "addresses", "denial", "detail", "others", "original_data")

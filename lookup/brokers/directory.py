@@ -11,7 +11,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakSet
@@ -77,7 +77,7 @@ class BrokerDirectory:
         self._running_sums: list[float] | None = None
         self._next_readmission_at = math.inf
         self._by_name: dict[HostPort, Endpoint] = {}
-        url = parse_broker_url(self._config.service_url)
+        self._url = url = parse_broker_url(self._config.service_url)
         self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
         self.port_pairs: PortPairs = PortPairs(self._config, None if before is None else before.port_pairs)
         known: BrokerDiscovery | None = None if before is None else before.discovery
@@ -152,6 +152,10 @@ class BrokerDirectory:
     async def wait_until_any_found(self) -> None:
         """Wait until there is a broker, or every name was resolved without one."""
         await self.discovery.wait_until_any_found()
+
+    def listed_brokers(self) -> Sequence[HostPort]:
+        """Return the brokers as ``brokers.service_url`` lists them, or as its SRV records do, in their order."""
+        return self._url.hosts or [HostPort(one.host, one.port) for one in self.discovery.endpoints]
 
     @property
     def configured(self) -> ConfiguredBrokers:

@@ -76,6 +76,30 @@ class TargetRules:
             await self._brokers.wait_until_all_resolved()
         return await self.check_broker(self._at_port_to_dial(broker), owner)
 
+    async def check_server_name(self, name: str, owner: str = "") -> Target:
+        """Return where to dial for the host that a client's TLS names (SNI). Raises TargetDenied. ``owner``: as above.
+
+        The port is the one that ``brokers.service_url`` has with this host, else the first of its ports. The client's
+        TLS goes on as it is, name and all: so a name that is a broker's only by its address is denied, since behind an
+        address that many share it would choose among machines that are no brokers.
+        """
+        if not self._brokers.configured.hosts:  # SRV records say which ports there are
+            await self._brokers.wait_until_all_resolved()
+        port = self._port_of(name)
+        if port is None:
+            raise TargetDenied("unknown_host", self._brokers.none_known_reason)
+        target = await self.check_broker(HostPort(name, port), owner)
+        if target.broker.host != name:
+            raise TargetDenied("host", f"{name!r} is a broker's name only by its address, where TLS is passed through")
+        return target
+
+    def _port_of(self, host: str) -> int | None:
+        """Return the port of a host's broker, in the kind of ``brokers.service_url``; None while none is known."""
+        by_host: dict[str, int] = {}
+        for broker in self._brokers.listed_brokers():
+            by_host.setdefault(broker.host.lower(), broker.port)
+        return by_host.get(host, next(iter(by_host.values()), None))
+
     async def check_broker(self, broker: HostPort, owner: str = "") -> Target:
         """Return where to dial for a broker, whose port is of the kind that the proxy dials. Raises TargetDenied.
 

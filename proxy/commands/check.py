@@ -46,8 +46,18 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
         *_runtime_dir(config.cluster.runtime_dir),
         *_seccomp(),
         *await _credentials(config, credentials),
+        *_sni_warnings(config),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
+
+
+def _sni_warnings(config: Config) -> Iterator[str]:
+    for index, listener in enumerate(config.listener):
+        if listener.routing == "sni" and config.authentication.enabled:
+            yield (
+                f'listener[{index}].routing: "sni" passes TLS through: the broker alone authenticates these clients; '
+                "[authentication] and [session] do not apply to them"
+            )
 
 
 def _runtime_dir(path: str) -> Iterator[str]:

@@ -34,9 +34,9 @@ def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
     return changed
 
 
-def _fixed_properties(listener: Listener) -> tuple[str, bool]:
+def _fixed_properties(listener: Listener) -> tuple[str, bool, str]:
     """Return the properties of a listener that are fixed while it is open; its certificate may change."""
-    return listener.bind, listener.tls is not None
+    return listener.bind, listener.tls is not None, listener.routing
 
 
 def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:

@@ -57,6 +57,7 @@ def validate_config(config: Config) -> Config:
     if config.brokers.ejection_time_max_ms < config.brokers.ejection_time_ms:
         raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
     _check_tls(config)
+    _check_sni(config)
     _check_credentials(config.brokers)
     check_targets(config)
     _check_authentication(config)
@@ -111,6 +112,23 @@ def _check_tls(config: Config) -> None:
     if bool(brokers.tls.certificate) != bool(brokers.tls.key):
         raise ConfigError("brokers.tls: certificate and key are needed together")
     _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")
+
+
+def _check_sni(config: Config) -> None:
+    """Refuse listeners with routing "sni" that could lead nowhere, or that have settings of no effect there."""
+    brokers = config.brokers
+    for index, listener in enumerate(config.listener):
+        if listener.routing != "sni":
+            continue
+        key = f"listener[{index}]"
+        if listener.tls is not None:
+            raise ConfigError(f'{key}.tls: routing = "sni" passes TLS through, so it has no certificate of its own')
+        if brokers.through_proxy:
+            raise ConfigError(f'{key}.routing: "sni" leads to brokers, and not through another proxy')
+        if not speaks_tls(brokers.service_url) and not brokers.port_pairs:
+            raise ConfigError(
+                f'{key}.routing: "sni" needs brokers with TLS: pulsar+ssl in brokers.service_url, or brokers.port_pairs'
+            )
 
 
 # ---- credentials

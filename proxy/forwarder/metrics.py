@@ -65,6 +65,17 @@ class ForwarderMetrics:
             registry=registry,
         )
 
+        self.sni_refused = Counter(
+            "pulsar_proxy_sni_refused",
+            "Connections at listeners with routing by SNI that were not passed on to a broker, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+
+    def count_sni_refusal(self, reason: str) -> None:
+        """Count a client whose TLS was not passed on; a lookup worker that denies its target names the reason."""
+        self.sni_refused.labels(reason=self._broker_failure_reasons.value_of(reason)).inc()
+
     def count_broker_failure(self, reason: str) -> None:
         """Count a relay that was not opened; a lookup worker that denies its target names the reason."""
         self._broker_failures.labels(reason=self._broker_failure_reasons.value_of(reason)).inc()

@@ -23,6 +23,7 @@ from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
 from proxy.forwarder.client.services import ConnectionServices
+from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import CloseReason
@@ -87,6 +88,7 @@ class ForwarderService:
         self._relays: RelayManager
         self._listeners: list[socket.socket]
         self._client_connections: set[ClientConnection] = set()
+        self._sni_connections: set[SniConnection] = set()
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
@@ -107,6 +109,7 @@ class ForwarderService:
 
     def _by_state(self) -> Counter[State]:
         states = Counter(connection.state for connection in self._client_connections)
+        states.update(connection.state for connection in self._sni_connections)
         states[State.RELAYING] += self._relays.in_flight.count
         return states
 
@@ -237,6 +240,8 @@ class ForwarderService:
             await self._relays.hand_over_relays()
         for connection in list(self._client_connections):
             connection.drain()
+        for sni in list(self._sni_connections):
+            sni.drain()
         # Relays that stay after a hand-over have half of the time to end by themselves.
         self._relays.spread_closes(timeout_s, after_s=timeout_s / 2 if hand_over else 0.0)
         both_empty = True
@@ -283,6 +288,8 @@ class ForwarderService:
                 finally:
                     for connection in list(self._client_connections):
                         connection.shut_down()
+                    for sni in list(self._sni_connections):
+                        sni.shut_down()
 
     def _current_services(self) -> ConnectionServices:
         """Return what a connection that begins now shares with the others that have the same settings."""
@@ -300,16 +307,22 @@ class ForwarderService:
             return
         ip, port = peer
         listener, address = self._transports[index], str(HostPort(ip, port))
-        owner = "" if self._workers.config.authentication.enabled else owner_of("", address)
+        is_anonymous = listener.routes_sni or not self._workers.config.authentication.enabled
+        owner = owner_of("", address) if is_anonymous else ""
         refusal = self._admission.check_admission(ip, owner)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=listener.uses_tls))
+            mute = listener.uses_tls or listener.routes_sni
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=mute))
             return
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
         self._in_flight.increment()
         client = ClientEndpoint(address, trio.current_time(), b"", index)
-        if listener.uses_tls:
+        if listener.routes_sni:
+            sni = SniConnection(stream, client, self._current_services(), admitted, self._on_sni_end)
+            self._sni_connections.add(sni)
+            sni.start_serving()
+        elif listener.uses_tls:
             handshake = trio.CancelScope()
             admitted.evict = handshake.cancel
             self._clients.start_soon(self._accept_tls_client, listener, stream, client, admitted, handshake)
@@ -372,6 +385,14 @@ class ForwarderService:
                     self._log_over_share(connection.address, connection.identity.role)
                 case DisconnectCause.MAX_CONNECTIONS:
                     self._metrics.rejected_connections.labels(reason=Refusal.MAX_CONNECTIONS.value).inc()
+        self._in_flight.decrement()
+
+    def _on_sni_end(self, admitted: AdmittedConnection, connection: SniConnection) -> None:
+        self._sni_connections.discard(connection)
+        if connection.is_relayed:
+            admitted.on_relay_started()
+        else:
+            self._release_connection(admitted, connection.cause)
         self._in_flight.decrement()
 
     @staticmethod

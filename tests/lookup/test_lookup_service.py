@@ -959,6 +959,25 @@ async def test_a_target_is_resolved_for_a_sealed_principal_alone(
     assert [entry["client"] for entry in logs if "refused" in entry["event"]] == ["192.0.2.7:4000"]
 
 
+NOBODY: dict[str, Any] = {"principal_name": "", "sealed_principal": b"", "server_name": True}
+SNI = [{"routing": "sni"}]
+
+
+async def test_a_target_without_a_principal_is_for_sni_routing_alone(serve: Serve, network: Network) -> None:
+    """Security: where clients are authenticated, none is without a principal but behind such a listener."""
+    network.names["b0"] = [["10.0.0.1"]]
+    brokers = {"service_url": "pulsar+ssl://b0:6651"}
+    served = serve(brokers=brokers, listener=SNI)
+    assert (await served.resolve("b0", **NOBODY)).port == 6651
+    for changes in ({"principal_name": "admin"}, {"sealed_principal": b"x"}, {"any_broker": True}):
+        with pytest.raises(RpcRefused):
+            await served.resolve("b0", **{**NOBODY, **changes})
+    with pytest.raises(RpcRefused):
+        await served.resolve("b0:6651", **{**NOBODY, "server_name": False})
+    with pytest.raises(RpcRefused):
+        await serve(brokers=brokers).resolve("b0", **NOBODY)
+
+
 async def test_without_authentication_a_target_needs_no_principal(serve: Serve, network: Network) -> None:
     network.names["b1"] = [["10.0.0.2"]]
     served = serve(authentication={"enabled": False})

@@ -34,6 +34,9 @@ class Listener(Strict, frozen=True):
         value there applies
     methods_max_reauth_ms: the same for single authentication methods, with precedence over `connections_max_reauth_ms`
         of this table
+    routing: `sni` passes TLS through, unterminated, to the broker whose host the client's TLS names
+        ([PIP-60](targets.md#sni-routing)): the broker authenticates the client, the proxy does not; `pulsar`: the proxy
+        speaks Pulsar's protocol itself
     session_enforcement: the same as `session.enforcement`, for this listener's clients; `inherit`: the value there
         applies
     tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
@@ -43,5 +46,6 @@ class Listener(Strict, frozen=True):
     congestion_control: CongestionControl = "system"
     connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    routing: Literal["pulsar", "sni"] = "pulsar"
     session_enforcement: Literal["inherit", "enforce", "observe"] = "inherit"
     tls: ListenerTls | None = None

@@ -14,6 +14,7 @@ class ListenerTransport:
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
         self.uses_tls = config.tls is not None
+        self.routes_sni = config.routing == "sni"
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
     async def accept_client(

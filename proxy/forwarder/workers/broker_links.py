@@ -27,6 +27,7 @@ from proxy import __version__
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.binds import listener_binds
+from proxy.config.sni import tls_port
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
 from proxy.forwarder.workers.dial_check import DialCheck
@@ -51,7 +52,7 @@ from proxy.runtime.network.broker_link import (
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import AuthData, CredentialExchange, Credentials, NoCredentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
-from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.dialing import Dialer, DialFailed
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 
@@ -103,6 +104,7 @@ class BrokerLinks:
         self.config = config
         self.dialer = Dialer(config.brokers, listener_binds(config))
         self._links = BrokerLinkFactory(self.dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._passing_dialer = Dialer(config.brokers, listener_binds(config), passes_tls=True)
         self._dial_check = DialCheck(config.brokers, nursery)
         self._auth = auth
         self._lookup = lookup
@@ -216,6 +218,39 @@ class BrokerLinks:
         self._remember_target(asked, target)
         answers = bool(self.answers_challenges(asked, opened, credentials))
         return replace(link, answers_challenges=answers, original_data=opened.original_data)
+
+    async def open_named(self, name: str, client_address: str) -> tuple[HostPort, TcpStream]:
+        """Connect to the broker that a client's TLS names (SNI), over TCP alone: the TLS is the client's own.
+
+        Nothing of the proxy's goes that way, so no principal is needed. Raises TargetRefused, BrokerLinkFailed,
+        RpcError.
+        """
+        brokers = self.config.brokers
+        timeout_s = seconds(brokers.handshake_timeout_ms)
+        target = await self._lookup.pick_client().call(
+            Method.RESOLVE_TARGET,
+            ResolveTargetRequest(target=name, client_address=client_address, server_name=True),
+            ResolveTargetResponse,
+            timeout_s=timeout_s,
+            retry=True,
+        )
+        if target.denial:
+            raise TargetRefused(target.denial, target.detail)
+        broker = HostPort(target.host, target.port)
+        await self._check_dialled(broker, target.addresses)
+        port = tls_port(brokers, broker.port)
+        if port is None:
+            raise TargetRefused("port", f"{broker}: brokers.port_pairs has no port with TLS for it")
+        broker = HostPort(broker.host, port)
+        try:
+            with trio.fail_after(timeout_s):
+                stream = await self._passing_dialer.dial_any(broker, tuple(target.addresses))
+        except trio.TooSlowError:
+            raise too_slow(broker, timeout_s) from None
+        except DialFailed as error:
+            raise not_reached(broker, error.reason, str(error)) from None
+        assert isinstance(stream, TcpStream)  # the dialer opens no TLS
+        return broker, stream
 
     def credentials_for(self, broker_host: str) -> CredentialExchange | NoCredentials:
         """Start an authentication of the proxy at a broker. Raises RpcError."""

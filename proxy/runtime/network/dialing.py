@@ -34,14 +34,16 @@ class DialFailed(ProxyError):
 class Dialer:
     """Opens TCP and TLS connections to brokers, but none to one of ``own_binds``, the proxy's own listeners.
 
-    Raises ConfigError where certificates cannot be used.
+    ``passes_tls``: TLS is the client's own, so it opens TCP alone. Raises ConfigError where certificates cannot be
+    used.
     """
 
-    def __init__(self, config: Brokers, own_binds: Sequence[str] = ()) -> None:
+    def __init__(self, config: Brokers, own_binds: Sequence[str] = (), *, passes_tls: bool = False) -> None:
         self.config = config
         self._own_binds = own_binds
         self._own_ports = frozenset(parse_host_port(bind).port for bind in own_binds)
-        self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
+        speaks = speaks_tls(config.service_url) and not passes_tls
+        self._tls = broker_context(config.tls) if speaks else None
         self.is_plain = self._tls is None
 
     def may_lead_back(self, port: int) -> bool:

@@ -695,3 +695,29 @@ async def test_where_only_addresses_are_allowed_a_configured_broker_keeps_its_na
     network.names["broker"] = [["10.0.0.1"]]
     checked = rules(service_url="pulsar://broker:6650", allowed_addresses=["10.0.0.0/8"])
     assert await checked.check_target("10.0.0.1:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))
+
+
+# ---- names in clients' TLS
+
+
+async def test_a_name_in_tls_must_be_a_brokers_itself(network: Network, rules: Rules) -> None:
+    """Security: the name goes on to the address, which strangers' machines may share."""
+    network.names.update({"b0.pulsar.example": [["10.0.0.1"]], "stranger.example": [["10.0.0.1"]]})
+    network.names["b1.pulsar.example"] = [["10.0.0.2"]]
+    url = "pulsar+ssl://b0.pulsar.example:6651,b1.pulsar.example:7651"
+    named = rules(service_url=url)
+    await trio.testing.wait_all_tasks_blocked()
+    assert str((await named.check_target("stranger.example:6651")).broker) == "b0.pulsar.example:6651"
+    for name in ("stranger.example", "elsewhere.example"):
+        with pytest.raises(TargetDenied):
+            await named.check_server_name(name)
+
+
+async def test_the_port_for_a_name_in_tls_is_the_operators(network: Network, rules: Rules) -> None:
+    network.names.update({"b0.pulsar.example": [["10.0.0.1"]], "b1.pulsar.example": [["10.0.0.2"]]})
+    network.names["b2.b0.pulsar.example"] = [["10.0.0.3"]]
+    url = "pulsar+ssl://b0.pulsar.example:6651,b1.pulsar.example:7651"
+    named = rules(service_url=url, allowed_hosts=["*.b0.pulsar.example"])
+    await trio.testing.wait_all_tasks_blocked()
+    for name, port in (("b0.pulsar.example", 6651), ("b1.pulsar.example", 7651), ("b2.b0.pulsar.example", 6651)):
+        assert (await named.check_server_name(name)).broker.port == port

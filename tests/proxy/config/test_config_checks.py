@@ -11,7 +11,7 @@ import pytest
 
 from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX
-from proxy.config.checks import validate_config
+from proxy.config.checks import _check_sni, validate_config
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 
@@ -185,6 +185,28 @@ BAD: list[tuple[str, Tables]] = [
 @pytest.mark.parametrize(("key", "tables"), BAD, ids=[f"{number}-{key}" for number, (key, _) in enumerate(BAD)])
 def test_a_mistake_is_named_by_its_key(make: Make, key: str, tables: Tables) -> None:
     assert error(make(tables)).startswith(f"{key}:")
+
+
+SNI: Tables = {"listener": {"routing": "sni"}}
+WITH_TLS = {"service_url": "pulsar+ssl://localhost:6651"}
+
+
+@pytest.mark.parametrize(
+    ("key", "tables"),
+    [
+        (
+            "listener[0].tls",
+            {"listener": {"routing": "sni", "tls": {"certificate": "c", "key": "k"}}, "brokers": WITH_TLS},
+        ),
+        ("listener[0].routing", {**SNI, "brokers": {"service_url": "pulsar://localhost:6650", "port_pairs": []}}),
+        ("listener[0].routing", {**SNI, "brokers": {**WITH_TLS, "through_proxy": True}}),
+    ],
+)
+def test_sni_routing_terminates_no_tls_and_needs_brokers_with_tls(key: str, tables: Any) -> None:
+    tables = {**tables, "listener": [tables["listener"]]}
+    with pytest.raises(ConfigError) as caught:
+        _check_sni(msgspec.convert(tables, Config))
+    assert str(caught.value).startswith(f"{key}:")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

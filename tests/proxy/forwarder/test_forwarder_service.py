@@ -185,6 +185,7 @@ class TlsTransport:
     """A listener behind which a client has shown a certificate."""
 
     uses_tls = True
+    routes_sni = False
     congestion_control = ""
 
     async def accept_client(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:

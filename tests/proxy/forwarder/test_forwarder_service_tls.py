@@ -19,6 +19,7 @@ class FakeTransport:
     """Lets no client in before its gate is open; then as ``failure`` says."""
 
     uses_tls = True
+    routes_sni = False
     congestion_control = ""
 
     def __init__(self, failure: Exception | None = None) -> None:

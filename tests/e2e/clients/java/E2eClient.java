@@ -24,6 +24,7 @@ import org.apache.pulsar.client.api.MessageRoutingMode;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.ProducerBuilder;
 import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.ProxyProtocol;
 import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.Reader;
 import org.apache.pulsar.client.api.Schema;
@@ -384,6 +385,12 @@ public final class E2eClient {
         }
         if (options.containsKey("certificate")) {
             builder.authentication(AuthenticationFactory.TLS(options.get("certificate"), options.get("key")));
+        }
+        if (options.containsKey("sni_proxy")) {
+            builder.proxyServiceUrl(options.get("sni_proxy"), ProxyProtocol.SNI);
+        }
+        if (options.containsKey("listener")) {
+            builder.listenerName(options.get("listener"));
         }
         if (options.containsKey("trust")) {
             builder.tlsTrustCertsFilePath(options.get("trust")).enableTlsHostnameVerification(true);

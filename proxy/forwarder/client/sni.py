@@ -1,0 +1,215 @@
+"""A client whose TLS is passed through to the broker that it names (SNI; Pulsar's PIP-60, ``ProxyProtocol.SNI``).
+
+Its ClientHello is read by callback, without a task and within bounds; a task has the target checked and dialled. Then
+both sockets become a blind relay, whose first bytes are the hello, exactly as it came. The proxy sees neither
+credentials nor a principal, and sends nothing of its own but an alert where no relay starts.
+"""
+
+import time
+from collections.abc import Callable
+
+import trio
+
+from proto.client_hello import INTERNAL_ERROR, UNRECOGNIZED_NAME, ClientHelloParser, HelloRefused, alert_record
+from proto.client_machine import State
+from proto.rpc_pb2 import StoredRelay
+from proxy.common.logs import get_logger
+from proxy.forwarder.client.failures import broker_failure
+from proxy.forwarder.client.services import ConnectionServices
+from proxy.forwarder.client.timeouts import ConnectionAge
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.admission import AdmittedConnection
+from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
+from proxy.forwarder.workers.authentication import ClientEndpoint
+from proxy.forwarder.workers.broker_links import TargetRefused
+from proxy.runtime.fairness.owners import owner_of
+from proxy.runtime.loop.reactor import Reading, current_reactor
+from proxy.runtime.loop.scoped_tasks import ScopedTasks
+from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.rpc.errors import RpcError
+
+OnSniEnd = Callable[[AdmittedConnection, "SniConnection"], None]
+
+
+class SniConnection:
+    """The connection of one client, until it is closed or a relay's (``is_relayed``); then it calls ``on_end``, once.
+
+    ``cause``: why it ended, unless it is a relay's. ``state``: for counts.
+    """
+
+    def __init__(
+        self,
+        stream: TcpStream,
+        client: ClientEndpoint,
+        services: ConnectionServices,
+        admitted: AdmittedConnection,
+        on_end: OnSniEnd,
+    ) -> None:
+        self.cause = DisconnectCause.SHUT_DOWN
+        self.is_relayed = False
+        self.state = State.AWAITING_CONNECT
+        self._stream = stream
+        self._client = client
+        self._services = services
+        self._admitted = admitted
+        self._on_end = on_end
+        self._started_at_unix_ms = int(time.time() * 1000)
+        self._parser = ClientHelloParser()
+        self._tasks = ScopedTasks(services.nursery, self._on_internal_error)
+        self._deadline = services.deadlines.new_deadline(self._on_timeout)
+        limits = services.workers.config.limits
+        self._age = ConnectionAge(services.deadlines, limits, client.accepted_at, self.shut_down)
+        self._handshake_s = seconds(limits.handshake_timeout_ms)
+        self._reading: Reading | None = None
+        self._is_over = False
+        admitted.evict = self.evict
+
+    def start_serving(self) -> None:
+        """Read the client's hello, until the handshake's deadline."""
+        self._services.handshakes.increment()
+        self._deadline.set(self._client.accepted_at + self._handshake_s)
+        reactor = current_reactor()
+        assert reactor is not None  # each worker has one
+        self._reading = reactor.start_reading(self._stream.socket.fileno(), self._on_data, self._on_client_end)
+
+    # ---- ends that come from outside
+
+    def shut_down(self) -> None:
+        """Close at once. A relay that has started goes on."""
+        self._end(DisconnectCause.SHUT_DOWN)
+
+    def drain(self) -> None:
+        """Close unless a broker is being dialled, which soon is decided."""
+        if self.state is not State.CONNECTING_TO_BROKER:
+            self.shut_down()
+
+    def evict(self, cause: DisconnectCause = DisconnectCause.GAVE_WAY) -> None:
+        """Close at once, for a newcomer."""
+        self._end(cause)
+
+    def _on_timeout(self) -> None:
+        self._services.metrics.count_sni_refusal("timeout")
+        get_logger().warning("a client's TLS names no broker in time", client=self._client.address)
+        self._end(DisconnectCause.HANDSHAKE_TIMEOUT)
+
+    def _on_client_end(self, error: Exception | None) -> None:
+        match error:
+            case None:
+                self._end(DisconnectCause.CLIENT_CLOSED)
+            case trio.BrokenResourceError():
+                self._end(DisconnectCause.CLIENT_BROKE_OFF)
+            case _:
+                self._on_internal_error(error)
+
+    def _on_internal_error(self, error: Exception) -> None:
+        get_logger().error("a client's connection met a defect", client=self._client.address, exc_info=error)
+        self._end(DisconnectCause.DEFECT)
+
+    def _end(self, cause: DisconnectCause) -> None:
+        """Close the client's connection now, unless it has ended, or its relay is being started."""
+        if self._is_over or self.state is State.RELAYING:
+            return
+        self.cause = cause
+        self._stop_reading()
+        self._tasks.cancel()
+        self._stream.close_now()
+        self._finish()
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._deadline.clear()
+        self._services.handshakes.decrement()
+        self._on_end(self._admitted, self)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.pause()
+
+    # ---- the hello
+
+    def _on_data(self, data: bytes | bytearray) -> None:
+        match self._parser.receive_data(data):
+            case HelloRefused() as refused:
+                self._stop_reading()
+                self._refuse(refused, DisconnectCause.TLS_FAILED)
+            case str() as name:
+                self._stop_reading()  # what follows the hello is the relay's
+                self._on_name(name)
+
+    def _on_name(self, name: str) -> None:
+        owner = owner_of("", self._client.address)
+        if not self._admitted.take_place(owner, lambda: self.evict(DisconnectCause.OVER_SHARE)):
+            refused = HelloRefused("max_connections", INTERNAL_ERROR, "limits.max_connections", name)
+            self._refuse(refused, DisconnectCause.MAX_CONNECTIONS)
+            return
+        self._deadline.clear()
+        self._admitted.mark_busy()
+        self.state = State.CONNECTING_TO_BROKER
+        self._tasks.start_soon(self._connect, name)
+
+    def _refuse(self, refused: HelloRefused, cause: DisconnectCause) -> None:
+        """Log and count why no broker gets this client, tell it so by an alert, and close behind that."""
+        self._services.metrics.count_sni_refusal(refused.reason)
+        get_logger().warning(
+            "a client's TLS was not passed on to a broker",
+            client=self._client.address,
+            name=ascii(refused.name)[1:-1],
+            reason=refused.reason,
+            detail=refused.detail,
+        )
+        self.cause = cause
+        self.state = State.CLOSED
+        self._deadline.clear()
+        self._admitted.mark_silent()  # until it is closed, which may take its time
+        self._tasks.start_soon(self._close_behind_alert, refused.alert)
+
+    async def _close_behind_alert(self, alert: int) -> None:
+        try:
+            with trio.move_on_after(1):
+                await self._stream.send_all(alert_record(alert))
+            await close_gracefully(self._stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._end(self.cause)
+
+    # ---- the relay
+
+    async def _connect(self, name: str) -> None:
+        """Have the broker of this name dialled, and start the relay."""
+        workers = self._services.workers
+        try:
+            broker, stream = await workers.broker_links.open_named(name, self._client.address)
+        except (TargetRefused, BrokerLinkFailed, RpcError) as error:
+            failure, reason = broker_failure(error)
+            alert = UNRECOGNIZED_NAME if isinstance(error, TargetRefused) else INTERNAL_ERROR
+            self._refuse(HelloRefused(reason, alert, failure.detail, name), failure.cause)
+            return
+        stored = StoredRelay(
+            client_address=self._client.address,
+            target=str(broker),
+            started_at_unix_ms=self._started_at_unix_ms,
+            leave_at_ms=self._age.leave_at_ms(self._services.relays.now()),
+        )
+        start = RelayStart(
+            self._stream, stream, stored, workers.config.relay, first_to_broker=bytes(self._parser.received)
+        )
+        try:
+            await self._start_relay(start)
+        except RelayStartFailed as error:
+            self.state = State.CONNECTING_TO_BROKER
+            refused = HelloRefused("relay_not_begun", INTERNAL_ERROR, str(error), name)
+            self._refuse(refused, DisconnectCause.RELAY_NOT_BEGUN)
+        finally:
+            if not self.is_relayed:
+                await close_forcefully(stream)
+
+    async def _start_relay(self, start: RelayStart) -> None:
+        """Start the relay, which cannot be ended from outside before. Raises RelayStartFailed."""
+        self.state = State.RELAYING
+        with trio.CancelScope(shield=True):
+            if not self._services.relays.start_relay_now(start):
+                await self._services.relays.start_relay(start)
+        self.is_relayed = True
+        self._finish()

@@ -1,0 +1,195 @@
+"""proxy.forwarder.client.sni: a client whose TLS is passed through, or who is refused."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from forwarder_fakes import CLIENT, make_config
+from prometheus_client import CollectorRegistry
+
+from proto.addresses import HostPort
+from proxy.forwarder.client import sni
+from proxy.forwarder.client.sni import SniConnection
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.eviction import PreAuthConnection
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
+from proxy.forwarder.workers.authentication import ClientEndpoint
+from proxy.forwarder.workers.broker_links import TargetRefused
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.loop.tcp_stream import TcpStream
+
+EXTENSION = bytes.fromhex("0000000e000c000009") + b"a.example"
+BODY = b"\x03\x03" + bytes(32) + bytes.fromhex("000002130101000012") + EXTENSION
+HELLO = b"\x16\x03\x01" + (len(BODY) + 4).to_bytes(2) + b"\x01" + len(BODY).to_bytes(3) + BODY
+UNKNOWN, INTERNAL, MALFORMED = (bytes((21, 3, 3, 0, 2, 2, alert)) for alert in (112, 80, 50))
+
+
+class Scene:
+    """One connection, with a lookup worker and relays to play with."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.ours, self.peer = ours, _ = socket.socketpair()
+        ours.setblocking(False)
+        self.broker, self.broker_peer = socket.socketpair()
+        self.gate = trio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.relay_failure: Exception | None = None
+        self.asked: list[tuple[str, str]] = []
+        self.started: list[RelayStart] = []
+        self.ended: list[SniConnection] = []
+        self.deadlines = Deadlines()
+        nursery.start_soon(self.deadlines.run)
+        self.registry = CollectorRegistry()
+        self.handshakes = InFlightCounter()
+        self.admitted = PreAuthConnection()
+        services: Any = SimpleNamespace(
+            workers=SimpleNamespace(config=make_config(), broker_links=self),
+            relays=self,
+            metrics=ForwarderMetrics(self.registry),
+            handshakes=self.handshakes,
+            nursery=nursery,
+            deadlines=self.deadlines,
+        )
+        endpoint = ClientEndpoint(CLIENT, trio.current_time(), b"", 0)
+        admitted: Any = self.admitted
+        self.connection = SniConnection(TcpStream(ours), endpoint, services, admitted, self._on_end)
+        self.receive: Callable[[bytes], None]
+
+    def _on_end(self, _admitted: object, connection: SniConnection) -> None:
+        self.ended.append(connection)
+
+    def start_reading(self, _descriptor: int, on_data: Any, on_end: Any) -> Any:
+        self.receive, self.on_client_end = on_data, on_end
+        return SimpleNamespace(pause=lambda: None)
+
+    async def open_named(self, name: str, client: str) -> tuple[HostPort, TcpStream]:
+        self.asked.append((name, client))
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return HostPort(name, 6651), TcpStream(self.broker)
+
+    def now(self) -> float:
+        return 0.0
+
+    def start_relay_now(self, start: RelayStart) -> bool:
+        if self.relay_failure is not None:
+            raise self.relay_failure
+        self.started.append(start)
+        return True
+
+    def refused(self, reason: str) -> float | None:
+        return self.registry.get_sample_value("pulsar_proxy_sni_refused_total", {"reason": reason})
+
+    async def alert(self) -> bytes:
+        """What the client got, up to the end."""
+        await trio.testing.wait_all_tasks_blocked()
+        data = self.peer.recv(100)
+        self.peer.close()
+        with trio.fail_after(10):
+            while not self.ended:  # noqa: ASYNC110 -- no event tells
+                await trio.sleep(0.01)
+        return data
+
+
+@pytest.fixture
+def it(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    scene = Scene(nursery)
+    monkeypatch.setattr(sni, "current_reactor", lambda: scene)
+    scene.connection.start_serving()
+    yield scene
+    for one in (scene.ours, scene.peer, scene.broker, scene.broker_peer):
+        one.close()
+
+
+async def test_the_hello_goes_first_exactly_as_it_came(it: Scene) -> None:
+    it.receive(HELLO[:20])
+    it.receive(HELLO[20:] + b"early data")
+    await trio.testing.wait_all_tasks_blocked()
+    [start] = it.started
+    assert start.first_to_broker == HELLO + b"early data"
+    assert (start.session, start.stored.principal, start.stored.target) == (None, "", "a.example:6651")
+    assert it.asked == [("a.example", CLIENT)]
+    assert it.ended == [it.connection]
+    assert it.connection.is_relayed
+    assert it.handshakes.count == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "alert", "reason"),
+    [
+        (TargetRefused("host", "no broker"), UNKNOWN, "host"),
+    ],
+)
+async def test_a_denied_target(it: Scene, failure: Exception, alert: bytes, reason: str) -> None:
+    it.failure = failure
+    it.receive(HELLO)
+    assert await it.alert() == alert
+    assert it.refused(reason) == 1
+    assert it.connection.cause is DisconnectCause.TARGET_DENIED
+    assert not it.started
+
+
+async def test_a_relay_that_does_not_start(it: Scene) -> None:
+    it.relay_failure = RelayStartFailed("no pipe")
+    it.receive(HELLO)
+    assert await it.alert() == INTERNAL
+    assert it.refused("relay_not_begun") == 1
+    assert not it.connection.is_relayed
+
+
+async def test_what_is_no_hello(it: Scene) -> None:
+    with structlog.testing.capture_logs() as logs:
+        it.receive(b"GET / HTTP/1.1\r\n")
+        assert await it.alert() == MALFORMED
+    assert it.refused("malformed") == 1
+    assert [entry["client"] for entry in logs] == [CLIENT]
+
+
+async def test_a_client_without_a_place(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: False)
+    it.receive(HELLO)
+    assert await it.alert() == INTERNAL
+    assert it.connection.cause is DisconnectCause.MAX_CONNECTIONS
+    assert not it.asked
+
+
+async def test_a_hello_that_does_not_come_in_time(it: Scene, autojump_clock: object) -> None:
+    it.receive(HELLO[:-1])
+    await trio.sleep(make_config().limits.handshake_timeout_ms / 1000 + 1)
+    assert it.connection.cause is DisconnectCause.HANDSHAKE_TIMEOUT
+    assert it.refused("timeout") == 1
+    assert it.peer.recv(10) == b""
+    assert it.ended == [it.connection]
+
+
+async def test_ends_from_outside(it: Scene) -> None:
+    it.gate = trio.Event()
+    it.receive(HELLO)
+    await trio.testing.wait_all_tasks_blocked()
+    it.connection.drain()  # a broker is being dialled
+    assert not it.ended
+    it.admitted.evict()
+    it.connection.shut_down()
+    assert it.ended == [it.connection]
+    assert it.connection.cause is DisconnectCause.GAVE_WAY
+
+
+async def test_a_drain_ends_a_client_that_has_named_nothing(it: Scene) -> None:
+    it.connection.drain()
+    assert (it.ended, it.connection.cause) == ([it.connection], DisconnectCause.SHUT_DOWN)
+
+
+async def test_a_client_that_goes(it: Scene) -> None:
+    it.on_client_end(None)
+    assert (it.ended, it.connection.cause) == ([it.connection], DisconnectCause.CLIENT_CLOSED)
