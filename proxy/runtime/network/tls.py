@@ -91,20 +91,29 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 session.has_ended = True
         if not waited:
             await trio.lowlevel.checkpoint()
-        if not self._read_ahead and session.error is not None:
-            raise trio.BrokenResourceError(_reason(session.error)) from session.error
+        if not self._read_ahead and (error := self.end_error) is not None:
+            raise error from session.error
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
 
-    def take_read_ahead(self) -> bytes:
-        """Return what has arrived and was not received; only the beginning of a record may be left in the session."""
-        self._decrypt()
+    def take_read_ahead(self, ciphertext: bytes | bytearray = b"") -> bytes:
+        """Return what has arrived and was not received; only the beginning of a record may be left in the session.
+
+        ``ciphertext``: what an owner that reads the transport itself has read from it.
+        """
+        self._decrypt(ciphertext)
         data = bytes(self._read_ahead)
         self._read_ahead.clear()
         return data
 
-    def _decrypt(self, ciphertext: bytes = b"") -> None:
+    @property
+    def end_error(self) -> trio.BrokenResourceError | None:
+        """The error by which what the peer sends has ended; None: it goes on, or has ended properly."""
+        error = self.session.error
+        return None if error is None else trio.BrokenResourceError(_reason(error))
+
+    def _decrypt(self, ciphertext: bytes | bytearray = b"") -> None:
         session = self.session
         if (ciphertext or session.unread) and not session.has_ended:
             ciphertext = session.unread + ciphertext
@@ -122,9 +131,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
         async with self._send_lock_held():
             with memoryview(data) as rest:
                 for start in range(0, len(rest), RECEIVE_BYTES):
-                    await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
+                    await self.transport.send_all(self.encrypt(rest[start : start + RECEIVE_BYTES]))
 
-    def _encrypted(self, data: memoryview) -> bytes:
+    def encrypt(self, data: memoryview) -> bytes:
+        """Return the records to be sent for ``data``, behind those of TLS itself. Raises trio.BrokenResourceError."""
+        if not data:
+            return self.session.take_outgoing()
         try:
             return self.session.encrypt(data)
         except ssl.SSLError as error:
