@@ -31,6 +31,7 @@ from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
 from proxy.forwarder.listen.eviction import Place
+from proxy.forwarder.listen.tls_opening import HandshakeTurns, Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
@@ -40,10 +41,10 @@ from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
-from proxy.runtime.network.tls import TlsFailed
+from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext
@@ -89,6 +90,8 @@ class ForwarderService:
         self._listeners: list[socket.socket]
         self._client_connections: set[ClientConnection] = set()
         self._sni_connections: set[SniConnection] = set()
+        self._openings: set[TlsOpening] = set()
+        self._handshake_turns = HandshakeTurns()
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
@@ -290,6 +293,8 @@ class ForwarderService:
                         connection.shut_down()
                     for sni in list(self._sni_connections):
                         sni.shut_down()
+                    for opening in list(self._openings):
+                        opening.end(DisconnectCause.SHUT_DOWN)
 
     def _current_services(self) -> ConnectionServices:
         """Return what a connection that begins now shares with the others that have the same settings."""
@@ -323,46 +328,51 @@ class ForwarderService:
             self._sni_connections.add(sni)
             sni.start_serving()
         elif listener.uses_tls:
-            handshake = trio.CancelScope()
-            admitted.evict = handshake.cancel
-            self._clients.start_soon(self._accept_tls_client, listener, stream, client, admitted, handshake)
+            self._accept_tls_client(listener, stream, client, admitted)
         else:
             self._serve_client(stream, client, admitted)
 
-    async def _accept_tls_client(
-        self,
-        listener: ListenerTransport,
-        transport: TcpStream,
-        client: ClientEndpoint,
-        admitted: AdmittedConnection,
-        handshake: trio.CancelScope,
+    def _accept_tls_client(
+        self, listener: ListenerTransport, stream: TcpStream, client: ClientEndpoint, admitted: AdmittedConnection
     ) -> None:
-        """Serve a client behind its TLS handshake, which ``handshake`` cancels."""
-        timeout_s = seconds(self._workers.config.limits.handshake_timeout_ms)
-        cause = DisconnectCause.SHUT_DOWN
-        entered = False
-        try:
-            with handshake:
-                stream, certificate = await listener.accept_client(transport, timeout_s=timeout_s)
-                # A drain that began in the meantime does not know of it.
-                entered = not (self._accepting.cancel_called or handshake.cancel_called)
-                if not entered:
-                    await close_forcefully(stream)
-            if handshake.cancel_called:
-                cause = DisconnectCause.GAVE_WAY
-                self._log_eviction(client.address)
-        except TlsFailed as error:
-            get_logger().warning("no TLS with a client", client=client.address, reason=str(error))
-            cause = DisconnectCause.TLS_FAILED
-        except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
-            get_logger().error("a client's connection met a defect", client=client.address, exc_info=error)
-            cause = DisconnectCause.DEFECT
-        finally:
-            if not entered:
-                self._release_connection(admitted, cause)
-                self._in_flight.decrement()
-        if entered:
-            self._serve_client(stream, replace(client, certificate=certificate), admitted)
+        """Serve a client behind its TLS handshake."""
+        opening = TlsOpening(
+            self._context.reactor,
+            self._handshake_turns,
+            self._deadlines,
+            self._clients,
+            listener,
+            stream,
+            owner=owner_of("", client.address),
+            on_done=partial(self._on_tls_opened, client, admitted),
+        )
+        admitted.evict = opening.evict
+        self._openings.add(opening)
+        opening.start(seconds(self._workers.config.limits.handshake_timeout_ms))
+
+    def _on_tls_opened(
+        self, client: ClientEndpoint, admitted: AdmittedConnection, opening: TlsOpening, outcome: Outcome
+    ) -> None:
+        self._openings.discard(opening)
+        match outcome:
+            case TlsStream() if not self._accepting.cancel_called:
+                self._serve_client(outcome, replace(client, certificate=outcome.peer_certificate()), admitted)
+                return
+            case TlsStream():  # a drain that began in the meantime does not know of it
+                outcome.transport.close_now()
+                cause = DisconnectCause.SHUT_DOWN
+            case DisconnectCause():
+                cause = outcome
+                if cause is DisconnectCause.GAVE_WAY:
+                    self._log_eviction(client.address)
+            case TlsFailed():
+                get_logger().warning("no TLS with a client", client=client.address, reason=str(outcome))
+                cause = DisconnectCause.TLS_FAILED
+            case _:
+                get_logger().error("a client's connection met a defect", client=client.address, exc_info=outcome)
+                cause = DisconnectCause.DEFECT
+        self._release_connection(admitted, cause)
+        self._in_flight.decrement()
 
     def _serve_client(
         self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, admitted: AdmittedConnection

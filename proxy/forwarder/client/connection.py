@@ -401,8 +401,9 @@ class ClientConnection:
     def _release_frames(self) -> None:
         """Handle frames again, those first that have waited."""
         if self._is_served:
-            self._inbound.release_frames()
-            self._handle_frames()
+            with self._tick:  # an end that TLS tells of comes behind the frames
+                self._inbound.release_frames()
+                self._handle_frames()
 
     # ---- the handshake
 

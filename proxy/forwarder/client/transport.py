@@ -1,14 +1,15 @@
 """A client's connection before the relay, as a transport: frames in by callback, frames out, with the limits of both.
 
-A plain connection is read by the reactor and written to at the end of a tick: no task is woken for either. With TLS a
-task reads. What a client does not take at once is sent by a task of its own. While much of that waits, frames must wait
-or there is no room for requests, no more is read from this client.
+A connection is read by the reactor and written to at the end of a tick, with TLS, too: no task is woken for either.
+What a client does not take at once is sent by a task of its own. While much of that waits, frames must wait or there is
+no room for requests, no more is read from this client.
 
 It is closed at once, or behind a final frame that its client gets the time to read.
 """
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -21,6 +22,7 @@ from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.tls import PENDING_RECORDS_BYTES_MAX, TlsStream
 
 RECEIVE_BYTES = 16_384
 
@@ -51,6 +53,9 @@ class ClientTransport:
         self, stream: trio.abc.HalfCloseableStream, tasks: TaskSpawner, *, max_frame_bytes: int, write_timeout_ms: int
     ) -> None:
         self.stream = stream
+        self._tls = stream if isinstance(stream, TlsStream) else None
+        below = stream if self._tls is None else self._tls.transport
+        self._plain = below if isinstance(below, TcpStream) else None
         self.tasks = tasks
         self.received_at = trio.current_time()
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
@@ -60,7 +65,9 @@ class ClientTransport:
         self._sending = 0
         self._pongs = 0
         self._sent_bytes = 0
+        self._records = b""
         self._has_sender = False
+        self._has_left = False
         self._all_sent = trio.Event()
         self._moved = trio.Event()
         self._broken = False
@@ -83,8 +90,12 @@ class ClientTransport:
         """
         self._on_frames, self._on_end = on_frames, on_end
         reactor = current_reactor()
-        if reactor is not None and isinstance(self.stream, TcpStream):
-            self._reading = reactor.start_reading(self.stream.socket.fileno(), self._receive_data, on_end)
+        if reactor is not None and self._plain is not None:
+            on_data = self._receive_data if self._tls is None else partial(self._receive_records, self._tls)
+            self._reading = reactor.start_reading(self._plain.socket.fileno(), on_data, on_end)
+            if self._tls is not None and self._tls.session.unread:  # which came with the handshake
+                with self._tick:
+                    self._receive_records(self._tls, b"")
         else:
             self._reader_ended = trio.Event()
             self.tasks.start_soon(self._read, self._reader_ended)
@@ -93,6 +104,24 @@ class ClientTransport:
         self.received_at = self._tick.now
         self._decoder.receive_data(data)
         self._on_frames()
+
+    def _receive_records(self, tls: TlsStream, records: bytes | bytearray) -> None:
+        session = tls.session
+        data = tls.take_read_ahead(records)
+        if session.waiting_record_bytes:  # an answer to new keys, which costs the client nothing
+            if self._has_sender and session.waiting_record_bytes > PENDING_RECORDS_BYTES_MAX:
+                self.abort_sending()
+                return
+            self._tick.schedule_flush(self)
+        if data:
+            self._receive_data(data)
+        if session.has_ended:
+            self._end_records(tls)
+
+    def _end_records(self, tls: TlsStream) -> None:
+        """Report the end of what the client sends by TLS, unless that must wait, as TCP's end does in the kernel."""
+        if self._reading is not None and not self._paused:
+            self._reading.end(tls.end_error)
 
     async def _read(self, ended: trio.Event) -> None:
         try:
@@ -137,6 +166,8 @@ class ClientTransport:
         self._wanted = trio.Event()
         if self._reading is not None:
             self._reading.resume()
+            if self._tls is not None and self._tls.session.has_ended:
+                self._tick.schedule_flush(self)
 
     async def stop_reading(self) -> bytes:
         """Read no more, for good. Return what was received and not taken as a frame: a relay's first bytes."""
@@ -150,12 +181,16 @@ class ClientTransport:
         """Do the same if that needs no waiting, and nothing waits to be sent; otherwise return None."""
         if self._reading is None or self._has_sender or self._unsent or self._broken:
             return None
+        if self._tls is not None and self._tls.session.waiting_record_bytes:
+            return None
         self.pause_reading()
+        self._has_left = True
         return self._decoder.take_unread_data()
 
     def handle_waiting_frames(self) -> None:
-        """Have the frames handled that waited for room."""
-        self._on_frames()
+        """Have the frames handled that waited for room; an end that TLS tells of waits until they are."""
+        with self._tick:
+            self._on_frames()
 
     # ---- out
 
@@ -182,18 +217,51 @@ class ClientTransport:
 
     def flush(self) -> None:
         """Send what the client takes at once; a task sends the rest."""
+        if self._has_left:
+            return
+        if self._tls is not None:
+            self._flush_records(self._tls)
         if self._has_sender or self._broken or not self._unsent:
             if self._has_sender:
                 self.on_unsent_changed()
             return
-        if isinstance(self.stream, TcpStream):
-            try:
-                sent = os.write(self.stream.socket.fileno(), self._unsent)
-            except OSError:  # no room, or an end, which the task will meet as well
-                sent = 0
+        if self._plain is not None and self._tls is None:
+            sent = self._write(self._plain, self._unsent)
             del self._unsent[:sent]
             self._sent_bytes += sent
-        if self._unsent:
+        self._end_flush()
+
+    def _flush_records(self, tls: TlsStream) -> None:
+        if tls.session.has_ended:
+            self._end_records(tls)
+        if self._plain is None or self._has_sender or self._broken:
+            return
+        size = len(self._unsent)
+        try:
+            records = tls.encrypt(memoryview(bytes(self._unsent)))
+        except trio.BrokenResourceError as error:
+            self._broken = True
+            self._on_end(error)
+            return
+        if not records:
+            return
+        self._unsent.clear()
+        self._records = records[self._write(self._plain, records) :]
+        if self._records:
+            self._sending = size
+        else:
+            self._sent_bytes += size
+        self._end_flush()
+
+    @staticmethod
+    def _write(stream: TcpStream, data: bytes | bytearray) -> int:
+        try:
+            return os.write(stream.socket.fileno(), data)
+        except OSError:  # no room, or an end, which the task will meet as well
+            return 0
+
+    def _end_flush(self) -> None:
+        if self._unsent or self._records:
             self._has_sender = True
             self.tasks.start_soon(self._send_rest)
             self.on_unsent_changed()
@@ -204,18 +272,24 @@ class ClientTransport:
 
     async def _send_rest(self) -> None:
         try:
-            while self._unsent and not self._broken:
-                data, self._unsent = self._unsent, bytearray()
-                self._sending = len(data)
-                await self._send_in_time(data)
+            while (self._records or self._unsent) and not self._broken:
+                if self._records:  # of which a part has gone
+                    assert self._plain is not None
+                    records, self._records = self._records, b""
+                    await self._send_in_time(self._plain, records)
+                    del records
+                else:
+                    data, self._unsent = self._unsent, bytearray()
+                    self._sending = len(data)
+                    await self._send_in_time(self.stream, data)
+                    del data
+                self._sent_bytes += self._sending
                 self._sending = 0
-                self._sent_bytes += len(data)
-                del data
                 if not self._unsent:
                     self._pongs = 0
                 self.on_unsent_changed()
                 self._wake_waiters()
-                self._on_frames()
+                self.handle_waiting_frames()
         except trio.BrokenResourceError as error:  # no reader notices it while reading is paused
             self._broken = True
             self._on_end(error)
@@ -232,15 +306,22 @@ class ClientTransport:
         self._moved.set()
         self._moved = trio.Event()
 
-    async def _send_in_time(self, data: bytearray) -> None:
+    async def _send_in_time(self, stream: trio.abc.SendStream, data: bytes | bytearray) -> None:
         """Send within the write timeout, else give the client up.
 
         Shielded: cancelled halfway, it would leave half a frame on the connection, with a relay's bytes behind it.
         """
         with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
-            await self.stream.send_all(data)
+            await stream.send_all(data)
         if scope.cancelled_caught:
             self.abort_sending()
+
+    def close_now(self) -> bool:
+        """Close the connection if that needs no waiting; return whether it did."""
+        if self._plain is None:
+            return close_socket_now(self.stream)
+        self._plain.close_now()
+        return True
 
     def abort_sending(self) -> None:
         """Send nothing more to a client that does not take it, and report ClientSlow.
@@ -356,7 +437,7 @@ class ConnectionCloser:
 
     def close_if_silent(self) -> bool:
         """Close at once if there is no final frame and the stream needs no waiting; return whether it did."""
-        return self._frame is None and close_socket_now(self._transport.stream)
+        return self._frame is None and self._transport.close_now()
 
     async def send_final_frame(self) -> None:
         """Send the final frame, if there is one, and wait until the client has taken it or has been given up."""

@@ -1,11 +1,9 @@
 """The transports of listeners: plain TCP, or TLS."""
 
-import trio
+import ssl
 
 from proxy.config.types import Config, Listener
-from proxy.runtime.loop.tasks import close_gracefully
-from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.tls import ListenerContexts, TlsFailed, TlsStream
+from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
 
 class ListenerTransport:
@@ -17,32 +15,28 @@ class ListenerTransport:
         self.routes_sni = config.routing == "sni"
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
-    async def accept_client(
-        self, transport: TcpStream, *, timeout_s: float
-    ) -> tuple[trio.abc.HalfCloseableStream, bytes]:
-        """Shake hands with a client. Return its stream, and its certificate (DER; empty: none).
+    @property
+    def must_check_files(self) -> bool:
+        """Whether ``check_files`` must be called before the next TLS handshake."""
+        return self._contexts.must_check_files
 
-        Raises TlsFailed; the connection is closed then.
-        """
-        if self._tls is None:
-            return transport, b""
-        entered = False
-        try:
-            with trio.fail_after(timeout_s):
-                context = await self._tls.current_context()
-                stream = TlsStream(transport, context, server_side=True)
-                await stream.handshake()
-                self._tls.on_handshake_done(context, stream.version)
-            entered = True
-        except trio.TooSlowError:
-            raise TlsFailed(f"the TLS handshake was not finished within {timeout_s} s") from None
-        except TlsFailed:
-            await close_gracefully(transport)  # so that the client gets the alert
-            raise
-        finally:
-            if not entered:
-                await trio.aclose_forcefully(transport)
-        return stream, stream.peer_certificate()
+    async def check_files(self) -> None:
+        """Load certificate, key and authorities again if they have changed."""
+        await self._contexts.check_files()
+
+    @property
+    def front_context(self) -> ssl.SSLContext:
+        """The context of the next TLS handshake."""
+        return self._contexts.front_context
+
+    def on_handshake_done(self, stream: TlsStream) -> None:
+        """Keep the session that a handshake has negotiated from being resumed."""
+        self._contexts.on_handshake_done(stream.session.context, stream.version)
+
+    @property
+    def _contexts(self) -> ListenerContexts:
+        assert self._tls is not None  # it uses TLS
+        return self._tls
 
 
 def listener_transports(config: Config) -> tuple[ListenerTransport, ...]:

@@ -70,17 +70,20 @@ class Reading:
         except OSError as error:
             broken = trio.BrokenResourceError(str(error))
             broken.__cause__ = error
-            self._end(broken)
+            self.end(broken)
             return
         if not data:
-            self._end(None)
+            self.end(None)
             return
         try:
             self._on_data(data)
         except Exception as error:  # noqa: BLE001 -- the owner's to handle, not the other connections'
-            self._end(error)
+            self.end(error)
 
-    def _end(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None) -> None:
+        """End the reading for good, also for ``on_data``, which may find the stream's end in what it was given."""
+        if self._ended:
+            return
         self.pause()
         self._ended = True
         self._on_end(error)

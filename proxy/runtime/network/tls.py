@@ -49,20 +49,16 @@ class TlsStream(trio.abc.HalfCloseableStream):
         """Perform the TLS handshake, which checks certificates. Raises TlsFailed."""
         session = self.session
         try:
-            is_done = session.continue_handshake()
+            is_done = continue_handshake(session)
             while not is_done:
                 await self._flush()
                 data = await self.transport.receive_some(RECEIVE_BYTES)
-                if not data:
-                    session.end_input()
-                is_done = session.continue_handshake(data)
-            if session.was_resumed_by_client:
-                raise TlsFailed("the client resumed a session, and its certificate was not checked again")
+                is_done = continue_handshake(session, data, is_end=not data)
             await self._flush()
-        except ssl.SSLError as error:
+        except TlsFailed:
             with contextlib.suppress(trio.BrokenResourceError):
                 await self._flush()  # the alert, which gives the peer the reason
-            raise TlsFailed(_reason(error)) from None
+            raise
         except trio.BrokenResourceError as error:
             raise TlsFailed(f"the connection broke off during the TLS handshake: {error.__cause__ or error}") from None
 
@@ -91,20 +87,29 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 session.has_ended = True
         if not waited:
             await trio.lowlevel.checkpoint()
-        if not self._read_ahead and session.error is not None:
-            raise trio.BrokenResourceError(_reason(session.error)) from session.error
+        if not self._read_ahead and (error := self.end_error) is not None:
+            raise error from session.error
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
 
-    def take_read_ahead(self) -> bytes:
-        """Return what has arrived and was not received; only the beginning of a record may be left in the session."""
-        self._decrypt()
+    def take_read_ahead(self, ciphertext: bytes | bytearray = b"") -> bytes:
+        """Return what has arrived and was not received; only the beginning of a record may be left in the session.
+
+        ``ciphertext``: what an owner that reads the transport itself has read from it.
+        """
+        self._decrypt(ciphertext)
         data = bytes(self._read_ahead)
         self._read_ahead.clear()
         return data
 
-    def _decrypt(self, ciphertext: bytes = b"") -> None:
+    @property
+    def end_error(self) -> trio.BrokenResourceError | None:
+        """The error by which what the peer sends has ended; None: it goes on, or has ended properly."""
+        error = self.session.error
+        return None if error is None else trio.BrokenResourceError(_reason(error))
+
+    def _decrypt(self, ciphertext: bytes | bytearray = b"") -> None:
         session = self.session
         if (ciphertext or session.unread) and not session.has_ended:
             ciphertext = session.unread + ciphertext
@@ -122,9 +127,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
         async with self._send_lock_held():
             with memoryview(data) as rest:
                 for start in range(0, len(rest), RECEIVE_BYTES):
-                    await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
+                    await self.transport.send_all(self.encrypt(rest[start : start + RECEIVE_BYTES]))
 
-    def _encrypted(self, data: memoryview) -> bytes:
+    def encrypt(self, data: memoryview) -> bytes:
+        """Return the records to be sent for ``data``, behind those of TLS itself. Raises trio.BrokenResourceError."""
+        if not data:
+            return self.session.take_outgoing()
         try:
             return self.session.encrypt(data)
         except ssl.SSLError as error:
@@ -171,6 +179,23 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self.transport.aclose()
 
 
+def continue_handshake(session: TlsSession, data: bytes | bytearray = b"", *, is_end: bool = False) -> bool:
+    """Continue a handshake with what the peer has sent, or its end; return True once it is done.
+
+    Send what ``session.take_outgoing`` returns then, also after TlsFailed: the alert.
+    """
+    if is_end:
+        session.end_input()
+    try:
+        is_done = session.continue_handshake(bytes(data))
+    except ssl.SSLError as error:
+        raise TlsFailed(_reason(error)) from None
+    if is_done and session.was_resumed_by_client:
+        session.take_outgoing()
+        raise TlsFailed("the client resumed a session, and its certificate was not checked again")
+    return is_done
+
+
 def _reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is not accepted: {error.verify_message}"
@@ -213,7 +238,7 @@ class ListenerContexts:
     Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that Python's ssl
     has no way to turn off. So a context serves no other connection once TLS 1.2 was negotiated on it: later connections
     get a new cache. A connection that began at the same time could still resume the session; its handshake fails
-    (TlsStream.handshake), and succeeds when the client retries.
+    (continue_handshake), and succeeds when the client retries.
 
     To load a certificate takes milliseconds, so only a front context is new each time: an empty one, which is switched
     to the loaded context once the ClientHello has arrived.
@@ -224,11 +249,20 @@ class ListenerContexts:
         self._loaded = self._loaded_context.value
         self._front = _front(self._loaded)
 
-    async def current_context(self) -> ssl.SSLContext:
-        """Return the context for a new connection; call ``on_handshake_done`` with it after the handshake."""
+    @property
+    def must_check_files(self) -> bool:
+        """Whether the files have not been looked at for a second: call ``check_files`` before the next handshake."""
+        return self._loaded_context.is_check_due
+
+    async def check_files(self) -> None:
+        """Load the files again if they have changed."""
         loaded = await self._loaded_context.current_value()
         if loaded is not self._loaded:
             self._loaded, self._front = loaded, _front(loaded)
+
+    @property
+    def front_context(self) -> ssl.SSLContext:
+        """The context for a new connection; call ``on_handshake_done`` with it after the handshake."""
         return self._front
 
     def on_handshake_done(self, context: ssl.SSLContext, version: str) -> None:

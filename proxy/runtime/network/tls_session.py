@@ -157,6 +157,11 @@ class TlsSession:
         """How much TLS itself has to send: answers to KeyUpdates, and alerts."""
         return self._outgoing.pending
 
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context that it was made with."""
+        return self._context
+
     def take_outgoing(self) -> bytes:
         """Return what is to be sent beside what ``encrypt`` returns."""
         return self._outgoing.read()

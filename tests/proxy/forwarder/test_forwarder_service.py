@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from e2e.lab.certificates import Authority
 from forwarder_fakes import Peer, connect, make_config
 from prometheus_client import CollectorRegistry
-from relay_fakes import Lane, end_all, kept_relay, open_lane, read, tcp_pair, until
+from relay_fakes import Lane, end_all, kept_relay, open_lane, read, tcp_pair, unblocked_pair, until
 
 from proto import commands
 from proto.addresses import HostPort
@@ -38,6 +41,7 @@ from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLink
+from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
@@ -181,19 +185,6 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
     assert {session.address for session in served.service._client_connections} == {"[2001:db8::1]:4000"}
 
 
-class TlsTransport:
-    """A listener behind which a client has shown a certificate."""
-
-    uses_tls = True
-    routes_sni = False
-    congestion_control = ""
-
-    async def accept_client(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
-        await trio.lowlevel.checkpoint()
-        assert timeout_s > 0
-        return transport, b"the certificate"
-
-
 class AnonymousExchange:
     """Authenticates each client without a role."""
 
@@ -209,9 +200,14 @@ class AnonymousExchange:
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("number", [0, 1, 2])
 async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, number: int, tls: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, tls: bool
 ) -> None:
-    served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
+    authority = Authority(tmp_path, "ours")
+    listeners: list[dict[str, Any]] = [{}, {}, {}]
+    server, alice = authority.server("server"), authority.client("alice")
+    if tls:
+        listeners[number] = {"tls": {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}}
+    served = await serve(listener=listeners, authentication={"enabled": True, "anonymous_role": "nobody"})
     told: list[ClientEndpoint] = []
 
     def new_authentication_exchange(_workers: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
@@ -219,20 +215,21 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
         return AnonymousExchange()
 
     monkeypatch.setattr(WorkerClients, "new_authentication_exchange", new_authentication_exchange)
-    if tls:
-        served.service._transports = (
-            *served.service._transports[:number],
-            TlsTransport(),
-            *served.service._transports[number + 1 :],
-        )  # type: ignore[assignment]
-    ours, theirs = trio.testing.memory_stream_pair()
+    ours, theirs = (TcpStream(end) for end in unblocked_pair())
     served.listener.take_in_of[served.real_listeners[number].getsockname()](ours, ("192.0.2.1", 4000))
-    peer = Peer(theirs)
+    if tls:
+        context = ssl.create_default_context(cafile=authority.file)
+        context.load_cert_chain(alice.certificate, alice.key)
+        stream = TlsStream(theirs, context, server_side=False, host="localhost")
+        await stream.handshake()
+        peer = Peer(stream)
+    else:
+        peer = Peer(theirs)
     await peer.send(connect())
-    await trio.testing.wait_all_tasks_blocked()
+    await trio.testing.wait_all_tasks_blocked(0.01)
     [client] = told
     assert (client.address, client.listener) == ("192.0.2.1:4000", number)
-    assert client.certificate == (b"the certificate" if tls else b"")
+    assert (b"alice" in client.certificate) == tls
     await peer.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
 

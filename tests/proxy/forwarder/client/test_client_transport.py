@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -12,16 +13,19 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from e2e.lab.certificates import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from relay_fakes import unblocked_pair
 
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameDecoder, FrameTooLarge, encode_frame
+from proxy.config.types import ListenerTls
 from proxy.forwarder.client.transport import ClientSlow, ClientTransport
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.tls import PENDING_RECORDS_BYTES_MAX, TlsStream, listener_context
 
 PATIENCE_S = 5
 LARGE = encode_frame(b"x" * 100_000)
@@ -95,14 +99,42 @@ def close_sockets() -> Iterator[None]:
         OPEN.pop().socket.close()
 
 
-@pytest.fixture(params=["reactor", "socket", "memory"])
-async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIterator[Make]:
-    """A plain connection is the reactor's, where there is one; a stream in memory stands for TLS."""
-    if request.param == "reactor":
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A listener's, and a client's that trusts it."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
+    pair = authority.server("server")
+    config = ListenerTls(certificate=pair.certificate, key=pair.key)
+    return listener_context("listener[0].tls", config).value, ssl.create_default_context(cafile=authority.file)
+
+
+def tls_pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsStream, TlsStream]:
+    """The same with TLS, behind the handshake."""
+    here, there = socket_pair()
+    ours = TlsStream(here, contexts[0], server_side=True)
+    theirs = TlsStream(there, contexts[1], server_side=False, host="localhost")
+    while not (theirs.session.continue_handshake(ours.session.take_outgoing()) and ours.session.version):
+        ours.session.continue_handshake(theirs.session.take_outgoing())
+    assert ours.session.continue_handshake(theirs.session.take_outgoing())
+    return ours, theirs
+
+
+@pytest.fixture(params=["reactor", "tls", "socket", "memory"])
+async def make(
+    request: pytest.FixtureRequest, nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> AsyncIterator[Make]:
+    """A connection is the reactor's, where there is one, with TLS, too."""
+    if request.param in {"reactor", "tls"}:
         await run_reactor(nursery)
 
     def make(**how: Any) -> Setup:
-        pair = trio.testing.memory_stream_pair() if request.param == "memory" else socket_pair()
+        match request.param:
+            case "memory":
+                pair: tuple[Any, Any] = trio.testing.memory_stream_pair()
+            case "tls":
+                pair = tls_pair(contexts)
+            case _:
+                pair = socket_pair()
         return Setup(nursery, *pair, **how)
 
     yield make
@@ -452,7 +484,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
     async def wait() -> None:
         told.append(await setup.transport.wait_until_sent())
 
-    if isinstance(setup.client, TcpStream):
+    if isinstance(setup.client, TcpStream | TlsStream):
         setup.transport.send(LARGE)
         for _ in range(2):
             nursery.start_soon(wait)
@@ -460,7 +492,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
         setup.transport.send(encode_frame(b"more"))
         await setup.receive(len(LARGE) - 10)
         await settle()
-        received(setup.client)
+        received(setup.client.transport if isinstance(setup.client, TlsStream) else setup.client)
         with trio.fail_after(60):
             await setup.transport.wait_until_sent()
         await settle()
@@ -692,3 +724,79 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
         assert heard == said
 
     trio.run(main)
+
+
+# ---- TLS, without a task
+
+
+async def test_tls_is_read_and_written_without_a_task(
+    nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """What came with the handshake is read, too, and what is no frame yet is the relay's."""
+    await run_reactor(nursery)
+    async with trio.open_nursery() as spawner:
+        ours, theirs = tls_pair(contexts)
+        ours.session.unread = theirs.session.encrypt(memoryview(encode_frame(b"with the Finished")))
+        setup = Setup(spawner, ours, theirs)
+        assert [frame.command for frame in setup.frames] == [b"with the Finished"]
+        await theirs.send_all(encode_frame(b"CONNECT") + b"\0\0")
+        await settle()
+        assert [frame.command for frame in setup.frames[1:]] == [b"CONNECT"]
+        setup.transport.send(encode_frame(b"CONNECTED"))
+        assert await setup.receive(len(encode_frame(b"CONNECTED"))) == encode_frame(b"CONNECTED")
+        assert setup.transport.stop_reading_now() == b"\0\0"
+        assert not spawner.child_tasks
+
+
+async def test_a_relay_does_not_start_before_tls_has_sent_its_own_records(
+    nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    await run_reactor(nursery)
+    ours, theirs = tls_pair(contexts)
+    setup = Setup(nursery, ours, theirs)
+    ours.session._outgoing.write(b"an answer to new keys")
+    assert setup.transport.stop_reading_now() is None
+    setup.transport.flush()
+    assert received(theirs.transport) == b"an answer to new keys"
+    assert setup.transport.stop_reading_now() == b""
+
+
+async def test_a_client_that_asks_for_new_keys_and_reads_nothing_is_given_up(
+    nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """Security: the answers would fill the memory."""
+    await run_reactor(nursery)
+    ours, theirs = tls_pair(contexts)
+    setup = Setup(nursery, ours, theirs)
+    setup.transport.send(LARGE)  # which it does not take
+    await settle()
+    ours.session._outgoing.write(b"k" * (PENDING_RECORDS_BYTES_MAX + 1))
+    await theirs.send_all(encode_frame(b"x"))
+    await setup.ended.wait()
+    assert [type(end) for end in setup.ends] == [ClientSlow]
+
+
+async def test_an_end_that_tls_tells_of_waits_while_reading_is_paused(
+    nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    await run_reactor(nursery)
+    setup = Setup(nursery, *tls_pair(contexts))
+    setup.take = setup.transport.pause_reading
+    await setup.client.send_all(encode_frame(b"x"))
+    await setup.client.transport.send_all(setup.client.session.close())  # without TCP's end
+    await settle()
+    setup.transport._receive_records(setup.transport._tls, received(setup.transport._plain))  # type: ignore[arg-type]
+    assert not setup.ends
+    setup.take = setup.take_all
+    setup.transport.resume_reading()
+    assert setup.ends == [None]
+
+
+async def test_a_damaged_record_ends_the_connection(
+    nursery: trio.Nursery, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    await run_reactor(nursery)
+    setup = Setup(nursery, *tls_pair(contexts))
+    await setup.client.transport.send_all(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+    await setup.ended.wait()
+    assert [type(end) for end in setup.ends] == [trio.BrokenResourceError]

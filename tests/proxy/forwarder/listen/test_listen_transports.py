@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,18 @@ import pytest
 import trio
 import trio.testing
 from e2e.lab.certificates import Authority, Pair
+from relay_fakes import unblocked_pair
 
 from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.tls_opening import TURNS_PER_WAKE_UP_MAX, HandshakeTurns, Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 
 TIMEOUT_S = 3
@@ -49,7 +57,7 @@ async def looked_at(listener: ListenerTransport) -> ListenerTransport:
     nothing.
     """
     assert listener._tls is not None
-    await listener._tls.current_context()
+    await listener.check_files()
     return listener
 
 
@@ -60,30 +68,82 @@ def client_stream(stream: Stream, authority: Authority, pair: Pair | None = None
     return TlsStream(stream, context, server_side=False, host="localhost")  # type: ignore[arg-type]
 
 
+OPEN: list[TcpStream] = []
+
+
+def socket_pair() -> tuple[TcpStream, TcpStream]:
+    """Two ends of a connection, closed behind the test."""
+    one, other = (TcpStream(end) for end in unblocked_pair())
+    OPEN.extend((one, other))
+    return one, other
+
+
+@pytest.fixture(autouse=True)
+def close_sockets() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().socket.close()
+
+
+@asynccontextmanager
+async def opening(
+    listener: ListenerTransport, here: TcpStream
+) -> AsyncIterator[tuple[TlsOpening, list[Outcome], trio.Event]]:
+    """The opening of a client's connection, and where its outcome will stand."""
+    outcomes: list[Outcome] = []
+    ended, deadlines, reactor = trio.Event(), Deadlines(), Reactor()
+
+    def on_done(_opening: TlsOpening, outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reactor.run)
+        nursery.start_soon(deadlines.run)
+        one = TlsOpening(
+            reactor,
+            HandshakeTurns(),
+            deadlines,
+            nursery,
+            listener,
+            here,
+            owner="address 192.0.2.1",
+            on_done=on_done,
+        )
+        one.start(TIMEOUT_S)
+        yield one, outcomes, ended
+        nursery.cancel_scope.cancel()
+
+
+async def accept_client(listener: ListenerTransport, here: TcpStream) -> tuple[TlsStream, bytes]:
+    """Open a client's connection; raise why it is not opened."""
+    async with opening(listener, here) as (_, outcomes, ended):
+        await ended.wait()
+    [outcome] = outcomes
+    if isinstance(outcome, TlsStream):
+        return outcome, outcome.peer_certificate()
+    assert isinstance(outcome, Exception)
+    raise outcome
+
+
 async def enter(listener: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
     """A client comes; all in memory."""
-    here, there = trio.testing.memory_stream_pair()
+    here, there = socket_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
-        return await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        return await accept_client(listener, here)
 
 
 async def refused(listener: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> str:
     """What the log says of a client that does not come in; its connection is closed."""
-    here, there = trio.testing.memory_stream_pair()
+    here, there = socket_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
         with pytest.raises(TlsFailed) as caught:
-            await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            await accept_client(listener, here)
     with pytest.raises(trio.ClosedResourceError):
         await here.receive_some()
     return str(caught.value)
-
-
-async def test_without_tls_a_client_is_in_at_once() -> None:
-    [listener] = some_transports({})
-    here, _there = trio.testing.memory_stream_pair()
-    assert await listener.accept_client(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
 
 
 @pytest.mark.conforms("pip-1.21")
@@ -172,17 +232,17 @@ async def test_a_refused_client_that_keeps_sending_is_closed_within_the_timeout(
     assert trio.current_time() <= TIMEOUT_S
 
 
-async def test_a_cancelled_handshake_is_closed(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
-    here, there = trio.testing.memory_stream_pair()
-    listener = await looked_at(tls_transport(server))
-    with trio.move_on_after(1):
-        await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
-    assert await there.receive_some() == b""
-    there_again = trio.testing.memory_stream_pair()
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await tls_transport(server).accept_client(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
-    assert await there_again[1].receive_some() == b"", "while the certificate was being looked at"
+@pytest.mark.parametrize("is_looked_at", [True, False])
+async def test_an_evicted_handshake_is_closed(server: Pair, is_looked_at: bool) -> None:
+    here, there = socket_pair()
+    listener = tls_transport(server)
+    if is_looked_at:
+        await looked_at(listener)
+    async with opening(listener, here) as (one, outcomes, _ended):
+        one.evict()
+        one.evict()
+        assert outcomes == [DisconnectCause.GAVE_WAY]
+        assert await there.receive_some() == b""
 
 
 async def test_a_new_certificate_for_the_next_client(
@@ -223,7 +283,7 @@ async def meet(
     listener: ListenerTransport, context: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[TlsStream, str]:
     """A client that wants to resume a session; its stream, and why it did not come in."""
-    here, there = trio.testing.memory_stream_pair()
+    here, there = socket_pair()
     client = TlsStream(there, context, server_side=False, host="localhost")  # type: ignore[arg-type]
     if session is not None:
         client.session._tls.session = session
@@ -236,7 +296,7 @@ async def meet(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(come)
         try:
-            server, _ = await listener.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            server, _ = await accept_client(listener, here)
             accepted_streams.append(server)
         except TlsFailed as error:
             failure = str(error)
@@ -316,3 +376,81 @@ async def test_a_resumed_session_is_refused_after_the_client_authority_has_chang
     copy_file(Authority(directory, "another").file, authorities)
     _, failure = await meet(listener, context, client.session._tls.session)
     assert "certificate is not accepted" in failure
+
+
+# ---- hostile clients, and many at once
+
+
+async def test_a_handshake_in_single_bytes(authority: Authority, server: Pair) -> None:
+    async def client(stream: Stream) -> None:
+        session = client_stream(stream, authority).session
+        data = b""
+        while True:
+            is_done = session.continue_handshake(data)
+            for byte in session.take_outgoing():
+                await stream.send_all(bytes([byte]))
+                await trio.testing.wait_all_tasks_blocked()
+            if is_done:
+                return
+            data = await stream.receive_some(65536)
+
+    stream, _ = await enter(tls_transport(server), client)
+    assert isinstance(stream, TlsStream)
+
+
+async def test_data_that_comes_with_the_finished_is_kept(authority: Authority, server: Pair) -> None:
+    async def client(stream: Stream) -> None:
+        session = client_stream(stream, authority).session
+        session.continue_handshake()
+        await stream.send_all(session.take_outgoing())
+        while not session.continue_handshake(await stream.receive_some(65536)):
+            pass
+        await stream.send_all(session.take_outgoing() + session.encrypt(memoryview(b"CONNECT")))
+
+    stream, _ = await enter(tls_transport(server), client)
+    assert isinstance(stream, TlsStream)
+    assert stream.take_read_ahead() == b"CONNECT"
+
+
+async def test_a_hello_that_never_ends(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
+    async def client(stream: Stream) -> None:
+        await stream.send_all(b"\x16\x03\x01\x40\x00\x01")
+        assert await stream.receive_some() == b"", "closed"
+
+    assert "not finished within" in await refused(await looked_at(tls_transport(server)), client)
+
+
+class FakeOpening:
+    """Notes its turns."""
+
+    def __init__(self, name: str, turns: list[str]) -> None:
+        self._name, self._turns = name, turns
+
+    def take_turn(self) -> None:
+        self._turns.append(self._name)
+
+
+async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> None:
+    """Security: a flood of hellos keeps neither another address's waiting nor the relays."""
+    order: list[str] = []
+    turns = HandshakeTurns()
+
+    async def serve_relay() -> None:
+        await trio.lowlevel.checkpoint()
+        order.append("a relay")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_relay)
+        with current_tick():
+            for number in range(50):
+                turns.add("address flood", FakeOpening(f"flood {number}", order))  # type: ignore[arg-type]
+            turns.add("address other", FakeOpening("other", order))  # type: ignore[arg-type]
+        assert len(order) == TURNS_PER_WAKE_UP_MAX
+        assert order.index("other") == 1
+        with current_tick():
+            turns.add("address late", FakeOpening("late", order))  # type: ignore[arg-type]
+        assert len(order) == TURNS_PER_WAKE_UP_MAX, "the others' turns are not over"
+        while len(order) < 53:
+            await trio.lowlevel.checkpoint()
+    assert order.index("a relay") <= 4 * TURNS_PER_WAKE_UP_MAX
+    assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX

@@ -1,0 +1,219 @@
+"""The TLS handshakes of clients, by callback in the reactor: none costs a task, unless it fails.
+
+A private key's operation costs up to a millisecond. So a handshake that can go on waits for its turn, in a queue that
+is fair between addresses, and few turns are taken before relays and everything else of this process get theirs.
+"""
+
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Callable
+
+import trio
+
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.transports import ListenerTransport
+from proxy.runtime.fairness.fair_queue import FairQueue
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tasks import close_gracefully
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
+
+RECEIVE_BYTES = 16_384
+
+TURNS_PER_WAKE_UP_MAX = 4
+"""Handshakes that are moved forward one after the other, before anything else of this process has its turn."""
+
+Outcome = TlsStream | Exception | DisconnectCause
+
+
+class HandshakeTurns:
+    """The handshakes that can go on. Their number is bounded by ``limits.max_unauthenticated_connections``."""
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[str, TlsOpening] = FairQueue(slots=1, waiting_max=sys.maxsize)
+        self._is_going_on = False
+
+    def add(self, owner: str, opening: "TlsOpening") -> None:
+        """Give a handshake its turn, at the end of this tick or later."""
+        self._waiting.enqueue(owner, opening)
+        current_tick().schedule_flush(self)
+
+    def remove(self, owner: str, opening: "TlsOpening") -> None:
+        """Give a handshake that is over no turn."""
+        self._waiting.remove_waiting(owner, opening)
+
+    def flush(self) -> None:
+        """Take some turns, unless others wait for theirs already."""
+        if not self._is_going_on:
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        for _ in range(TURNS_PER_WAKE_UP_MAX):
+            following = self._waiting.start_next()
+            if following is None:
+                return
+            owner, opening = following
+            self._waiting.release_slot(owner)
+            opening.take_turn()
+        if self._waiting.waiting_count:
+            self._is_going_on = True
+            trio.lowlevel.current_trio_token().run_sync_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_going_on = False
+        with current_tick():
+            self._take_turns()
+
+
+class TlsOpening:
+    """One client's TLS handshake. ``on_done`` is called once, with its stream, or with why there is none.
+
+    The connection is closed then: for a TlsFailed behind the alert, which the client gets the time to read.
+    """
+
+    def __init__(  # noqa: PLR0917 -- the services of a forwarder, then the client
+        self,
+        reactor: Reactor,
+        turns: HandshakeTurns,
+        deadlines: Deadlines,
+        nursery: trio.Nursery,
+        listener: ListenerTransport,
+        transport: TcpStream,
+        *,
+        owner: str,
+        on_done: Callable[["TlsOpening", Outcome], None],
+    ) -> None:
+        self._reactor = reactor
+        self._turns = turns
+        self._deadline = deadlines.new_deadline(self._on_deadline)
+        self._nursery = nursery
+        self._listener = listener
+        self._transport = transport
+        self._owner = owner
+        self._on_done = on_done
+        self._timeout_s = 0.0
+        self._stream: TlsStream
+        self._unsent = b""
+        self._is_done = False
+        self._is_over = False
+        self._closing: trio.CancelScope | None = None
+        self._end_cause: DisconnectCause | None = None
+
+    def start(self, timeout_s: float) -> None:
+        """Start the handshake; about once a second the listener's files are looked at before, in a thread."""
+        self._timeout_s = timeout_s
+        self._deadline.set(trio.current_time() + timeout_s)
+        if self._listener.must_check_files:
+            self._nursery.start_soon(self._start_with_current_files)
+        else:
+            self._start()
+
+    async def _start_with_current_files(self) -> None:
+        try:
+            await self._listener.check_files()
+            if not self._is_over:
+                self._start()
+        except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
+            self._finish(error)
+
+    def _start(self) -> None:
+        self._stream = TlsStream(self._transport, self._listener.front_context, server_side=True)
+        self._watch(select.EPOLLIN)
+
+    def end(self, cause: DisconnectCause) -> None:
+        """Close the connection at once, without an alert; does nothing if the handshake is over."""
+        if self._closing is not None:
+            self._end_cause = cause
+            self._closing.cancel()
+        else:
+            self._finish(cause)
+
+    def evict(self) -> None:
+        """Close the connection at once, for a newcomer."""
+        self.end(DisconnectCause.GAVE_WAY)
+
+    def _on_deadline(self) -> None:
+        self._finish(TlsFailed(f"the TLS handshake was not finished within {self._timeout_s} s"))
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self._deadline.clear()
+        self._turns.remove(self._owner, self)
+        self._reactor.forget(self._transport.socket.fileno())
+
+    def _finish(self, outcome: Outcome) -> None:
+        if self._is_over:
+            return
+        self._stop()
+        if not isinstance(outcome, TlsStream):
+            self._transport.close_now()
+        self._on_done(self, outcome)
+
+    # ---- turns
+
+    def _watch(self, mask: int) -> None:
+        self._reactor.watch(self._transport.socket.fileno(), mask, self._on_ready)
+
+    def _on_ready(self) -> None:
+        self._reactor.forget(self._transport.socket.fileno())  # until it has had its turn
+        self._turns.add(self._owner, self)
+
+    def take_turn(self) -> None:
+        """Continue the handshake with what is there from the client."""
+        try:
+            if self._unsent:
+                self._send()
+            else:
+                self._receive()
+        except OSError as error:
+            self._finish(TlsFailed(f"the connection broke off during the TLS handshake: {error}"))
+        except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
+            self._finish(error)
+
+    def _receive(self) -> None:
+        try:
+            data = os.read(self._transport.socket.fileno(), RECEIVE_BYTES)
+        except BlockingIOError:
+            self._watch(select.EPOLLIN)
+            return
+        session = self._stream.session
+        try:
+            self._is_done = continue_handshake(session, data, is_end=not data)
+        except TlsFailed as error:
+            self._refuse(error, session.take_outgoing())
+            return
+        self._unsent = session.take_outgoing()
+        if self._is_done:
+            self._listener.on_handshake_done(self._stream)
+        self._send()
+
+    def _send(self) -> None:
+        if self._unsent:
+            with contextlib.suppress(BlockingIOError):
+                self._unsent = self._unsent[os.write(self._transport.socket.fileno(), self._unsent) :]
+        if self._unsent:
+            self._watch(select.EPOLLOUT)  # and nothing is read meanwhile
+        elif self._is_done:
+            self._finish(self._stream)
+        else:
+            self._watch(select.EPOLLIN)
+
+    def _refuse(self, failure: TlsFailed, alert: bytes) -> None:
+        """Close behind the alert, which gives the client the reason."""
+        self._stop()
+        with contextlib.suppress(OSError):
+            os.write(self._transport.socket.fileno(), alert)
+        self._closing = trio.CancelScope()
+        self._nursery.start_soon(self._close, failure, self._closing)
+
+    async def _close(self, failure: TlsFailed, closing: trio.CancelScope) -> None:
+        try:
+            with closing:
+                await close_gracefully(self._transport)
+        finally:
+            self._transport.close_now()
+            self._on_done(self, self._end_cause or failure)
