@@ -65,7 +65,7 @@ MISTAKES: list[tuple[str | bytes, str]] = [
         "[[listener]]\n[[listener]]\nzzz = 1",
         (
             "listener[1].zzz: there is no such key; there are: bind, congestion_control, connections_max_reauth_ms, "
-            "methods_max_reauth_ms, session_enforcement, tls"
+            "methods_max_reauth_ms, routing, session_enforcement, tls"
         ),
     ),
     ("[log]\n'' = 1", 'log."": there is no such key; there are: level, format'),
