@@ -112,12 +112,14 @@ def test_the_broker_authenticates_and_the_proxy_does_not(scene: Scene, granted: 
         assert client.connect(token="no token").type == BaseCommand.ERROR
     with scene.connect() as client:
         assert client.connect(token=scene.broker.token("alice")).type == BaseCommand.CONNECTED
+        assert client.lookup(granted).type == BaseCommand.LOOKUP_RESPONSE  # after which the broker has the topic
         assert client.producer(granted).type == BaseCommand.PRODUCER_SUCCESS
 
 
 def test_a_relay_survives_its_forwarder(scene: Scene, granted: str) -> None:
     with scene.connect() as client:
         assert client.connect(token=scene.broker.token("alice")).type == BaseCommand.CONNECTED
+        assert client.lookup(granted).type == BaseCommand.LOOKUP_RESPONSE
         kill_forwarder(scene.cluster)
         scene.cluster.wait_for_total(ADOPTED, 1)
         assert client.producer(granted).type == BaseCommand.PRODUCER_SUCCESS
