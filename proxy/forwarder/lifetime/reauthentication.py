@@ -180,6 +180,7 @@ class ReauthenticationCoordinator:
 
     def _apply_verdict(self, session: ExpiringSession, verdict: Verdict, frame: bytes) -> None:
         if isinstance(verdict, ClientIdentity):
+            session.relay_record.credentials[:] = verdict.credentials
             self._accept(session, verdict.principal, frame)
         elif isinstance(verdict, Challenge):
             if len(verdict.frame) > INJECTION_BYTES_MAX:

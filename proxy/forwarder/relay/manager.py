@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
@@ -100,7 +101,7 @@ class RelayOptions:
     ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
     process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
     principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
-    ``now``: seconds of a clock that only goes forward and is the same in a successor.
+    ``denied``: the deny list at first. ``now``: seconds of a clock that only goes forward and is the same in a successor.
     """
 
     forwarders: int = 1
@@ -109,6 +110,7 @@ class RelayOptions:
     principals_max: int = 100
     principal_idle_s: float = 600.0
     now: Callable[[], float] = time.monotonic
+    denied: DenyList = field(default_factory=DenyList)
     sessions: SessionOptions = field(default_factory=SessionOptions)
 
 
@@ -127,6 +129,7 @@ class RelayManager(Collector):
         callbacks: RelayCallbacks,
         options: RelayOptions,
     ) -> None:
+        self._denied = options.denied
         sessions, self.now = options.sessions, options.now
         self._nursery = nursery
         self._fd_store = fd_store
@@ -266,6 +269,7 @@ class RelayManager(Collector):
             self.reauthentication.add_session(relay.session)
         self.close_schedule.add_relay(relay)
         self._callbacks.on_live(relay.record, relay.evict)
+        self._deny_if_listed(relay)
 
     # ---- relays out
 
@@ -339,6 +343,24 @@ class RelayManager(Collector):
         self._callbacks.on_left_behind_gone(client_ip)
 
     # ---- observation
+
+    def deny_credentials(self, denied: DenyList) -> None:
+        """End the relays whose credentials a deny list names, now and when they start or are adopted."""
+        self._denied = denied
+        for relay in list(self._engine.relays):
+            self._deny_if_listed(relay)
+
+    def _deny_if_listed(self, relay: Relay) -> None:
+        kind = self._denied.matching_kind(relay.record.credentials)
+        if kind and not relay.is_over:
+            about = relay.record
+            get_logger().warning(
+                "a denied credential's relay is ended",
+                client=about.client_address,
+                principal=about.principal,
+                kind=kind,
+            )
+            relay.deny()
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""
