@@ -65,7 +65,8 @@ TOKEN_CHECK_INTERVAL_S = 2.0
 class _Exchange:
     """One client's authentication between two rounds.
 
-    ``credentials``: what the deny list knows them by, so far. ``complete``: the client only has to receive the server's last message.
+    ``credentials``: what the deny list knows them by, so far; none without a deny list. ``complete``: the client only
+    has to receive the server's last message.
     """
 
     state: AuthState
@@ -93,6 +94,7 @@ class AuthService:
         denied = ReloadingFile(KEY, [file], lambda: read_deny_list(file))
         broker = broker_authentication(config.brokers.credentials)
         self._registry, self._broker, self._denied = registry, broker, denied
+        self._has_deny_file = bool(file)
         self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
         # The largest request must fit even where two other addresses have requests under way.
@@ -180,7 +182,9 @@ class AuthService:
             address = request.client_address[:ADDRESS_CHARACTERS_MAX]
             client = ClientContext(address, request.client_certificate)
             claim = ProxyClaim(request.original_principal, request.through_proxy)
-            found = [*certificate_digests(client.certificate), *token_digests(request.original_token)]
+            found: list[bytes] = []
+            if self._has_deny_file:
+                found = [*certificate_digests(client.certificate), *token_digests(request.original_token)]
             exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim, tuple(found))
         else:
             # A state that is missing has finished, was forgotten, or was lost with a worker: never restart in the
@@ -191,7 +195,8 @@ class AuthService:
             _require_no_data(request.data)
             await self._complete_exchange(request.method, exchange, response)
             return
-        exchange = replace(exchange, credentials=(*exchange.credentials, *_data_digests(request)))
+        if self._has_deny_file:
+            exchange = replace(exchange, credentials=(*exchange.credentials, *_data_digests(request)))
         challenge = await exchange.state.authenticate(request.data)
         complete = exchange.state.is_complete()
         if complete and not challenge:

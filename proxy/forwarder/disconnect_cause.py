@@ -6,7 +6,8 @@ import enum
 class DisconnectCause(enum.StrEnum):
     """Why a client's connection ended. The values are the labels of pulsar_proxy_ended_connections_total.
 
-    ``DENIED``: the deny list names its credentials. ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
+    ``DENIED``: the deny list names its credentials.
+    ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
     principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``DEFECT``: an
     internal error of the proxy.
     """

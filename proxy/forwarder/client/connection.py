@@ -181,9 +181,12 @@ class ClientConnection:
             self._closer.drop_final_frame()
 
     def deny_if_listed(self, denied: DenyList) -> None:
-        """End the connection with an error if a deny list names the client's credentials."""
+        """End the connection with an error if a deny list names the client's credentials.
+
+        One that waits for its broker is ended as soon as it is a relay.
+        """
         kind = denied.matching_kind(self.identity.credentials)
-        if kind and self._is_served:
+        if kind and self._is_served and self.state is not State.CONNECTING_TO_BROKER:
             self._fail(denied_failure(f"an entry {kind} of authentication.deny_file names its credentials"))
 
     # ---- the end, as soon as no request is under way

@@ -60,7 +60,7 @@ def no_memory_failure() -> ConnectionFailure:
 
 
 def denied_failure(detail: str) -> ConnectionFailure:
-    """Return the failure of a client whose credentials the deny list names; ``detail``: which kind of entry, for the log."""
+    """Return the failure of a client whose credentials the deny list names; ``detail``: for the log."""
     cause, code = DisconnectCause.DENIED, ServerError.AuthenticationError
     return ConnectionFailure(Event.DENIED, cause, code, AUTHENTICATION_FAILED, detail)
 

@@ -18,8 +18,8 @@ class ConnectionServices:
     """The services of one forwarder for its clients; a reload makes another value, for connections that begin later.
 
     ``handshakes`` counts the connections of which it is not decided whether they serve lookups or become relays.
-    ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task. ``denied`` returns the
-    deny list in force.
+    ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task.
+    ``denied`` returns the deny list in force.
     """
 
     workers: WorkerClients
