@@ -492,7 +492,8 @@ async def test_a_relay_of_a_denied_credential_ends_at_once(
     about.credentials.append(credential_digest("token-id", "7"))
     terms = session(now, FakeReauthenticator(), clock=None, challenge=b"")
     await forwarder.begin(lane, about=about, session=terms)
-    forwarder.relays.deny_credentials(parse_deny_list(b"token-id 8", "file") if not listed_before else denied)
+    if not listed_before:
+        forwarder.relays.deny_credentials(parse_deny_list(b"token-id 8", "file"))
     assert bool(causes) is listed_before, "another's entry ends nothing"
     forwarder.relays.deny_credentials(denied)
     assert causes == [CloseReason.DENIED]
