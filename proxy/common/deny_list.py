@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
 
@@ -25,7 +28,10 @@ TOKEN_SHA256 = "token-sha256"  # noqa: S105
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _SERIAL = re.compile(r"[0-9a-f]{1,64}\Z")
 _BEHIND_COMMA = re.compile(r"(?<!\\),\s+")
-_ISSUER = re.compile(r"[A-Za-z0-9.-]+=.*\Z")
+_OPENSSL_NAMES = {"emailAddress": NameOID.EMAIL_ADDRESS, "serialNumber": NameOID.SERIAL_NUMBER}
+"""Attributes that OpenSSL writes by names beyond those of RFC 4514."""
+
+ISSUER_CHARACTERS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,9 @@ def _canonical_value(kind: str, value: str) -> str:
         case "certificate-serial":
             serial, _, issuer = value.partition(" ")
             serial = serial.replace(":", "").lower()
-            issuer = _BEHIND_COMMA.sub(",", issuer.strip())
             if not _SERIAL.match(serial):
                 raise ValueError(f"{kind} needs a number of 1 to 64 hexadecimal digits")
-            if issuer and not _ISSUER.match(issuer):
-                raise ValueError(f"{kind}: the issuer is no name in the form of RFC 4514, as in CN=ca,O=example")
-            return serial_value(int(serial, 16), issuer)
+            return serial_value(int(serial, 16), _canonical_issuer(issuer.strip()))
         case "token-id":
             if not value or not value.isprintable():
                 raise ValueError(f"{kind} needs a token's claim jti")
@@ -98,3 +101,18 @@ def _canonical_value(kind: str, value: str) -> str:
     raise ValueError(
         "an entry begins with certificate-sha256, certificate-serial, token-id or token-sha256, and a space"
     )
+
+
+def _canonical_issuer(text: str) -> str:
+    """Return a name as a certificate's is written, whatever its escapes and its spaces behind commas.
+
+    Raises ValueError. OpenSSL's default form, with spaces around "=", is refused: it has the attributes in the opposite
+    order, and would name nobody.
+    """
+    try:
+        if len(text) > ISSUER_CHARACTERS_MAX:
+            raise ValueError
+        return x509.Name.from_rfc4514_string(_BEHIND_COMMA.sub(",", text), _OPENSSL_NAMES).rfc4514_string()
+    except ValueError:  # which may quote the text
+        message = f"{CERTIFICATE_SERIAL}: the issuer is no name in the form of RFC 4514, as in CN=ca,O=example"
+        raise ValueError(message) from None

@@ -41,6 +41,9 @@ def test_entries_of_each_kind_in_any_spelling(tmp_path: Path) -> None:
         b"certificate-sha256 abcd",
         b"certificate-serial xyz",
         b"certificate-serial 0a example",
+        b"certificate-serial 0a C = DE, O = example",
+        b"certificate-serial 0a nickname=eyJ",
+        b"certificate-serial 0a CN=" + b"CN=a," * 205 + b"CN=a",
         b"certificate-serial " + b"1" * 65,
         b"token-id",
         b"token-id \x01",
@@ -53,6 +56,21 @@ def test_a_broken_line_is_named_and_not_quoted(line: bytes) -> None:
         parse_deny_list(b"# first\n" + line + b"\n", "the file")
     assert "secret-thing" not in str(caught.value)
     assert "eyJ" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "issuer"),
+    [
+        (r"O=a\2C b, CN=ca", r"O=a\, b,CN=ca"),
+        ("O=a\\,  b,CN=ca", "O=a\\,  b,CN=ca"),
+        ("emailAddress=a@example,CN=ca", "1.2.840.113549.1.9.1=a@example,CN=ca"),
+        ("2.5.4.3=ca", "CN=ca"),
+    ],
+)
+def test_an_issuer_is_compared_as_a_name(text: str, issuer: str) -> None:
+    denied = parse_deny_list(f"certificate-serial 0a {text}".encode(), "the file")
+    assert denied.matching_kind([credential_digest("certificate-serial", serial_value(10, issuer))])
+    assert not denied.matching_kind([credential_digest("certificate-serial", serial_value(10))])
 
 
 def test_bytes_and_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
