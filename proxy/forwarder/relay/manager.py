@@ -36,6 +36,7 @@ from proxy.forwarder.relay.closing import CloseSchedule
 from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream, transport_of
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
+from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
@@ -143,6 +144,7 @@ class RelayManager(Collector):
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
+        self.reauthentication.on_credentials_changed = self._on_credentials_changed
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
@@ -362,6 +364,24 @@ class RelayManager(Collector):
                 kind=kind,
             )
             relay.deny()
+
+    def _on_credentials_changed(self, session: ExpiringSession) -> None:
+        """Check a client's new credentials, and have a successor know them, too."""
+        control = session.control
+        if isinstance(control, FramedControl):  # otherwise it is lookup mode's
+            self._nursery.start_soon(self._store_credentials, control.relay)
+            self._deny_if_listed(control.relay)
+
+    async def _store_credentials(self, relay: Relay) -> None:
+        """Store a relay's record once more, in the place of what the store has of it."""
+        while relay.is_spliced and not (relay.is_over or relay.handed_over):
+            try:
+                if self._fd_store.store_relay_now(relay.record, *relay.sockets):
+                    return
+            except _START_ERRORS as error:
+                get_logger().warning("a relay's new credentials are not crash-safe", reason=str(error))
+                return
+            await trio.sleep(STORE_PAUSE_S)
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""
