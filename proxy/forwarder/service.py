@@ -92,6 +92,7 @@ class ForwarderService:
         self._deadlines = Deadlines()
         self._denied = _deny_list(context.config)
         self._clients: trio.Nursery
+        self._metrics.denied_credentials.set_function(lambda: len(self._denied.value.kinds))
         self._connection_services: ConnectionServices | None = None
         self._relays: RelayManager
         self._listeners: list[socket.socket]

@@ -7,7 +7,9 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,9 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
+from proxy.common.deny_list import credential_digest
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import CHECK_INTERVAL_S
 from proxy.forwarder import service as service_module
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.handshake import Handshake
@@ -489,6 +493,77 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
     served = await serve()
     for cause in DisconnectCause:
         assert served.value("pulsar_proxy_ended_connections_total", cause=cause.value) == 0
+
+
+# ---- denied credentials
+
+
+def name_credential(served: Served, token_id: str) -> None:
+    """The newest connection is one of a client with this token."""
+    connection = list(served.service._client_connections)[-1]
+    connection.identity = replace(connection.identity, credentials=(credential_digest("token-id", token_id),))
+
+
+async def test_connections_end_when_the_deny_list_comes_to_name_them(
+    serve: Serve, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: while the file is broken, what it was before stays in force, and clients are served."""
+    file = tmp_path / "denied"
+    file.write_text("token-id 1")
+    served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
+    assert served.value("pulsar_proxy_denied_credentials") == 1
+    peers = []
+    for token_id in ("7", "8"):
+        peers.append(await served.in_lookup_mode())
+        name_credential(served, token_id)
+    with structlog.testing.capture_logs() as logs:
+        file.write_text("# broken next\ntoken-id")
+        while not logs:
+            await trio.sleep(0.1)
+        for _ in range(3):  # it tries again
+            await trio.sleep(CHECK_INTERVAL_S)
+            await served.service._denied.current_value()
+        await served.in_lookup_mode()
+    broken = [entry for entry in logs if entry["log_level"] == "error"]
+    assert len(broken) == 1
+    assert f"{file}, line 2: " in broken[0]["reason"]
+    assert served.value("pulsar_proxy_denied_credentials") == 1
+    file.write_text("token-id 1\ntoken-id 7\n")
+    assert await peers[0].expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    await peers[0].expect_end()
+    assert served.value("pulsar_proxy_ended_connections_total", cause="denied") == 1
+    assert served.value("pulsar_proxy_denied_credentials") == 2
+    assert len(served.service._client_connections) == 2
+
+
+async def test_a_credential_that_comes_late_is_found_by_a_further_pass(
+    serve: Serve, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: as where an auth worker reads the list after the forwarder."""
+    file = tmp_path / "denied"
+    file.write_text("token-id 1")
+    served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
+    peer = await served.in_lookup_mode()
+    file.write_text("token-id 1\ntoken-id 7\n")
+    while served.value("pulsar_proxy_denied_credentials") != 2:
+        await trio.sleep(0.1)
+    await trio.sleep(0.1)
+    name_credential(served, "7")
+    await peer.expect_error()
+
+
+async def test_a_broken_deny_list_is_no_configuration(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "denied"
+    file.write_text("token-id 1")
+    authentication = {"deny_file": str(file)}
+    served = await serve(authentication=authentication)
+    file.write_text("token-id")
+    denied = served.service._denied
+    with pytest.raises(ConfigError, match=r"denied, line 1: "):
+        await served.service.configure(make_config(authentication=authentication))
+    assert served.service._denied is denied
+    with pytest.raises(ConfigError, match=r"denied, line 1: "):
+        service_module._deny_list(make_config(authentication=authentication))
 
 
 # ---- relays that a predecessor left
