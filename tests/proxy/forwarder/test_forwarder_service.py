@@ -498,10 +498,25 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
 # ---- denied credentials
 
 
-def name_credential(served: Served, token_id: str) -> None:
-    """The newest connection is one of a client with this token."""
-    connection = list(served.service._client_connections)[-1]
+async def named(served: Served, token_id: str = "") -> tuple[Peer, ClientConnection]:
+    """A connection in lookup mode; one of a client with this token."""
+    before = set(served.service._client_connections)
+    peer = await served.in_lookup_mode()
+    (connection,) = set(served.service._client_connections) - before
+    if token_id:
+        name_credential(connection, token_id)
+    return peer, connection
+
+
+def name_credential(connection: ClientConnection, token_id: str) -> None:
     connection.identity = replace(connection.identity, credentials=(credential_digest("token-id", token_id),))
+
+
+def put(file: Path, text: str) -> None:
+    """Replace a file at once: half a list is a list, too."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
 
 
 async def test_connections_end_when_the_deny_list_comes_to_name_them(
@@ -512,14 +527,10 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
     file.write_text("token-id 1")
     served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
     assert served.value("pulsar_proxy_denied_credentials") == 1
-    peers = []
-    for token_id in ("7", "8"):
-        peers.append(await served.in_lookup_mode())
-        name_credential(served, token_id)
+    (leaked, _), _ = await named(served, "7"), await named(served, "8")
     with structlog.testing.capture_logs() as logs:
-        file.write_text("# broken next\ntoken-id")
-        while not logs:
-            await trio.sleep(0.1)
+        put(file, "# broken next\ntoken-id")
+        await until(lambda: logs)
         for _ in range(3):  # it tries again
             await trio.sleep(CHECK_INTERVAL_S)
             await served.service._denied.current_value()
@@ -528,10 +539,9 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
     assert len(broken) == 1
     assert f"{file}, line 2: " in broken[0]["reason"]
     assert served.value("pulsar_proxy_denied_credentials") == 1
-    file.write_text("token-id 1\ntoken-id 7\n")
-    assert await peers[0].expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
-    await peers[0].expect_end()
-    assert served.value("pulsar_proxy_ended_connections_total", cause="denied") == 1
+    put(file, "token-id 1\ntoken-id 7\n")
+    assert await leaked.expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    await until(lambda: served.value("pulsar_proxy_ended_connections_total", cause="denied") == 1)
     assert served.value("pulsar_proxy_denied_credentials") == 2
     assert len(served.service._client_connections) == 2
 
@@ -543,12 +553,10 @@ async def test_a_credential_that_comes_late_is_found_by_a_further_pass(
     file = tmp_path / "denied"
     file.write_text("token-id 1")
     served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
-    peer = await served.in_lookup_mode()
-    file.write_text("token-id 1\ntoken-id 7\n")
-    while served.value("pulsar_proxy_denied_credentials") != 2:
-        await trio.sleep(0.1)
-    await trio.sleep(0.1)
-    name_credential(served, "7")
+    peer, connection = await named(served)
+    put(file, "token-id 1\ntoken-id 7\n")
+    await until(lambda: served.value("pulsar_proxy_denied_credentials") == 2)
+    name_credential(connection, "7")
     await peer.expect_error()
 
 
