@@ -109,9 +109,9 @@ def _canonical_issuer(text: str) -> str:
     Raises ValueError. OpenSSL's default form, with spaces around "=", is refused: it has the attributes in the opposite
     order, and would name nobody.
     """
+    if len(text) > ISSUER_CHARACTERS_MAX:
+        raise ValueError(f"{CERTIFICATE_SERIAL}: the issuer has more than {ISSUER_CHARACTERS_MAX} characters")
     try:
-        if len(text) > ISSUER_CHARACTERS_MAX:
-            raise ValueError
         return x509.Name.from_rfc4514_string(_BEHIND_COMMA.sub(",", text), _OPENSSL_NAMES).rfc4514_string()
     except ValueError:  # which may quote the text
         message = f"{CERTIFICATE_SERIAL}: the issuer is no name in the form of RFC 4514, as in CN=ca,O=example"

@@ -27,9 +27,9 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
+from proxy.common import reloading_file
 from proxy.common.deny_list import credential_digest
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import CHECK_INTERVAL_S
 from proxy.forwarder import service as service_module
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.handshake import Handshake
@@ -520,10 +520,12 @@ def put(file: Path, text: str) -> None:
 
 
 async def test_connections_end_when_the_deny_list_comes_to_name_them(
-    serve: Serve, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: while the file is broken, what it was before stays in force, and clients are served."""
     file = tmp_path / "denied"
+    for module in (service_module, reloading_file):
+        monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
     file.write_text("token-id 1")
     served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
     assert served.value("pulsar_proxy_denied_credentials") == 1
@@ -532,7 +534,7 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
         put(file, "# broken next\ntoken-id")
         await until(lambda: logs)
         for _ in range(3):  # it tries again
-            await trio.sleep(CHECK_INTERVAL_S)
+            await trio.sleep(0.02)
             await served.service._denied.current_value()
         await served.in_lookup_mode()
     broken = [entry for entry in logs if entry["log_level"] == "error"]
