@@ -13,7 +13,7 @@ from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX
 from proxy.config.checks import validate_config
 from proxy.config.session_lifetime import max_reauth_ms
-from proxy.config.types import Config
+from proxy.config.types import Authentication, Config, TokenAuthentication
 
 Tables = dict[str, Any]
 Make = Callable[[Tables], Config]

@@ -20,7 +20,6 @@ FILE_KEYS = {
         "key",
         "client_ca",
         "token_file",
-        "deny_file",
         "keytab",
         "secret_key",
         "public_key",

@@ -28,7 +28,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, Serv
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
 from proxy.common import reloading_file
-from proxy.common.deny_list import credential_digest
+from proxy.common.deny_list import DenyList, credential_digest
 from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
 from proxy.forwarder.client.connection import ClientConnection
@@ -549,7 +549,7 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
 
 
 async def test_a_credential_that_comes_late_is_found_by_a_further_pass(
-    serve: Serve, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: as where an auth worker reads the list after the forwarder."""
     file = tmp_path / "denied"
@@ -557,7 +557,15 @@ async def test_a_credential_that_comes_late_is_found_by_a_further_pass(
     served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
     peer, connection = await named(served)
     put(file, "token-id 1\ntoken-id 7\n")
-    await until(lambda: served.value("pulsar_proxy_denied_credentials") == 2)
+    entries: list[int] = []
+    deny = ClientConnection.deny_if_listed
+
+    def note_pass(one: ClientConnection, denied: DenyList) -> None:
+        entries.append(len(denied.kinds))
+        deny(one, denied)
+
+    monkeypatch.setattr(ClientConnection, "deny_if_listed", note_pass)
+    await until(lambda: 2 in entries)
     name_credential(connection, "7")
     await peer.expect_error()
 
