@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from auth.broker_credentials import broker_authentication, end_of_token_unix_ms
+from auth.denied_credentials import certificate_digests, token_digests
 from auth.effective_principal import ProxyClaim, resolve_effective_principal
 from auth.exchange_store import ExchangeStore
 from auth.jwt_rules import claimed_expiry_unix_ms
@@ -36,7 +37,9 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
+from proxy.common.deny_list import KEY, read_deny_list
 from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Hostnames, Resolver
@@ -62,11 +65,13 @@ TOKEN_CHECK_INTERVAL_S = 2.0
 class _Exchange:
     """One client's authentication between two rounds.
 
-    ``complete``: the client only has to receive the server's last message.
+    ``credentials``: what the deny list knows them by, so far; none without a deny list. ``complete``: the client only
+    has to receive the server's last message.
     """
 
     state: AuthState
     claim: ProxyClaim
+    credentials: tuple[bytes, ...] = ()
     complete: bool = False
 
 
@@ -85,8 +90,11 @@ class AuthService:
         # Build all before keeping any: a reload that fails leaves everything as it was.
         registry = ProviderRegistry(config.authentication, configured_providers)
         check_proxy_roles(config.authentication, registry.methods)
+        file = config.authentication.deny_file
+        denied = ReloadingFile(KEY, [file], lambda: read_deny_list(file))
         broker = broker_authentication(config.brokers.credentials)
-        self._registry, self._broker = registry, broker
+        self._registry, self._broker, self._denied = registry, broker, denied
+        self._has_deny_file = bool(file)
         self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
         # The largest request must fit even where two other addresses have requests under way.
@@ -174,20 +182,25 @@ class AuthService:
             address = request.client_address[:ADDRESS_CHARACTERS_MAX]
             client = ClientContext(address, request.client_certificate)
             claim = ProxyClaim(request.original_principal, request.through_proxy)
-            exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
+            found: list[bytes] = []
+            if self._has_deny_file:
+                found = [*certificate_digests(client.certificate), *token_digests(request.original_token)]
+            exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim, tuple(found))
         else:
             # A state that is missing has finished, was forgotten, or was lost with a worker: never restart in the
             # middle.
-            found = clients.pop_exchange(key, request.method)
-            exchange, number = found.state, found.rounds_done
+            stored = clients.pop_exchange(key, request.method)
+            exchange, number = stored.state, stored.rounds_done
         if exchange.complete:
             _require_no_data(request.data)
-            self._complete_exchange(request.method, exchange, response)
+            await self._complete_exchange(request.method, exchange, response)
             return
+        if self._has_deny_file:
+            exchange = replace(exchange, credentials=(*exchange.credentials, *_data_digests(request)))
         challenge = await exchange.state.authenticate(request.data)
         complete = exchange.state.is_complete()
         if complete and not challenge:
-            self._complete_exchange(request.method, exchange, response)
+            await self._complete_exchange(request.method, exchange, response)
         elif challenge is None:
             raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
         else:
@@ -195,7 +208,10 @@ class AuthService:
             clients.store_exchange(key, request.method, replace(exchange, complete=complete), number=number + 1)
             response.challenge = challenge
 
-    def _complete_exchange(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
+    async def _complete_exchange(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
+        denied = (await self._denied.current_value()).matching_kind(exchange.credentials)
+        if denied:
+            raise AuthenticationDenied("denied_credential", f"an entry {denied} of authentication.deny_file names it")
         identity = exchange.state.get_identity()
         if not is_fit_for_a_role(identity.role):
             raise AuthenticationDenied("bad_role", "the role is empty, too long, or has control characters")
@@ -205,6 +221,7 @@ class AuthService:
             if identity.expires_at_unix_ms <= time.time() * 1000:
                 raise AuthenticationDenied("expired", "the credential has expired")
             principal.expires_at_unix_ms = identity.expires_at_unix_ms
+        response.authenticated.credentials.extend(exchange.credentials)
         response.authenticated.principal.CopyFrom(principal)
         response.authenticated.sealed_principal = seal(principal, self._seal_key)
         self._metrics.count_success(method)
@@ -262,6 +279,10 @@ def _reserved_bytes(budget: ByteBudget, owner: str, request_bytes: int) -> Itera
         yield
     finally:
         budget.release_bytes(owner, size_bytes)
+
+
+def _data_digests(request: AuthenticateRequest) -> list[bytes]:
+    return token_digests(request.data) if request.method == "token" else []
 
 
 def _require_no_data(data: bytes) -> None:

@@ -107,7 +107,7 @@ class SealedPrincipal(_message.Message):
     def __init__(self, principal: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy", "over")
+    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy", "over", "original_token")
     AUTHENTICATION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class AuthenticateRequest(_message.Message):
     ORIGINAL_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     THROUGH_PROXY_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_TOKEN_FIELD_NUMBER: _ClassVar[int]
     authentication_id: int
     first_round: bool
     method: str
@@ -126,7 +127,8 @@ class AuthenticateRequest(_message.Message):
     original_principal: str
     through_proxy: bool
     over: bool
-    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ..., over: _Optional[bool] = ...) -> None: ...
+    original_token: bytes
+    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ..., over: _Optional[bool] = ..., original_token: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
     __slots__ = ("challenge", "authenticated", "denied")
@@ -139,12 +141,14 @@ class AuthenticateResponse(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., authenticated: _Optional[_Union[Authenticated, _Mapping]] = ..., denied: _Optional[_Union[Denied, _Mapping]] = ...) -> None: ...
 
 class Authenticated(_message.Message):
-    __slots__ = ("principal", "sealed_principal")
+    __slots__ = ("principal", "sealed_principal", "credentials")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     principal: Principal
     sealed_principal: bytes
-    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., sealed_principal: _Optional[bytes] = ...) -> None: ...
+    credentials: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., sealed_principal: _Optional[bytes] = ..., credentials: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Denied(_message.Message):
     __slots__ = ("reason",)
@@ -417,7 +421,7 @@ class RelayLeftBehind(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "leave_at_ms")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +430,7 @@ class StoredRelay(_message.Message):
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     PROXY_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
@@ -435,8 +440,9 @@ class StoredRelay(_message.Message):
     expires_at_unix_ms: int
     proxy: str
     session: StoredSession
+    credentials: _containers.RepeatedScalarFieldContainer[bytes]
     leave_at_ms: int
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
 
 class StoredSession(_message.Message):
     __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind", "passes_answers")

@@ -139,6 +139,7 @@ class ProxyToken(Values, frozen=True):
 class Auth(Values, frozen=True):
     pulsar_release: Label = ""
     token: TokenAuth = TokenAuth()
+    deny_list: KeyOfSecret = KeyOfSecret()
     proxy_token: ProxyToken = ProxyToken()
 
 

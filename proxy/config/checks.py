@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
+from proxy.common.deny_list import read_deny_list
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
@@ -167,6 +168,7 @@ def _needed(credentials: BrokerCredentials) -> tuple[str, ...]:
 def _check_authentication(config: Config) -> None:
     authentication = config.authentication
     _check_roles_and_providers(config)
+    _check_deny_file(authentication)
     if authentication.token is not None:
         _check_token(authentication.token)
     if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
@@ -180,6 +182,18 @@ def _check_authentication(config: Config) -> None:
         provider = getattr(authentication, name)
         if provider is not None:
             _check_files(f"authentication.{name}", provider, "file")
+
+
+def _check_deny_file(authentication: Authentication) -> None:
+    if not authentication.deny_file:
+        return
+    if not authentication.enabled:
+        raise ConfigError("authentication.deny_file: needs authentication.enabled")
+    _check_files("authentication", authentication, "deny_file")
+    try:
+        read_deny_list(authentication.deny_file)
+    except OSError as error:  # gone since it was opened just now
+        raise ConfigError(f"authentication.deny_file: {authentication.deny_file}: {error.strerror}") from None
 
 
 def _check_roles_and_providers(config: Config) -> None:

@@ -23,6 +23,7 @@ def _admin_files(config: Config) -> Iterator[str]:
 def _forwarder_files(config: Config) -> Iterator[str]:
     yield from (RESOLV_CONF, HOSTS)  # for the names of brokers.service_url
     yield from _broker_tls_files(config.brokers)
+    yield config.authentication.deny_file
     for listener in config.listener:
         if listener.tls is not None:
             yield from (listener.tls.certificate, listener.tls.key, listener.tls.client_ca)
@@ -49,6 +50,7 @@ def _auth_files(config: Config) -> Iterator[str]:
 
 
 def _provider_files(authentication: Authentication) -> Iterator[str]:
+    yield authentication.deny_file
     token = authentication.token
     if token is not None:
         yield from (token.secret_key, token.public_key, *token.further_secret_keys, *token.further_public_keys)

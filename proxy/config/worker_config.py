@@ -26,6 +26,7 @@ def without_secrets(config: Config) -> Config:
         enabled=config.authentication.enabled,
         failure_delay_ms=config.authentication.failure_delay_ms,
         proxy_roles=config.authentication.proxy_roles,
+        deny_file=config.authentication.deny_file,  # a forwarder ends the connections of what it names
         anonymous_role=config.authentication.anonymous_role,  # its clients share by address
         token=TokenAuthentication() if "token" in methods else None,
         tls=TlsAuthentication() if "tls" in methods else None,

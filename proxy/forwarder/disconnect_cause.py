@@ -6,6 +6,7 @@ import enum
 class DisconnectCause(enum.StrEnum):
     """Why a client's connection ended. The values are the labels of pulsar_proxy_ended_connections_total.
 
+    ``DENIED``: the deny list names its credentials.
     ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
     principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``DEFECT``: an
     internal error of the proxy.
@@ -28,6 +29,7 @@ class DisconnectCause(enum.StrEnum):
     ENVELOPE_UNSUPPORTED = "envelope_unsupported"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     NO_MEMORY = "no_memory"
+    DENIED = "denied"
     GAVE_WAY = "gave_way"
     OVER_SHARE = "over_share"
     MAX_CONNECTIONS = "max_connections"

@@ -35,6 +35,11 @@ class ForwarderMetrics:
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
             registry=registry,
         )
+        self.denied_credentials = Gauge(
+            "pulsar_proxy_denied_credentials",
+            "Entries of the deny list in force (authentication.deny_file).",
+            registry=registry,
+        )
         ended_connections = Counter(
             "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
         )

@@ -16,7 +16,9 @@ from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.deny_list import KEY, DenyList, read_deny_list
 from proxy.common.logs import get_logger
+from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.client.connection import ClientConnection, Phase
@@ -58,9 +60,15 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
 
+DENY_PASSES = 5
+"""Passes over all connections, one a second, after a change: an auth worker that reads it later may meanwhile have
+accepted a relay's fresh credentials.
+"""
+
 _CAUSES = {
     CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
     CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
+    CloseReason.DENIED: DisconnectCause.DENIED,
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
 }
 
@@ -84,7 +92,9 @@ class ForwarderService:
         self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
+        self._denied = _deny_list(context.config)
         self._clients: trio.Nursery
+        self._metrics.denied_credentials.set_function(lambda: len(self._denied.value.kinds))
         self._connection_services: ConnectionServices | None = None
         self._relays: RelayManager
         self._listeners: list[socket.socket]
@@ -128,6 +138,7 @@ class ForwarderService:
         nursery.start_soon(self._deadlines.run)
         await self._start_relays()
         nursery.start_soon(self._serve)
+        nursery.start_soon(self._watch_deny_list)
 
     async def _start_relays(self) -> None:
         context, config = self._context, self._context.config.relay
@@ -157,6 +168,7 @@ class ForwarderService:
             owner_of=self._owner_of,
             principals_max=context.config.metrics.principals_max,
             principal_idle_s=seconds(context.config.metrics.principal_idle_ms),
+            denied=self._denied.value,
             sessions=sessions,
         )
         self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
@@ -179,6 +191,21 @@ class ForwarderService:
             get_logger().info("took over the relays of a predecessor", relays=len(handover.relays))
         for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
+
+    async def _watch_deny_list(self) -> None:
+        """End connections of what the deny list names, each time that it has changed, until cancelled."""
+        applied: DenyList | None = None
+        passes = 0
+        while True:
+            denied = await self._denied.current_value()
+            if denied is not applied:
+                applied, passes = denied, DENY_PASSES
+            if passes:
+                passes -= 1
+                self._relays.deny_credentials(denied)
+                for connection in list(self._client_connections):
+                    connection.deny_if_listed(denied)
+            await trio.sleep(CHECK_INTERVAL_S)
 
     def _owner_of(self, about: StoredRelay) -> str:
         anonymous_role = self._workers.config.authentication.anonymous_role
@@ -212,11 +239,13 @@ class ForwarderService:
         if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
         workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)  # may raise
+        denied = _deny_list(config)  # may raise
         if not self._accepting.cancel_called:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners(config)
+        self._denied = denied
         workers.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = workers
 
@@ -301,7 +330,13 @@ class ForwarderService:
         services = self._connection_services
         if services is None or services.workers is not self._workers:
             self._connection_services = services = ConnectionServices(
-                self._workers, self._relays, self._metrics, self._handshakes, self._clients, self._deadlines
+                self._workers,
+                self._relays,
+                self._metrics,
+                self._handshakes,
+                self._clients,
+                self._deadlines,
+                lambda: self._denied.value,
             )
         return services
 
@@ -441,3 +476,9 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
+
+
+def _deny_list(config: Config) -> ReloadingFile[DenyList]:
+    """Read the deny list. Raises ConfigError."""
+    file = config.authentication.deny_file
+    return ReloadingFile(KEY, [file], lambda: read_deny_list(file))

@@ -40,6 +40,7 @@ from proto.rpc_pb2 import (
 )
 from proto.sealed_principal import expiry_unix_ms, unseal
 from proxy.common import reloading_file as watched
+from proxy.common.deny_list import credential_digest
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import (
@@ -313,6 +314,22 @@ async def test_clock_skew_counts_to_the_end(secret_file: str, nursery: trio.Nurs
 async def test_a_token_for_ever_gets_a_verdict(worker: Worker, end: float) -> None:
     response = await worker.ask("token", by_hand({"alg": "HS256"}, {"sub": "alice", "exp": end}, SECRET))
     assert response.WhichOneof("outcome") in {"authenticated", "denied"}
+
+
+@pytest.mark.parametrize("field", ["data", "original_token"])
+async def test_a_denied_token_is_refused(nursery: trio.Nursery, tmp_path: Path, field: str) -> None:
+    """Security: the client's own token, and that which a proxy before this one forwards."""
+    secret, denied = tmp_path / "secret", tmp_path / "denied"
+    secret.write_bytes(SECRET)
+    denied.write_text("token-id 7")
+    authentication = Authentication(
+        enabled=True, deny_file=str(denied), token=TokenAuthentication(secret_key=str(secret))
+    )
+    worker = Worker(Config(authentication=authentication), nursery)
+    fields = {"original_token": token(jti="7")} if field == "original_token" else {}
+    assert await worker.denial("token", token(jti="7" if not fields else "8"), **fields) == "denied_credential"
+    response = await worker.ask("token", token(jti="8"))
+    assert credential_digest("token-id", "8") in response.authenticated.credentials
 
 
 async def test_a_token_has_no_second_round(worker: Worker) -> None:

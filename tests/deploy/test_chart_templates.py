@@ -431,6 +431,16 @@ def test_no_secret_is_in_a_config_map() -> None:
     assert {secret["defaultMode"] for secret in secrets} == {0o440}
 
 
+def test_the_deny_list_is_mounted() -> None:
+    auth = {"pulsarRelease": "pulsar", "token": {"enabled": True}, "denyList": {"secret": "leaked"}}
+    manifests = render(auth=auth)
+    authentication = manifests.configuration["authentication"]
+    assert authentication["enabled"] is True
+    assert authentication["deny_file"] == f"{SECRETS}/deny-list/denied"
+    secrets = [volume["secret"] for volume in manifests.pod["spec"]["volumes"] if "secret" in volume]
+    assert "leaked" in {secret["secretName"] for secret in secrets}
+
+
 def test_config_counts_before_what_is_derived() -> None:
     manifests = render(
         auth={"pulsarRelease": "pulsar", "token": {"enabled": True}},

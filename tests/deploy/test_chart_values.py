@@ -35,6 +35,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "brokerTls": _BROKER_TLS,
     "brokerTls.ca": deep_merge(_BROKER_TLS, {"brokerTls": {"ca": {"secret": "ca"}}}),
     "auth": {"auth": {"pulsarRelease": "pulsar", "token": {"enabled": True}, "proxyToken": {"enabled": True}}},
+    "auth.denyList": {
+        "auth": {"pulsarRelease": "pulsar", "token": {"enabled": True}, "denyList": {"secret": "denied"}}
+    },
     "auth.proxyToken.withoutClientAuthentication": {"auth": {"proxyToken": {"enabled": True, "secret": {"name": "t"}}}},
     "adminToken": {"adminToken": {"secret": "admin"}},
     "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH},

@@ -122,6 +122,8 @@ class Authentication(Strict, frozen=True):
         (`original_principal`), as with brokers' `proxyRoles`. `tls:proxy-a` is role `proxy-a` by method `tls` alone,
         `proxy-a` by any method; a role with a colon needs its method, or `*`, before it (`*:system:proxy`). One by
         tokens counts only for the issuer that `oidc.allowed_roles` names it for
+    deny_file: file of credentials that are denied at once, also to clients that are connected: certificates and tokens
+        that leaked, an entry a line; see docs/authentication.md. It is read again when it changes
     token: the provider for method `token`
     tls: the provider for method `tls`
     basic: the provider for method `basic`
@@ -136,6 +138,7 @@ class Authentication(Strict, frozen=True):
     failure_delay_ms: Annotated[int, Meta(ge=0, le=10_000)] = 100
     anonymous_role: str = ""
     proxy_roles: tuple[NonEmpty, ...] = ()
+    deny_file: str = ""
     token: TokenAuthentication | None = None
     tls: TlsAuthentication | None = None
     basic: BasicAuthentication | None = None

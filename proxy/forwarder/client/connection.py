@@ -21,10 +21,12 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
+    denied_failure,
     envelope_unsupported_failure,
     handshake_timeout_failure,
     max_connections_failure,
@@ -177,6 +179,15 @@ class ClientConnection:
             self._end(cause)
         else:
             self._closer.drop_final_frame()
+
+    def deny_if_listed(self, denied: DenyList) -> None:
+        """End the connection with an error if a deny list names the client's credentials.
+
+        One that waits for its broker is ended as soon as it is a relay.
+        """
+        kind = denied.matching_kind(self.identity.credentials)
+        if kind and self._is_served and self.state is not State.CONNECTING_TO_BROKER:
+            self._fail(denied_failure(f"an entry {kind} of authentication.deny_file names its credentials"))
 
     # ---- the end, as soon as no request is under way
 
@@ -443,6 +454,9 @@ class ClientConnection:
         if config.authentication.enabled:
             self._handshake.record_duration("authentication")
         self.identity = identity
+        self.deny_if_listed(self._services.denied())
+        if not self._is_served:
+            return
         owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
         if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):
             self._fail(max_connections_failure())
@@ -559,6 +573,7 @@ class ClientConnection:
                 if event.identity is not None:
                     self.identity = event.identity
                     self._lookup_mode.set_identity(event.identity)
+                    self.deny_if_listed(self._services.denied())
                 self._release_postponed()
             case SessionClosing():
                 self._inbound.hold_frames()

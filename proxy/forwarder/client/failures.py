@@ -59,6 +59,12 @@ def no_memory_failure() -> ConnectionFailure:
     return ConnectionFailure(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, code, text, detail)
 
 
+def denied_failure(detail: str) -> ConnectionFailure:
+    """Return the failure of a client whose credentials the deny list names; ``detail``: for the log."""
+    cause, code = DisconnectCause.DENIED, ServerError.AuthenticationError
+    return ConnectionFailure(Event.DENIED, cause, code, AUTHENTICATION_FAILED, detail)
+
+
 def limit_text(limit: str) -> str:
     """Return the client's error for a limit that is reached, by the name that the limit has in the configuration."""
     return f"The proxy has reached its limit ({limit})"

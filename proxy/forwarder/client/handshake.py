@@ -246,4 +246,5 @@ class Handshake:
             started_at_unix_ms=self._started_at_unix_ms,
             expires_at_unix_ms=identity.principal.expires_at_unix_ms,
             proxy=identity.principal.proxy,
+            credentials=identity.credentials,
         )

@@ -1,9 +1,11 @@
 """What all client connections of a forwarder share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
+from proxy.common.deny_list import DenyList
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.clients import WorkerClients
@@ -17,6 +19,7 @@ class ConnectionServices:
 
     ``handshakes`` counts the connections of which it is not decided whether they serve lookups or become relays.
     ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task.
+    ``denied`` returns the deny list in force.
     """
 
     workers: WorkerClients
@@ -25,3 +28,4 @@ class ConnectionServices:
     handshakes: InFlightCounter
     nursery: trio.Nursery
     deadlines: Deadlines
+    denied: Callable[[], DenyList] = DenyList

@@ -27,6 +27,8 @@ class CloseReason(enum.IntEnum):
     """The broker asks the proxy itself for credentials as no broker does."""
     OVER_SHARE = 9
     """It gives way to another owner's connection (proxy.forwarder.listen.eviction)."""
+    DENIED = 10
+    """The deny list names its client's credentials."""
 
 
 PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})

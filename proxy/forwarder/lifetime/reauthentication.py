@@ -62,12 +62,14 @@ class ReauthenticationCoordinator:
     """ReauthenticationHandler of a forwarder's sessions, in relays and in lookup mode. ``run`` sends challenges.
 
     ``unix_ms`` reads the wall clock; ``fraction`` draws a number from 0 to 1. Both are replaced in tests.
+    ``on_credentials_changed`` is called with a session whose client has renewed it by other credentials.
     """
 
     def __init__(self, nursery: trio.Nursery, metrics: ReauthenticationMetrics, now: Callable[[], float]) -> None:
         self.now = now
         self.unix_ms: Callable[[], float] = lambda: time.time() * 1000
         self.fraction: Callable[[], float] = random.random  # no secret
+        self.on_credentials_changed: Callable[[ExpiringSession], None] = lambda _session: None
         self._nursery = nursery
         self._metrics = metrics
         self._due: list[tuple[float, int, ExpiringSession]] = []
@@ -180,7 +182,11 @@ class ReauthenticationCoordinator:
 
     def _apply_verdict(self, session: ExpiringSession, verdict: Verdict, frame: bytes) -> None:
         if isinstance(verdict, ClientIdentity):
+            changed = tuple(session.relay_record.credentials) != verdict.credentials
+            session.relay_record.credentials[:] = verdict.credentials
             self._accept(session, verdict.principal, frame)
+            if changed:
+                self.on_credentials_changed(session)
         elif isinstance(verdict, Challenge):
             if len(verdict.frame) > INJECTION_BYTES_MAX:
                 self.on_failure(session, ReauthenticationFailure.TOO_LARGE)

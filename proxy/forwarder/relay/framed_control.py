@@ -38,6 +38,11 @@ class FramedControl:
     # ---- state
 
     @property
+    def relay(self) -> Relay:
+        """The relay whose session this controls."""
+        return self._relay
+
+    @property
     def has_opened_producer(self) -> bool:
         """Whether the client has ever opened a producer, where the session depends on that."""
         return self._journal.has_producer(self._session)

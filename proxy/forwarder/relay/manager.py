@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
@@ -35,6 +36,7 @@ from proxy.forwarder.relay.closing import CloseSchedule
 from proxy.forwarder.relay.copy_pump import CopiedRelay, Stream, transport_of
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
+from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.ledger import RelayLedger
@@ -100,6 +102,7 @@ class RelayOptions:
     ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
     process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
     principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
+    ``denied``: the deny list at first.
     ``now``: seconds of a clock that only goes forward and is the same in a successor.
     """
 
@@ -109,6 +112,7 @@ class RelayOptions:
     principals_max: int = 100
     principal_idle_s: float = 600.0
     now: Callable[[], float] = time.monotonic
+    denied: DenyList = field(default_factory=DenyList)
     sessions: SessionOptions = field(default_factory=SessionOptions)
 
 
@@ -127,6 +131,7 @@ class RelayManager(Collector):
         callbacks: RelayCallbacks,
         options: RelayOptions,
     ) -> None:
+        self._denied = options.denied
         sessions, self.now = options.sessions, options.now
         self._nursery = nursery
         self._fd_store = fd_store
@@ -139,6 +144,7 @@ class RelayManager(Collector):
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
+        self.reauthentication.on_credentials_changed = self._on_credentials_changed
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
@@ -266,6 +272,7 @@ class RelayManager(Collector):
             self.reauthentication.add_session(relay.session)
         self.close_schedule.add_relay(relay)
         self._callbacks.on_live(relay.record, relay.evict)
+        self._deny_if_listed(relay)
 
     # ---- relays out
 
@@ -339,6 +346,42 @@ class RelayManager(Collector):
         self._callbacks.on_left_behind_gone(client_ip)
 
     # ---- observation
+
+    def deny_credentials(self, denied: DenyList) -> None:
+        """End the relays whose credentials a deny list names, now and when they start or are adopted."""
+        self._denied = denied
+        for relay in list(self._engine.relays):
+            self._deny_if_listed(relay)
+
+    def _deny_if_listed(self, relay: Relay) -> None:
+        kind = self._denied.matching_kind(relay.record.credentials)
+        if kind and not relay.is_over:
+            about = relay.record
+            get_logger().warning(
+                "a denied credential's relay is ended",
+                client=about.client_address,
+                principal=about.principal,
+                kind=kind,
+            )
+            relay.deny()
+
+    def _on_credentials_changed(self, session: ExpiringSession) -> None:
+        """Check a client's new credentials, and have a successor know them, too."""
+        control = session.control
+        if isinstance(control, FramedControl):  # otherwise it is lookup mode's
+            self._nursery.start_soon(self._store_credentials, control.relay)
+            self._deny_if_listed(control.relay)
+
+    async def _store_credentials(self, relay: Relay) -> None:
+        """Store a relay's record once more, in the place of what the store has of it."""
+        while relay.is_spliced and not (relay.is_over or relay.handed_over):
+            try:
+                if self._fd_store.store_relay_now(relay.record, *relay.sockets):
+                    return
+            except _START_ERRORS as error:
+                get_logger().warning("a relay's new credentials are not crash-safe", reason=str(error))
+                return
+            await trio.sleep(STORE_PAUSE_S)
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""

@@ -173,6 +173,11 @@ class Relay(ABC):
         """End at once, and drop what is on its way."""
         self.engine.abort_relay(self)
 
+    def deny(self) -> None:
+        """End at once: the deny list names the client's credentials."""
+        self.close_reason = CloseReason.DENIED
+        self.abort()
+
     def evict(self) -> None:
         """End at once, for another owner's connection."""
         self.close_reason = CloseReason.OVER_SHARE

@@ -34,12 +34,14 @@ class ClientIdentity:
     """A client's principal and its sealed form; both empty where the cluster does not authenticate.
 
     ``original``: the client's own credentials, where they are forwarded. ``proxies``: how many are before this one.
+    ``credentials``: what the deny list knows them by.
     """
 
     principal: Principal
     sealed: bytes = b""
     original: OriginalCredentials | None = None
     proxies: int = 0
+    credentials: tuple[bytes, ...] = ()
 
     @property
     def role(self) -> str:
@@ -176,6 +178,7 @@ class AuthenticationExchange:
                 client_certificate=self._client.certificate,
                 original_principal=self._connect.original_principal,
                 through_proxy=self._connect.HasField("proxy_version"),
+                original_token=_original_token(self._connect),
             )
         else:
             answer = command.auth_response.response
@@ -190,7 +193,9 @@ class AuthenticationExchange:
         if outcome == "authenticated":
             principal = response.authenticated.principal
             sealed = response.authenticated.sealed_principal
-            return ClientIdentity(principal, sealed, self._original(principal), count_proxies(self._connect))
+            credentials = tuple(response.authenticated.credentials)
+            original, proxies = self._original(principal), count_proxies(self._connect)
+            return ClientIdentity(principal, sealed, original, proxies, credentials)
         if outcome == "challenge":
             method = commands.auth_method_of(self._connect)
             version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)
@@ -203,6 +208,11 @@ class AuthenticationExchange:
         if not self._forwards_credentials or (self._rounds > 1 and not from_proxy):
             return None
         return original_credentials(self._connect, from_proxy=from_proxy)
+
+
+def _original_token(connect: CommandConnect) -> bytes:
+    is_token = connect.original_auth_method == "token"
+    return connect.original_auth_data.encode("utf-8", "surrogatepass") if is_token else b""
 
 
 ExchangeFactory = Callable[[CommandConnect], AuthenticationExchange]

@@ -13,7 +13,7 @@ from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX
 from proxy.config.checks import _check_sni, validate_config
 from proxy.config.session_lifetime import max_reauth_ms
-from proxy.config.types import Config
+from proxy.config.types import Authentication, Config, TokenAuthentication
 
 Tables = dict[str, Any]
 Make = Callable[[Tables], Config]
@@ -387,3 +387,14 @@ def test_lifetimes_of_methods_that_are_none(make: Make, table: str, named: str, 
     assert error(make(tables)).startswith(f"{named}.methods_max_reauth_ms.{method}: {says}")
     config = make({**tables, "authentication": {**ENABLED, "plugins": {"own": {}}}})
     assert validate_config(config) is config, "only the plugin knows"
+
+
+def test_a_broken_deny_list_is_named_with_its_line(tmp_path: Path) -> None:
+    file, key = tmp_path / "denied", tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    file.write_text("# leaked\ntoken-id\n")
+    authentication = Authentication(enabled=True, deny_file=str(file), token=TokenAuthentication(secret_key=str(key)))
+    with pytest.raises(ConfigError, match=rf"authentication\.deny_file: {file}, line 2: "):
+        validate_config(Config(authentication=authentication))
+    file.write_text("# leaked\n")
+    validate_config(Config(authentication=authentication))

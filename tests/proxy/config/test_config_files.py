@@ -13,8 +13,18 @@ from proxy.config.files import HOSTS, RESOLV_CONF, files_of_role
 from proxy.config.types import Config
 
 FILE_KEYS = {
-    *("file", "trust", "certificate", "key", "client_ca", "token_file", "keytab", "secret_key", "public_key"),
-    *("further_secret_keys", "further_public_keys"),
+    *(
+        "file",
+        "trust",
+        "certificate",
+        "key",
+        "client_ca",
+        "token_file",
+        "keytab",
+        "secret_key",
+        "public_key",
+    ),
+    *("deny_file", "further_secret_keys", "further_public_keys"),
 }
 """The keys of the configuration that name files."""
 
@@ -30,6 +40,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "admin": {"token_file": "/admin"},
     "authentication": {
+        "deny_file": "/denied",
         "token": {
             "secret_key": "/t/s",
             "public_key": "/t/p",
@@ -65,7 +76,9 @@ def test_each_file_of_the_configuration_is_of_the_roles_that_read_it() -> None:
     broker_tls = {"/b/ca", "/b/c", "/b/k"}
     of_auth = files_below(EVERYTHING["authentication"]) | {"/b/account", "/b/issuer"}
     assert files_of_role(Role.ADMIN, config) == {"/admin"}
-    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/l/c", "/l/k", "/l/ca"} | broker_tls
+    assert (
+        files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied", "/l/c", "/l/k", "/l/ca"} | broker_tls
+    )
     assert files_of_role(Role.LOOKUP, config) == {RESOLV_CONF, HOSTS} | broker_tls
     assert files_of_role(Role.AUTH, config) == {RESOLV_CONF, HOSTS} | of_auth
 

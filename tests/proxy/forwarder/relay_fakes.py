@@ -21,6 +21,7 @@ import trio.testing
 from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.common.deny_list import DenyList
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.broker_reauthentication import (
     BeginExchange,
@@ -469,7 +470,9 @@ class Forwarder:
         broker_credentials: BeginExchange,
         *,
         crash_safe: bool = True,
+        denied: DenyList = DenyList(),  # noqa: B008 -- it never changes
     ) -> None:
+        self.denied = denied
         self.fd_store = WatchedFdStoreClient(sock, slot, crash_safe=crash_safe)
         self.far_ends: list[TcpStream] = []
         self.config = config
@@ -515,7 +518,7 @@ class Forwarder:
                             self.moved_away.append,
                             self.gone_behind.append,
                         ),
-                        RelayOptions(now=self.now, sessions=sessions),
+                        RelayOptions(now=self.now, sessions=sessions, denied=self.denied),
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0
                     self.registry.register(self.relays)
@@ -652,6 +655,7 @@ class Place:
         self.recall: ReauthenticatorFactory = reauthentication_unavailable
         self.broker_credentials: BeginExchange = lambda _host: NoCredentials()
         self.now: Callable[[], float] = time.monotonic
+        self.denied = DenyList()
         self.slot = FdStoreSlot()
         self.forwarders: list[Forwarder] = []
 
@@ -667,6 +671,7 @@ class Place:
             self.now,
             self.broker_credentials,
             crash_safe=self._crash_safe,
+            denied=self.denied,
         )
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):

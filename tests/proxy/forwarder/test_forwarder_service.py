@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
+from proxy.common import reloading_file
+from proxy.common.deny_list import DenyList, credential_digest
 from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
 from proxy.forwarder.client.connection import ClientConnection
@@ -487,6 +490,95 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
     served = await serve()
     for cause in DisconnectCause:
         assert served.value("pulsar_proxy_ended_connections_total", cause=cause.value) == 0
+
+
+# ---- denied credentials
+
+
+async def named(served: Served, token_id: str = "") -> tuple[Peer, ClientConnection]:
+    """A connection in lookup mode; one of a client with this token."""
+    before = set(served.service._client_connections)
+    peer = await served.in_lookup_mode()
+    (connection,) = set(served.service._client_connections) - before
+    if token_id:
+        name_credential(connection, token_id)
+    return peer, connection
+
+
+def name_credential(connection: ClientConnection, token_id: str) -> None:
+    connection.identity = replace(connection.identity, credentials=(credential_digest("token-id", token_id),))
+
+
+def put(file: Path, text: str) -> None:
+    """Replace a file at once: half a list is a list, too."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
+async def test_connections_end_when_the_deny_list_comes_to_name_them(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: while the file is broken, what it was before stays in force, and clients are served."""
+    file = tmp_path / "denied"
+    for module in (service_module, reloading_file):
+        monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
+    file.write_text("token-id 1")
+    served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
+    assert served.value("pulsar_proxy_denied_credentials") == 1
+    (leaked, _), _ = await named(served, "7"), await named(served, "8")
+    with structlog.testing.capture_logs() as logs:
+        put(file, "# broken next\ntoken-id")
+        await until(lambda: logs)
+        for _ in range(3):  # it tries again
+            await trio.sleep(0.02)
+            await served.service._denied.current_value()
+        await served.in_lookup_mode()
+    broken = [entry for entry in logs if entry["log_level"] == "error"]
+    assert len(broken) == 1
+    assert f"{file}, line 2: " in broken[0]["reason"]
+    assert served.value("pulsar_proxy_denied_credentials") == 1
+    put(file, "token-id 1\ntoken-id 7\n")
+    assert await leaked.expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    await until(lambda: served.value("pulsar_proxy_ended_connections_total", cause="denied") == 1)
+    assert served.value("pulsar_proxy_denied_credentials") == 2
+    assert len(served.service._client_connections) == 2
+
+
+async def test_a_credential_that_comes_late_is_found_by_a_further_pass(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: as where an auth worker reads the list after the forwarder."""
+    file = tmp_path / "denied"
+    file.write_text("token-id 1")
+    served = await serve(authentication={"deny_file": str(file)}, limits={"keep_alive_interval_ms": 10**9})
+    peer, connection = await named(served)
+    put(file, "token-id 1\ntoken-id 7\n")
+    entries: list[int] = []
+    deny = ClientConnection.deny_if_listed
+
+    def note_pass(one: ClientConnection, denied: DenyList) -> None:
+        entries.append(len(denied.kinds))
+        deny(one, denied)
+
+    monkeypatch.setattr(ClientConnection, "deny_if_listed", note_pass)
+    await until(lambda: 2 in entries)
+    name_credential(connection, "7")
+    await peer.expect_error()
+
+
+async def test_a_broken_deny_list_is_no_configuration(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "denied"
+    file.write_text("token-id 1")
+    authentication = {"deny_file": str(file)}
+    served = await serve(authentication=authentication)
+    file.write_text("token-id")
+    denied = served.service._denied
+    with pytest.raises(ConfigError, match=r"denied, line 1: "):
+        await served.service.configure(make_config(authentication=authentication))
+    assert served.service._denied is denied
+    with pytest.raises(ConfigError, match=r"denied, line 1: "):
+        service_module._deny_list(make_config(authentication=authentication))
 
 
 # ---- relays that a predecessor left

@@ -142,6 +142,11 @@ annotations:
 {{- with include "pulsar-trio-proxy.tokenKeySecret" . | fromJson -}}
 {{- $mounts = append $mounts (dict "folder" "token-key" "secret" .name "keys" (list .key)) -}}
 {{- end -}}
+{{- with .Values.auth.denyList -}}
+{{- if .secret -}}
+{{- $mounts = append $mounts (dict "folder" "deny-list" "secret" .secret "keys" (list .key)) -}}
+{{- end -}}
+{{- end -}}
 {{- with include "pulsar-trio-proxy.proxyTokenSecret" . | fromJson -}}
 {{- $mounts = append $mounts (dict "folder" "proxy-token" "secret" .name "keys" (list .key)) -}}
 {{- end -}}
@@ -197,6 +202,12 @@ annotations:
 {{- with include "pulsar-trio-proxy.tokenKeySecret" . | fromJson -}}
 {{- $key := ternary "secret_key" "public_key" (eq $.Values.auth.token.algorithm "symmetric") -}}
 {{- $_ := set $config "authentication" (dict "enabled" true "token" (dict $key (printf "%s/token-key/%s" $secrets .key))) -}}
+{{- end -}}
+{{- with .Values.auth.denyList -}}
+{{- if .secret -}}
+{{- $denied := dict "deny_file" (printf "%s/deny-list/%s" $secrets .key) -}}
+{{- $_ := set $config "authentication" (merge $denied ($config.authentication | default dict)) -}}
+{{- end -}}
 {{- end -}}
 {{- $config | toYaml -}}
 {{- end -}}

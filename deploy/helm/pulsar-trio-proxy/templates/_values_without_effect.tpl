@@ -58,6 +58,9 @@ auth.proxyToken.role: auth.proxyToken.secret.name is empty
 {{- if $config.authentication.enabled }}
 auth.proxyToken.withoutClientAuthentication: clients need no authentication (auth.token, config.authentication)
 {{- end }}
+{{- if not .auth.denyList.secret }}
+auth.denyList.key: auth.denyList.secret is set
+{{- end }}
 {{- if not .adminToken.secret }}
 adminToken.key: adminToken.secret is set
 {{- end }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -32,6 +33,7 @@ from proto.rpc_pb2 import (
     Principal,
     Status,
 )
+from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.forwarder.client.connection import NEXT_PHASES, Phase
 from proxy.forwarder.disconnect_cause import DisconnectCause
 
@@ -76,6 +78,16 @@ async def test_a_connection_that_is_served_no_more_is_not_ended_from_outside(pla
     assert session.phase is phase
     assert session.state is State.AWAITING_CONNECT, "its machine is told nothing"
     assert session.cause is DisconnectCause.SHUT_DOWN, "as if nothing had been asked for"
+
+
+async def test_a_connection_of_a_denied_credential_ends(play: Start) -> None:
+    session = play().session
+    session.identity = replace(session.identity, credentials=(credential_digest("token-id", "7"),))
+    session.deny_if_listed(parse_deny_list(b"token-id 8", "file"))
+    assert session.phase is SERVING
+    session.deny_if_listed(parse_deny_list(b"token-id 7", "file"))
+    assert session.phase is ENDING
+    assert session.cause is DisconnectCause.DENIED
 
 
 # ---- the session ends with answers on their way

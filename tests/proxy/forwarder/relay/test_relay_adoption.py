@@ -28,6 +28,7 @@ from relay_fakes import (
     until,
 )
 
+from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayCallbacks, RelayManager, RelayOptions
@@ -48,6 +49,19 @@ async def test_an_idle_relay_goes_on(place: Place, lane: Lane, way: str) -> None
     for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
         await sender.send_all(b"on and on")
         assert await read(receiver, 9) == b"on and on"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_relay_of_a_credential_that_is_denied_already_ends_as_it_is_adopted(
+    place: Place, lane: Lane, way: str
+) -> None:
+    """Security: the list may have come to name it while no forwarder ran."""
+    first = await place.forwarder()
+    about = await first.begin(lane, about=about_relay(credentials=[credential_digest("token-id", "7")]))
+    place.denied = parse_deny_list(b"token-id 7", "file")
+    second = await successor(place, way)
+    assert second.adopted == [about]
+    assert await read_all(lane.client) == await read_all(lane.broker) == b""
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -29,6 +29,7 @@ from relay_fakes import (
 from proto.command_heads import HEAD_BYTES
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.config.types import Limits
 from proxy.forwarder.client import timeouts as age
 from proxy.forwarder.client.timeouts import ConnectionAge
@@ -472,6 +473,30 @@ async def test_a_relay_that_gives_way_ends_at_once(place: Place, lane: Lane, now
     assert (relay.session is not None) is framed
     relay.evict()
     assert causes == [CloseReason.OVER_SHARE]
+    assert await read_all(lane.client) == await read_all(lane.broker) == b""
+
+
+@pytest.mark.parametrize("framed", [False, True])
+@pytest.mark.parametrize("listed_before", [False, True])
+async def test_a_relay_of_a_denied_credential_ends_at_once(
+    place: Place, lane: Lane, now: Now, *, framed: bool, listed_before: bool
+) -> None:
+    """Security: one that starts with the credential, and one that lives when the list comes to name it."""
+    forwarder = await place.forwarder()
+    causes: list[CloseReason] = []
+    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    denied = parse_deny_list(b"token-id 7", "file")
+    if listed_before:
+        forwarder.relays.deny_credentials(denied)
+    about = age_of(about_relay()) if framed else about_relay()
+    about.credentials.append(credential_digest("token-id", "7"))
+    terms = session(now, FakeReauthenticator(), clock=None, challenge=b"")
+    await forwarder.begin(lane, about=about, session=terms)
+    if not listed_before:
+        forwarder.relays.deny_credentials(parse_deny_list(b"token-id 8", "file"))
+    assert bool(causes) is listed_before, "another's entry ends nothing"
+    forwarder.relays.deny_credentials(denied)
+    assert causes == [CloseReason.DENIED]
     assert await read_all(lane.client) == await read_all(lane.broker) == b""
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Forwarder, Lane, Place, expect, open_lane, open_place, read, read_all, until
+from relay_fakes import Forwarder, Lane, Place, about_relay, expect, open_lane, open_place, read, read_all, until
 
 from proto import commands
 from proto.command_heads import HEAD_BYTES
@@ -42,6 +43,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import HEADER_BYTES
+from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.forwarder.lifetime import broker_reauthentication, reauthentication
 from proxy.forwarder.lifetime import session as followed
 from proxy.forwarder.lifetime.reauthentication import SESSION_EXPIRED
@@ -599,3 +601,48 @@ async def test_nonsense_in_the_rows_of_one_framed_relay_costs_no_other_one(
         for sender, receiver in ((other.client, other.broker), (other.broker, other.client)):
             await sender.send_all(b"on and on")
             assert await read(receiver, 9) == b"on and on"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_successor_knows_the_credentials_of_a_renewed_session(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator, way: str
+) -> None:
+    """Security: those that the deny list may come to name are the last ones, and no longer those before."""
+    old, new = (credential_digest("token-id", text) for text in ("old", "new"))
+    reauthenticator.verdict = lambda _data: replace(identity(), credentials=(new,))
+    about = about_relay(credentials=[old])
+    first = await place.forwarder()
+    await first.begin(lane, about=about, session=session(now, reauthenticator))
+    await trio.testing.wait_all_tasks_blocked()
+    now.s += 90
+    first.relays.reauthentication.send_due_challenges()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"1"))
+    await until(lambda: first.metrics.success.labels(method="token")._value.get() == 1)
+    await place.settle()
+    second = await successor(place, way)
+    second.relays.deny_credentials(parse_deny_list(b"token-id old", "file"))
+    await expect_passes(lane)
+    second.relays.deny_credentials(parse_deny_list(b"token-id new", "file"))
+    assert await read_all(lane.client) == await read_all(lane.broker) == b""
+
+
+async def test_a_session_renewed_by_a_denied_credential_ends(
+    place: Place, lane: Lane, now: Now, reauthenticator: FakeReauthenticator
+) -> None:
+    """Security: even if an auth worker that has not read the list yet takes it."""
+    reauthenticator.verdict = lambda _data: replace(identity(), credentials=(credential_digest("token-id", "7"),))
+    await begun(place, lane, now, reauthenticator)
+    (forwarder,) = place.forwarders
+    forwarder.relays.deny_credentials(parse_deny_list(b"token-id 7", "file"))
+    await expect_passes(lane)
+    now.s += 90
+    forwarder.relays.reauthentication.send_due_challenges()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"1"))
+    assert await read_all(lane.client) == await read_all(lane.broker) == b""
+
+
+async def expect_passes(lane: Lane) -> None:
+    await lane.broker.send_all(message_frame(b"on"))
+    await expect(lane.client, message_frame(b"on"))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import structlog.testing
-from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, until
+from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, read_all, until
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
+from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.forwarder.relay import adoption, sockets
 from proxy.forwarder.relay.adoption import RelaysLeftBehind
 from proxy.forwarder.relay.fd_store_client import RelayHandover
@@ -40,6 +41,10 @@ class Stream:
         while len(received) < len(data):
             received += bytes(await self._broker.receive_some())
         assert received == data
+
+    async def wait_for_end(self) -> None:
+        """Until both sides have been told."""
+        assert await read_all(self._client) == await read_all(self._broker) == b""
 
     async def end(self) -> None:
         for stream in (self._client, self._broker):
@@ -72,6 +77,19 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 async def lane() -> AsyncIterator[Lane]:
     async with open_lane() as lane:
         yield lane
+
+
+async def test_a_relay_that_stays_in_a_predecessor_ends_there_when_its_credential_is_denied(place: Place) -> None:
+    """Security: a copied relay, as one with TLS is; the predecessor lives on for it."""
+    first = await place.forwarder()
+    stream = await begin(first, credentials=[credential_digest("token-id", "7")])
+    other = await begin(first, 1001)
+    await replaced(place)
+    first.relays.deny_credentials(parse_deny_list(b"token-id 7", "file"))
+    await stream.wait_for_end()
+    assert first.ended == [stream.about]
+    await other.send(b"on and on")
+    await other.end()
 
 
 # ---- what is used
