@@ -84,7 +84,8 @@ _FORMS = {"SAN:URI": _SPIFFE_ID, "SAN:DNS": _DNS_NAME, "SAN:EMAIL": _EMAIL}
 
 
 def _common_names(certificate: x509.Certificate) -> list[str]:
-    return [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    values = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return [value if isinstance(value, str) else "" for value in values]  # a string of bits is no name
 
 
 def _distinguished_name(certificate: x509.Certificate) -> list[str]:

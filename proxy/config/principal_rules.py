@@ -1,7 +1,8 @@
 """Rules that map a certificate's name to a role, in the form of Kafka's `ssl.principal.mapping.rules` (KIP-371).
 
 `RULE:pattern/replacement/[LU]`: where the pattern matches the whole name, the role is the replacement, with `$1` for
-the pattern's first group, in lower (L) or upper (U) case. `DEFAULT`: the name as it is. The first rule that fits counts.
+the pattern's first group, in lower (L) or upper (U) case. `DEFAULT`: the name as it is. The first rule that fits is
+taken.
 """
 
 import re
