@@ -263,8 +263,10 @@ async def test_no_name_of_the_source(config: TlsAuthentication, alternatives: Se
 
 
 async def test_alternative_names_that_cannot_be_read() -> None:
-    """Twice the extension, and bytes that are none."""
+    """Twice the extension, bytes that are none, and a name of a kind that the library does not read."""
     oid = x509.SubjectAlternativeName.oid
+    party = certificate(alternatives=(), further=[x509.UnrecognizedExtension(oid, b"0\x02\xa5\x00")])
+    assert await reason(party, DNS) == "malformed"
     broken = certificate(alternatives=(), further=[x509.UnrecognizedExtension(oid, b"\x30\x05x")])
     assert await reason(broken, DNS) == "malformed"
     other = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.99"), b"0\x03\x82\x01a")
@@ -302,6 +304,12 @@ async def test_rules_make_the_role_of_a_name() -> None:
     config = msgspec.structs.replace(URI, principal_mapping_rules=rules)
     assert await role(with_uris(SPIFFE_ID), config) == "payments__alice"
     assert await reason(with_uris("spiffe://evil.org/ns/payments/sa/alice"), config) == "no_mapping_rule"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_patterns_see_no_name_that_is_no_role(name: str) -> None:
+    config = msgspec.structs.replace(CN, principal_mapping_rules=(r"RULE:[\s\S]*/alice/",))
+    assert await reason(certificate((NameOID.COMMON_NAME, name)), config) == "bad_role"
 
 
 @pytest.mark.parametrize("rule", ["RULE:.*//", "RULE:(.*)/$1$1/", "RULE:(.*)/$1\n/"])
