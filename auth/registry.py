@@ -40,7 +40,7 @@ def configured_providers(config: Authentication) -> Iterator[Provider]:
     if config.tls is not None:
         from auth.providers.tls import TlsProvider
 
-        yield TlsProvider()
+        yield TlsProvider(config.tls)
     if config.basic is not None:
         from auth.providers.basic import BasicProvider
 

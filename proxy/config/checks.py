@@ -16,6 +16,7 @@ from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
 from proxy.config.issuer_roles import check_allowed_roles
+from proxy.config.principal_rules import compile_principal_rules
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
 from proxy.config.targets import check_targets, is_publicly_registrable
 from proxy.config.types import (
@@ -173,6 +174,9 @@ def _check_authentication(config: Config) -> None:
         _check_token(authentication.token)
     if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
         raise ConfigError("authentication.tls: no listener has tls.client_ca, so no client can bring a certificate")
+    if authentication.tls is not None:
+        rules = authentication.tls.principal_mapping_rules
+        compile_principal_rules(rules, "authentication.tls.principal_mapping_rules")
     if authentication.oidc is not None:
         _check_oidc(authentication.oidc)
     if authentication.sasl is not None:

@@ -227,6 +227,43 @@ def test_a_certificate_is_an_identity(
         assert words in f"{refusal['error_type']} {refusal['error']}"
 
 
+def test_a_spiffe_id_is_an_identity(
+    python_client: Program, tls_broker: Standalone, authority: Authority, granted: str
+) -> None:
+    """No certificate has a common name. By the rule, one is alice, who has a grant, one bob, one of another domain."""
+    tables: Tables = {
+        "cluster": {"forwarders": 1},
+        "authentication": {"enabled": True, "failure_delay_ms": 0},
+        "authentication.tls": {
+            "identity_source": "SAN:URI",
+            "principal_mapping_rules": [r"RULE:spiffe:\/\/example\.test\/ns\/payments\/sa\/([^\/]+)/$1/"],
+        },
+        "brokers": {
+            "service_url": tls_broker.service_url,
+            "allowed_ports": [tls_broker.broker_port],
+            "credentials": {"method": "token", "file": str(tls_broker.token_file("proxy"))},
+        },
+    }
+    ids = {
+        "alice": "spiffe://example.test/ns/payments/sa/alice",
+        "bob": "spiffe://example.test/ns/payments/sa/bob",
+        "stranger": "spiffe://elsewhere.test/ns/payments/sa/alice",
+    }
+    results = {}
+    with running(TlsCluster(tables, authority.server("spiffe"), authority.file)) as cluster:
+        assert isinstance(cluster, TlsCluster)
+        url = f"pulsar+ssl://localhost:{cluster.strict_port}"
+        for name, spiffe_id in ids.items():
+            pair = authority.workload(f"workload-{name}", spiffe_id)
+            options = {"trust": authority.file, "certificate": pair.certificate, "key": pair.key, "timeout_s": 10}
+            with python_client.start("attempt", url, granted, **options) as run:
+                results[name] = run.wait().result
+        refused = cluster.metrics().total("pulsar_authentication_failures_total", reason="no_mapping_rule")
+    assert results["alice"]["ok"], results
+    assert "AuthorizationError" in f"{results['bob']['error_type']} {results['bob']['error']}"
+    assert (results["stranger"]["ok"], refused > 0) == (False, True), results
+
+
 # ---- certificates of clients
 
 

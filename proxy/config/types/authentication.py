@@ -1,10 +1,13 @@
 """Tables of clients' authentication: one for each provider, and the table that holds them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from proxy.config.types.base import NonEmpty, NonNegative, Positive, Strict, Workers
+
+IdentitySource = Literal["CN", "DN", "SAN:URI", "SAN:DNS", "SAN:EMAIL"]
+PrincipalRuleText = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class TokenAuthentication(Strict, frozen=True):
@@ -35,9 +38,19 @@ class TokenAuthentication(Strict, frozen=True):
 
 
 class TlsAuthentication(Strict, frozen=True):
-    """Clients authenticate with a TLS certificate (method `tls`); the common name (CN) of its subject is their role.
-    The listener's `tls.client_ca` determines which certificates are valid.
+    """Clients authenticate with a TLS certificate (method `tls`); a name in it is their role. The listener's
+    `tls.client_ca` determines which certificates are valid.
+
+    identity_source: the name that is taken: the common name of the subject (`CN`), the whole subject as in RFC 4514
+        (`DN`), or a subject alternative name: a SPIFFE ID (`SAN:URI`), a host (`SAN:DNS`), an email address
+        (`SAN:EMAIL`). A certificate must have exactly one
+    principal_mapping_rules: rules that make the role from that name, the first that fits: `RULE:pattern/replacement/`,
+        with `L` (lower case) or `U` (upper case) at its end if wanted, and `DEFAULT`, the name as it is. A pattern must
+        match the whole name. If no rule fits, the client is denied. Empty: the name is the role
     """
+
+    identity_source: IdentitySource = "CN"
+    principal_mapping_rules: Annotated[tuple[PrincipalRuleText, ...], Meta(max_length=64)] = ()
 
 
 class BasicAuthentication(Strict, frozen=True):

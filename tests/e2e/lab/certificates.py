@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from trustme import KeyType
 
 HOST = "localhost"
@@ -41,6 +44,30 @@ class Authority:
     def client(self, name: str, *, expired: bool = False) -> Pair:
         """A client's certificate: the name is its common name, which is Pulsar's role."""
         return self._write(name, self._issue(f"{name}.example", common_name=name, expired=expired))
+
+    def workload(self, name: str, spiffe_id: str) -> Pair:
+        """A client's certificate as SPIFFE has it: an ID, and a subject without a common name."""
+        model = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        signer = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(spiffe_id)])
+        now = dt.datetime.now(dt.UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "SPIRE")]))
+            .issuer_name(model.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(names, critical=False)
+            .sign(signer, hashes.SHA256())
+        )
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._write(name, trustme.LeafCert(pem, certificate.public_bytes(serialization.Encoding.PEM), []))
 
     def _issue(
         self, *names: str, common_name: str, expired: bool, key_type: KeyType = KeyType.ECDSA

@@ -87,6 +87,8 @@ GOOD: dict[str, Tables] = {
     "tokens by one of several secrets": authentication(token={"further_secret_keys": ["FILE", "FILE"]}),
     "tokens by one of several public keys": authentication(token={"further_public_keys": ["FILE"]}),
     "certificates": listener(client_ca="FILE") | authentication(tls={}),
+    "certificates with SPIFFE IDs": listener(client_ca="FILE")
+    | authentication(tls={"identity_source": "SAN:URI", "principal_mapping_rules": ["RULE:(.*)/$1/L", "DEFAULT"]}),
     "passwords": authentication(basic={"file": "FILE"}),
     "scram": authentication(scram={"file": "FILE"}),
     "kerberos of clients": authentication(sasl=SASL | {"allowed_principals": "^[a-z]+@R$"}),
@@ -167,6 +169,10 @@ BAD: list[tuple[str, Tables]] = [
     ("authentication.token.further_public_keys", authentication(token={"further_public_keys": ["/nowhere"]})),
     ("authentication.tls", authentication(tls={})),
     ("authentication.tls", listener() | authentication(tls={})),
+    (
+        "authentication.tls.principal_mapping_rules[1]",
+        listener(client_ca="FILE") | authentication(tls={"principal_mapping_rules": ["RULE:a/b/", "RULE:(/x/"]}),
+    ),
     ("authentication.basic.file", authentication(basic={"file": "/nowhere"})),
     ("authentication.scram.file", authentication(scram={"file": "/nowhere"})),
     ("authentication.sasl.keytab", authentication(sasl=SASL | {"keytab": "/nowhere"})),
