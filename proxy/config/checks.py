@@ -105,7 +105,9 @@ def _check_tls(config: Config) -> None:
             continue
         if tls.require_client_certificate and not tls.client_ca:
             raise ConfigError(f"listener[{index}].tls.require_client_certificate: client_ca is needed, too")
-        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca")
+        if tls.client_crl and not tls.client_ca:
+            raise ConfigError(f"listener[{index}].tls.client_crl: client_ca is needed, too")
+        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca", "client_crl")
     brokers = config.brokers
     if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
         raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl")

@@ -25,7 +25,8 @@ def _forwarder_files(config: Config) -> Iterator[str]:
     yield from _broker_tls_files(config.brokers)
     for listener in config.listener:
         if listener.tls is not None:
-            yield from (listener.tls.certificate, listener.tls.key, listener.tls.client_ca)
+            tls = listener.tls
+            yield from (tls.certificate, tls.key, tls.client_ca, tls.client_crl)
 
 
 def _lookup_files(config: Config) -> Iterator[str]:

@@ -14,6 +14,8 @@ class ListenerTls(Strict, frozen=True):
     key: PEM file with the certificate's private key, without a passphrase
     client_ca: PEM file with the authorities that may sign clients' certificates; empty: the proxy requests no
         certificate of clients
+    client_crl: PEM file with a CRL of each authority that signs clients' certificates: one that is revoked is refused,
+        and all are without a CRL in force of their issuer; empty: nothing is revoked
     require_client_certificate: whether a client without a certificate is refused
     minimum_version: the oldest accepted version of TLS
     """
@@ -21,6 +23,7 @@ class ListenerTls(Strict, frozen=True):
     certificate: NonEmpty
     key: NonEmpty
     client_ca: str = ""
+    client_crl: str = ""
     require_client_certificate: bool = False
     minimum_version: TlsVersion = "1.2"
 

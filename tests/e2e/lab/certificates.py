@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from trustme import KeyType
 
 HOST = "localhost"
@@ -41,6 +43,21 @@ class Authority:
     def client(self, name: str, *, expired: bool = False) -> Pair:
         """A client's certificate: the name is its common name, which is Pulsar's role."""
         return self._write(name, self._issue(f"{name}.example", common_name=name, expired=expired))
+
+    def crl(self, *revoked: Pair, expired: bool = False, days: int = 30) -> bytes:
+        """A CRL in PEM form that revokes these certificates."""
+        now = dt.datetime.now(dt.UTC)
+        ca = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        builder = x509.CertificateRevocationListBuilder(
+            ca.subject, now - dt.timedelta(days=9), now + dt.timedelta(days=-1 if expired else days)
+        )
+        for pair in revoked:
+            serial = x509.load_pem_x509_certificate(Path(pair.certificate).read_bytes()).serial_number
+            one = x509.RevokedCertificateBuilder(serial, now - dt.timedelta(days=9)).build()
+            builder = builder.add_revoked_certificate(one)
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def _issue(
         self, *names: str, common_name: str, expired: bool, key_type: KeyType = KeyType.ECDSA

@@ -13,7 +13,18 @@ from proxy.config.files import HOSTS, RESOLV_CONF, files_of_role
 from proxy.config.types import Config
 
 FILE_KEYS = {
-    *("file", "trust", "certificate", "key", "client_ca", "token_file", "keytab", "secret_key", "public_key"),
+    *(
+        "file",
+        "trust",
+        "certificate",
+        "key",
+        "client_ca",
+        "client_crl",
+        "token_file",
+        "keytab",
+        "secret_key",
+        "public_key",
+    ),
     *("further_secret_keys", "further_public_keys"),
 }
 """The keys of the configuration that name files."""
@@ -21,7 +32,10 @@ FILE_KEYS = {
 EVERYTHING: dict[str, Any] = {
     "listener": [
         {"bind": "127.0.0.1:6650"},
-        {"bind": "127.0.0.1:6651", "tls": {"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca"}},
+        {
+            "bind": "127.0.0.1:6651",
+            "tls": {"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca", "client_crl": "/l/crl"},
+        },
     ],
     "brokers": {
         "service_url": "pulsar+ssl://b",
