@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.common.errors import ConfigError
+from proxy.common.networks import parse_network
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
@@ -45,6 +46,9 @@ def validate_config(config: Config) -> Config:
         raise ConfigError("listener: at least one is needed")
     for index, listener in enumerate(config.listener):
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
+        for key in ("allowed_networks", "denied_networks"):
+            for network in getattr(listener, key):
+                _check(f"listener[{index}].{key}", parse_network, network)
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
     _check_admin_token(config.admin.token_file)

@@ -112,6 +112,11 @@ BAD: list[tuple[str, Tables]] = [
     ("cluster.runtime_dir", {"cluster": {"runtime_dir": "/" + "x" * 80}}),
     ("listener", {"listener": []}),
     ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
+    *(
+        (f"listener[1].{key}", {"listener": [{}, {key: ["10.0.0.0/8", network]}]})
+        for key in ("allowed_networks", "denied_networks")
+        for network in ("10.0.0.1/8", "10.0.0.0/33", "host", "*", "10.0.0.0/-1", "::ffff:10.0.0.1/104")
+    ),
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
     ("admin.token_file", {"admin": {"token_file": "/nowhere"}}),
     *(

@@ -79,7 +79,7 @@ def test_each_file_of_the_configuration_is_of_the_roles_that_read_it() -> None:
     broker_tls = {"/b/ca", "/b/c", "/b/k"}
     of_auth = files_below(EVERYTHING["authentication"]) | {"/b/account", "/b/issuer"}
     assert files_of_role(Role.ADMIN, config) == {"/admin"}
-    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/l/c", "/l/k", "/l/ca"} | broker_tls
+    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/l/c", "/l/k", "/l/ca", "/l/crl"} | broker_tls
     assert files_of_role(Role.LOOKUP, config) == {RESOLV_CONF, HOSTS} | broker_tls
     assert files_of_role(Role.AUTH, config) == {RESOLV_CONF, HOSTS} | of_auth
 
@@ -93,7 +93,7 @@ def test_no_file_of_the_configuration_is_forgotten() -> None:
     read = frozenset().union(*(files_of_role(role, config) for role in roles))
     assert read - {RESOLV_CONF, HOSTS} == named
     fields = [field for kind in _structs(Config) for field in msgspec.structs.fields(kind) if field.type is not bool]
-    named_so = ("file", "key", "keys", "keytab", "trust", "certificate", "_ca")
+    named_so = ("file", "key", "keys", "keytab", "trust", "certificate", "_ca", "_crl")
     assert {field.name for field in fields if field.name.endswith(named_so)} <= FILE_KEYS
 
 
