@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.common.deny_list import read_deny_list
 from proxy.common.errors import ConfigError
+from proxy.common.networks import parse_network
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
@@ -47,6 +48,9 @@ def validate_config(config: Config) -> Config:
         raise ConfigError("listener: at least one is needed")
     for index, listener in enumerate(config.listener):
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
+        for key in ("allowed_networks", "denied_networks"):
+            for network in getattr(listener, key):
+                _check(f"listener[{index}].{key}", parse_network, network)
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
     _check_admin_token(config.admin.token_file)
@@ -107,7 +111,9 @@ def _check_tls(config: Config) -> None:
             continue
         if tls.require_client_certificate and not tls.client_ca:
             raise ConfigError(f"listener[{index}].tls.require_client_certificate: client_ca is needed, too")
-        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca")
+        if tls.client_crl and not tls.client_ca:
+            raise ConfigError(f"listener[{index}].tls.client_crl: client_ca is needed, too")
+        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca", "client_crl")
     brokers = config.brokers
     if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
         raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl")

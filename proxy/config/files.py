@@ -26,7 +26,8 @@ def _forwarder_files(config: Config) -> Iterator[str]:
     yield config.authentication.deny_file
     for listener in config.listener:
         if listener.tls is not None:
-            yield from (listener.tls.certificate, listener.tls.key, listener.tls.client_ca)
+            tls = listener.tls
+            yield from (tls.certificate, tls.key, tls.client_ca, tls.client_crl)
 
 
 def _lookup_files(config: Config) -> Iterator[str]:

@@ -26,7 +26,7 @@ class ForwarderMetrics:
         )
         self.rejected_connections = Counter(
             "pulsar_proxy_rejected_connections",
-            "Clients' connections turned away, by the limit that was reached.",
+            "Clients' connections turned away, by the limit that was reached; network: where they come from.",
             ["reason"],
             registry=registry,
         )

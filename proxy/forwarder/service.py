@@ -347,12 +347,16 @@ class ForwarderService:
             return
         ip, port = peer
         listener, address = self._transports[index], str(HostPort(ip, port))
+        if not listener.networks.allows(ip):
+            key = f"listener[{index}].allowed_networks, denied_networks"
+            self._clients.start_soon(partial(self._turn_away, stream, address, Refusal.NETWORK, key, mute=True))
+            return
         is_anonymous = listener.routes_sni or not self._workers.config.authentication.enabled
         owner = owner_of("", address) if is_anonymous else ""
         refusal = self._admission.check_admission(ip, owner)
         if refusal is not None:
             mute = listener.uses_tls or listener.routes_sni
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=mute))
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, f"limits.{refusal}", mute=mute))
             return
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
@@ -457,10 +461,10 @@ class ForwarderService:
             principal=principal,
         )
 
-    async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, *, mute: bool) -> None:
-        """Close a client's connection because of a limit; ``mute``: an error would cost a TLS handshake."""
+    async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, key: str, *, mute: bool) -> None:
+        """Close a client's connection because of what is set under ``key``; ``mute``: without telling the client."""
         self._metrics.rejected_connections.labels(reason=reason.value).inc()
-        get_logger().warning("a client was turned away", client=client, reason=reason.value, key=f"limits.{reason}")
+        get_logger().warning("a client was turned away", client=client, reason=reason.value, key=key)
         if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
             await trio.aclose_forcefully(stream)
             return

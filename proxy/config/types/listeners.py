@@ -14,6 +14,8 @@ class ListenerTls(Strict, frozen=True):
     key: PEM file with the certificate's private key, without a passphrase
     client_ca: PEM file with the authorities that may sign clients' certificates; empty: the proxy requests no
         certificate of clients
+    client_crl: PEM file with a CRL of each authority that signs clients' certificates: one that is revoked is refused,
+        and all are without a CRL in force of their issuer; empty: nothing is revoked
     require_client_certificate: whether a client without a certificate is refused
     minimum_version: the oldest accepted version of TLS
     """
@@ -21,6 +23,7 @@ class ListenerTls(Strict, frozen=True):
     certificate: NonEmpty
     key: NonEmpty
     client_ca: str = ""
+    client_crl: str = ""
     require_client_certificate: bool = False
     minimum_version: TlsVersion = "1.2"
 
@@ -28,10 +31,13 @@ class ListenerTls(Strict, frozen=True):
 class Listener(Strict, frozen=True):
     """Addresses to which clients connect; one table `[[listener]]` for each.
 
+    allowed_networks: networks (CIDR) from which clients may connect; empty: all. The connection's own address counts,
+        which behind a load balancer may be the balancer's; IPv4-mapped IPv6 counts as IPv4
     bind: `address:port`; an IPv6 address is written in brackets
     congestion_control: congestion control of connections to clients, as `brokers.congestion_control`
     connections_max_reauth_ms: the same as in `[session]`, for this listener's clients, with precedence over it; -1: the
         value there applies
+    denied_networks: networks (CIDR) from which none may connect, not even from `allowed_networks`
     methods_max_reauth_ms: the same for single authentication methods, with precedence over `connections_max_reauth_ms`
         of this table
     routing: `sni` passes TLS through, unterminated, to the broker whose host the client's TLS names
@@ -42,9 +48,11 @@ class Listener(Strict, frozen=True):
     tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
     """
 
+    allowed_networks: tuple[NonEmpty, ...] = ()
     bind: NonEmpty = "0.0.0.0:6650"
     congestion_control: CongestionControl = "system"
     connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    denied_networks: tuple[NonEmpty, ...] = ()
     methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
     routing: Literal["pulsar", "sni"] = "pulsar"
     session_enforcement: Literal["inherit", "enforce", "observe"] = "inherit"

@@ -46,11 +46,14 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 
 
 class Refusal(enum.StrEnum):
-    """The limit for which a client is refused: the label of pulsar_proxy_rejected_connections_total."""
+    """The reason for which a client is refused, a limit or its network: the label of
+    pulsar_proxy_rejected_connections_total.
+    """
 
     MAX_CONNECTIONS = "max_connections"
     PER_ADDRESS = "max_connections_per_address"
     UNAUTHENTICATED = "max_unauthenticated_connections"
+    NETWORK = "network"
 
 
 class AdmittedConnection(PreAuthConnection):

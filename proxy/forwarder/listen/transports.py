@@ -2,6 +2,7 @@
 
 import ssl
 
+from proxy.common.networks import NetworkRules
 from proxy.config.types import Config, Listener
 from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
@@ -11,6 +12,7 @@ class ListenerTransport:
 
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
+        self.networks = NetworkRules(config.allowed_networks, config.denied_networks)
         self.uses_tls = config.tls is not None
         self.routes_sni = config.routing == "sni"
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)

@@ -5,16 +5,20 @@ no method.
 """
 
 import contextlib
+import datetime as dt
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import trio
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509 import load_pem_x509_certificates
+from cryptography.x509 import load_pem_x509_certificates, load_pem_x509_crl
 
 from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
+from proxy.common.logs import get_logger
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -24,8 +28,12 @@ RECEIVE_BYTES = 65536
 PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
+CRL_WARNING = dt.timedelta(days=7)
+"""How long before a CRL expires operators are warned."""
+
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NEVER_RESUMED = "TLSv1.3"  # without tickets
+_CRL_PATTERN = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 
@@ -209,7 +217,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
     """Return the context of a listener, reloaded when its files change. Raises ConfigError."""
-    files = (config.certificate, config.key, config.client_ca)
+    files = (config.certificate, config.key, config.client_ca, config.client_crl)
     return ReloadingFile(key, files, lambda: _new_listener_context(key, config))
 
 
@@ -228,7 +236,33 @@ def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
         with _config_errors(f"{key}.client_ca", config.client_ca), path_of_copy(config.client_ca) as path:
             context.load_verify_locations(cafile=path)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
+    if config.client_crl:
+        _load_crls(context, f"{key}.client_crl", config.client_crl)
     return context
+
+
+def _load_crls(context: ssl.SSLContext, key: str, file: str) -> None:
+    """Have a context refuse the certificates that a file's CRLs revoke. Raises ConfigError.
+
+    OpenSSL refuses all certificates of an issuer that has no CRL here, or an expired one: whether they are revoked is
+    not known. That is logged, and a week before.
+    """
+    with _config_errors(key, file), path_of_copy(file) as path:
+        content = Path(path).read_bytes()
+        found = _CRL_PATTERN.findall(content)
+        if not found or content.count(b"-----BEGIN ") != len(found):  # OpenSSL would trust a certificate in it
+            raise ConfigError(f"{key}: {file} must hold CRLs in PEM form, and nothing else")
+        try:
+            ends = [load_pem_x509_crl(pem).next_update_utc for pem in found]
+        except ValueError:
+            raise ConfigError(f"{key}: {file} holds a broken CRL") from None
+        context.load_verify_locations(cafile=path)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    end = min((end for end in ends if end is not None), default=None)
+    now = dt.datetime.now(dt.UTC)
+    if end is not None and end - now < CRL_WARNING:
+        event = "a CRL has expired: all its issuer's clients are refused" if end <= now else "a CRL expires soon"
+        get_logger().warning(event, key=key, file=file, next_update=end.isoformat())
 
 
 class ListenerContexts:

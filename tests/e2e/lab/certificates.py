@@ -69,6 +69,21 @@ class Authority:
         )
         return self._write(name, trustme.LeafCert(pem, certificate.public_bytes(serialization.Encoding.PEM), []))
 
+    def crl(self, *revoked: Pair, expired: bool = False, days: int = 30) -> bytes:
+        """A CRL in PEM form that revokes these certificates."""
+        now = dt.datetime.now(dt.UTC)
+        ca = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        builder = x509.CertificateRevocationListBuilder(
+            ca.subject, now - dt.timedelta(days=9), now + dt.timedelta(days=-1 if expired else days)
+        )
+        for pair in revoked:
+            serial = x509.load_pem_x509_certificate(Path(pair.certificate).read_bytes()).serial_number
+            one = x509.RevokedCertificateBuilder(serial, now - dt.timedelta(days=9)).build()
+            builder = builder.add_revoked_certificate(one)
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
     def _issue(
         self, *names: str, common_name: str, expired: bool, key_type: KeyType = KeyType.ECDSA
     ) -> trustme.LeafCert:

@@ -69,6 +69,7 @@ GOOD: dict[str, Tables] = {
     "names of the admin port": {"admin": {"allowed_hosts": ["proxy-1", "*.pulsar.svc.cluster.local", "*"]}},
     "tls for clients": listener(),
     "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
+    "tls with a CRL": listener(client_ca="FILE", client_crl="FILE"),
     "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
     "tls by the system's authorities": brokers(),
     "brokers by SRV records": {"brokers": {"service_url": "pulsar+srv://b.example"}},
@@ -113,6 +114,11 @@ BAD: list[tuple[str, Tables]] = [
     ("cluster.runtime_dir", {"cluster": {"runtime_dir": "/" + "x" * 80}}),
     ("listener", {"listener": []}),
     ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
+    *(
+        (f"listener[1].{key}", {"listener": [{}, {key: ["10.0.0.0/8", network]}]})
+        for key in ("allowed_networks", "denied_networks")
+        for network in ("10.0.0.1/8", "10.0.0.0/33", "host", "*", "10.0.0.0/-1", "::ffff:10.0.0.1/104")
+    ),
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
     ("admin.token_file", {"admin": {"token_file": "/nowhere"}}),
     *(
@@ -131,6 +137,8 @@ BAD: list[tuple[str, Tables]] = [
     ("listener[0].tls.certificate", listener(certificate="/nowhere")),
     ("listener[0].tls.key", listener(key="/nowhere")),
     ("listener[0].tls.client_ca", listener(client_ca="/nowhere")),
+    ("listener[0].tls.client_crl", listener(client_crl="FILE")),
+    ("listener[0].tls.client_crl", listener(client_ca="FILE", client_crl="/nowhere")),
     ("listener[0].tls.require_client_certificate", listener(require_client_certificate=True)),
     ("listener[1].tls.key", {"listener": [{}, {"tls": {"certificate": "FILE", "key": "/"}}]}),
     ("brokers.tls", {"brokers": {"tls": {"trust": "FILE"}}}),

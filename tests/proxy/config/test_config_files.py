@@ -19,6 +19,7 @@ FILE_KEYS = {
         "certificate",
         "key",
         "client_ca",
+        "client_crl",
         "token_file",
         "keytab",
         "secret_key",
@@ -31,7 +32,10 @@ FILE_KEYS = {
 EVERYTHING: dict[str, Any] = {
     "listener": [
         {"bind": "127.0.0.1:6650"},
-        {"bind": "127.0.0.1:6651", "tls": {"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca"}},
+        {
+            "bind": "127.0.0.1:6651",
+            "tls": {"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca", "client_crl": "/l/crl"},
+        },
     ],
     "brokers": {
         "service_url": "pulsar+ssl://b",
@@ -76,9 +80,8 @@ def test_each_file_of_the_configuration_is_of_the_roles_that_read_it() -> None:
     broker_tls = {"/b/ca", "/b/c", "/b/k"}
     of_auth = files_below(EVERYTHING["authentication"]) | {"/b/account", "/b/issuer"}
     assert files_of_role(Role.ADMIN, config) == {"/admin"}
-    assert (
-        files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied", "/l/c", "/l/k", "/l/ca"} | broker_tls
-    )
+    of_listener = {"/l/c", "/l/k", "/l/ca", "/l/crl"}
+    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied"} | of_listener | broker_tls
     assert files_of_role(Role.LOOKUP, config) == {RESOLV_CONF, HOSTS} | broker_tls
     assert files_of_role(Role.AUTH, config) == {RESOLV_CONF, HOSTS} | of_auth
 
@@ -92,7 +95,7 @@ def test_no_file_of_the_configuration_is_forgotten() -> None:
     read = frozenset().union(*(files_of_role(role, config) for role in roles))
     assert read - {RESOLV_CONF, HOSTS} == named
     fields = [field for kind in _structs(Config) for field in msgspec.structs.fields(kind) if field.type is not bool]
-    named_so = ("file", "key", "keys", "keytab", "trust", "certificate", "_ca")
+    named_so = ("file", "key", "keys", "keytab", "trust", "certificate", "_ca", "_crl")
     assert {field.name for field in fields if field.name.endswith(named_so)} <= FILE_KEYS
 
 

@@ -253,6 +253,27 @@ async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testi
     assert served.value("pulsar_proxy_new_connections_total") == 2
 
 
+async def test_clients_of_other_networks_are_closed_at_once(serve: Serve) -> None:
+    """Security: nothing is read of them; a reload applies to who comes from then on."""
+    served = await serve(listener=[{"allowed_networks": ["192.0.2.0/24"], "denied_networks": ["192.0.2.9/32"]}])
+    first = await served.in_lookup_mode(ip="::ffff:192.0.2.1")
+    with structlog.testing.capture_logs() as logs:
+        for ip in ("192.0.2.9", "198.51.100.1", "::1"):
+            await served.listener.come(ip=ip).expect_end()
+    assert [(entry["client"], entry["reason"]) for entry in logs] == [
+        ("192.0.2.9:4000", "network"),
+        ("198.51.100.1:4000", "network"),
+        ("[::1]:4000", "network"),
+    ]
+    assert served.value("pulsar_proxy_rejected_connections_total", reason="network") == 3
+    assert served.value("pulsar_proxy_new_connections_total") == 1
+    await served.service.configure(make_config(listener=[{"denied_networks": ["192.0.2.0/24"]}]))
+    await served.listener.come().expect_end()
+    await served.in_lookup_mode(ip="198.51.100.1")
+    await first.send(commands.ping())
+    await first.expect_command(BaseCommand.PONG)
+
+
 async def test_the_limit_by_address(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve(limits={"max_connections_per_address": 1})
     await served.in_lookup_mode()

@@ -647,6 +647,86 @@ async def test_an_expired_client(authority: Authority, server: Pair) -> None:
     assert "certificate expired" in told
 
 
+async def outcome_of(server: ssl.SSLContext, authority: Authority, client: Pair, version: ssl.TLSVersion) -> str:
+    """The reason for which a client is refused; empty: it is not."""
+    theirs = client_context(authority, certificate=client.certificate, key=client.key)
+    ours, _ = await failures_or_none(*between(server, theirs, version=version))
+    return ours
+
+
+@VERSIONS
+async def test_a_revoked_client(authority: Authority, server: Pair, tmp_path: Path, version: ssl.TLSVersion) -> None:
+    alice, bob = authority.client("alice"), authority.client("bob")
+    crl = tmp_path / "crl.pem"
+    crl.write_bytes(authority.crl(alice))
+    context = tls._front(server_context(server, client_ca=authority.file, client_crl=str(crl)))
+    assert await outcome_of(context, authority, alice, version) == f"{NOT_ACCEPTED}certificate revoked"
+    assert await outcome_of(context, authority, bob, version) == ""
+
+
+async def test_several_crls_in_a_file(authority: Authority, stranger: Authority, server: Pair, tmp_path: Path) -> None:
+    both, crl = tmp_path / "both.pem", tmp_path / "crl.pem"
+    both.write_bytes(Path(authority.file).read_bytes() + Path(stranger.file).read_bytes())
+    alice, bob = authority.client("alice"), stranger.client("bob")
+    crl.write_bytes(authority.crl(alice) + stranger.crl(bob))
+    context = server_context(server, client_ca=str(both), client_crl=str(crl))
+    for client in (alice, bob):
+        assert await outcome_of(context, authority, client, TLS_1_3) == f"{NOT_ACCEPTED}certificate revoked"
+    crl.write_bytes(stranger.crl(bob))
+    context = server_context(server, client_ca=str(both), client_crl=str(crl))
+    reason = await outcome_of(context, authority, authority.client("carol"), TLS_1_3)
+    assert reason == f"{NOT_ACCEPTED}unable to get certificate CRL", "an issuer without one"
+
+
+@pytest.mark.parametrize(("days", "event"), [(-1, "a CRL has expired"), (6, "a CRL expires soon"), (8, "")])
+async def test_the_end_of_a_crl(authority: Authority, server: Pair, tmp_path: Path, days: int, event: str) -> None:
+    crl = tmp_path / "crl.pem"
+    crl.write_bytes(authority.crl(days=days))
+    with structlog.testing.capture_logs() as logs:
+        context = server_context(server, client_ca=authority.file, client_crl=str(crl))
+    assert [(entry["event"].partition(":")[0], entry["key"]) for entry in logs] == (
+        [(event, "listener[0].tls.client_crl")] if event else []
+    )
+    reason = await outcome_of(context, authority, authority.client("alice"), TLS_1_3)
+    assert reason == (f"{NOT_ACCEPTED}CRL has expired" if days < 0 else "")
+
+
+async def test_a_replaced_crl_is_for_who_comes_from_now_on(
+    authority: Authority, server: Pair, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    alice, crl = authority.client("alice"), tmp_path / "crl.pem"
+    crl.write_bytes(authority.crl())
+    config = ListenerTls(certificate=server.certificate, key=server.key, client_ca=authority.file, client_crl=str(crl))
+    watched_context = listener_context("listener[0].tls", config)
+    before = await watched_context.current_value()
+    replace(crl, authority.crl(alice))
+    await trio.sleep(watched.CHECK_INTERVAL_S)
+    after = await watched_context.current_value()
+    assert after is not before
+    client = client_context(authority, certificate=alice.certificate, key=alice.key)
+    assert await certificate_of(before, client)
+    with pytest.raises(ExceptionGroup) as caught:
+        await certificate_of(after, client)
+    assert "certificate revoked" in str(caught.value.exceptions)
+
+
+@pytest.mark.parametrize("how", ["nothing", "no CRL", "an authority with it", "broken"])
+def test_a_file_of_crls_that_is_no_good(authority: Authority, server: Pair, tmp_path: Path, how: str) -> None:
+    """Security: a certificate in it would be trusted."""
+    good, crl = authority.crl(), tmp_path / "crl.pem"
+    crl.write_bytes(
+        {
+            "nothing": b"",
+            "no CRL": Path(authority.file).read_bytes(),
+            "an authority with it": good + Path(authority.file).read_bytes(),
+            "broken": b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n",
+        }[how]
+    )
+    with pytest.raises(ConfigError) as caught:
+        server_context(server, client_ca=authority.file, client_crl=str(crl))
+    assert str(caught.value).startswith(f"listener[0].tls.client_crl: {crl}")
+
+
 async def test_the_clients_certificate_is_handed_out(authority: Authority, server: Pair) -> None:
     asking = server_context(server, client_ca=authority.file)
     alice = authority.client("alice")
