@@ -102,6 +102,7 @@ class ForwarderService:
         self._sni_connections: set[SniConnection] = set()
         self._openings: set[TlsOpening] = set()
         self._handshake_turns = HandshakeTurns()
+        context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
@@ -164,7 +165,9 @@ class ForwarderService:
         )
         options = RelayOptions(
             forwarders=forwarder_count(context.config),
-            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
+            may_linger=lambda: (
+                not (self._handshakes.count or self._handshake_turns.are_waiting or context.reactor.is_busy)
+            ),
             owner_of=self._owner_of,
             principals_max=context.config.metrics.principals_max,
             principal_idle_s=seconds(context.config.metrics.principal_idle_ms),

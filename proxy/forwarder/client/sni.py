@@ -72,7 +72,10 @@ class SniConnection:
         self._deadline.set(self._client.accepted_at + self._handshake_s)
         reactor = current_reactor()
         assert reactor is not None  # each worker has one
-        self._reading = reactor.start_reading(self._stream.socket.fileno(), self._on_data, self._on_client_end)
+        try:
+            self._reading = reactor.start_reading(self._stream.socket.fileno(), self._on_data, self._on_client_end)
+        except OSError as error:  # no memory for it; whoever accepts clients goes on to the others
+            self._on_internal_error(error)
 
     # ---- ends that come from outside
 
@@ -151,6 +154,8 @@ class SniConnection:
 
     def _refuse(self, refused: HelloRefused, cause: DisconnectCause) -> None:
         """Log and count why no broker gets this client, tell it so by an alert, and close behind that."""
+        if self._is_over:  # since a broker's failure and the client's end may come in one round of the loop
+            return
         self._services.metrics.count_sni_refusal(refused.reason)
         get_logger().warning(
             "a client's TLS was not passed on to a broker",

@@ -25,7 +25,11 @@ from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
 RECEIVE_BYTES = 16_384
 
 TURNS_PER_WAKE_UP_MAX = 4
-"""Handshakes that are moved forward one after the other, before anything else of this process has its turn."""
+"""Handshakes that are moved forward at the end of a tick, or in one round of Trio.
+
+The reactor may run several ticks in a wake-up, of which it begins none after epoll_loop.LINGER_S. So what else this
+process has to do waits for that time and so many turns at most.
+"""
 
 Outcome = TlsStream | Exception | DisconnectCause
 
@@ -36,6 +40,11 @@ class HandshakeTurns:
     def __init__(self) -> None:
         self._waiting: FairQueue[str, TlsOpening] = FairQueue(slots=1, waiting_max=sys.maxsize)
         self._is_going_on = False
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether a handshake waits for its turn: nobody should poll for events meanwhile."""
+        return self._waiting.waiting_count > 0
 
     def add(self, owner: str, opening: "TlsOpening") -> None:
         """Give a handshake its turn, at the end of this tick or later."""
@@ -115,14 +124,19 @@ class TlsOpening:
     async def _start_with_current_files(self) -> None:
         try:
             await self._listener.check_files()
-            if not self._is_over:
-                self._start()
         except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
             self._finish(error)
+        else:
+            self._start()
 
     def _start(self) -> None:
-        self._stream = TlsStream(self._transport, self._listener.front_context, server_side=True)
-        self._watch(select.EPOLLIN)
+        if self._is_over:
+            return
+        try:
+            self._stream = TlsStream(self._transport, self._listener.front_context, server_side=True)
+            self._watch(select.EPOLLIN)
+        except Exception as error:  # noqa: BLE001 -- whoever accepts clients goes on to the others
+            self._finish(error)
 
     def end(self, cause: DisconnectCause) -> None:
         """Close the connection at once, without an alert; does nothing if the handshake is over."""

@@ -101,6 +101,8 @@ class FairQueue(Generic[OwnerT, ItemT]):
         for owner in self._waiting:
             if self._may_hold(owner, self._held[owner], self._free):
                 first.setdefault(self._rank(owner), owner)
+                if len(first) > self._rank_max:  # one of each rank: there may be many more owners
+                    break
         if not first:
             return None
         owner = first[self._next_rank(first)]

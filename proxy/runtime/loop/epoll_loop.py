@@ -68,8 +68,8 @@ class EpollLoop:
     """One epoll and the task that drains it.
 
     ``process`` handles one batch of events, which may be empty, and part of ``run_queue``: the loop goes on without
-    waiting as long as that is not empty. ``may_linger`` tells whether no other task of this process is in a hurry; the
-    owner sets it. ``clock``: monotonic seconds.
+    waiting as long as that is not empty. ``may_linger`` tells whether no other task of this process is in a hurry,
+    which a batch may change; the owner sets it. ``clock``: monotonic seconds.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EpollLoop:
             now = clock()
             if now >= until:
                 break
-            # Without a timeout: the timer ends it (see TimerFd).
-            events = epoll.poll(-1 if lingers and not run_queue else 0, EVENTS_PER_BATCH)
+            waits = lingers and not run_queue and self.may_linger()
+            events = epoll.poll(-1 if waits else 0, EVENTS_PER_BATCH)  # without a timeout: see TimerFd
         self._is_processing = False
         self._processed_at = now

@@ -19,7 +19,15 @@ RECORD_BYTES_MAX = 5 + RECORD_BYTES + 2_048
 RECORDS_WITHOUT_DATA_MAX = 32
 """Of those that are decrypted at once. New keys cost much more than a record's bytes, and no peer needs them often."""
 
+HELLO_BYTES_MAX = 16_384
+"""Of a ClientHello. OpenSSL takes eight times as much, and has the memory for it as soon as the size is announced."""
+
+HANDSHAKE_RECORDS_MAX = 256
+"""Of the peer's in one handshake. A record costs much more than its bytes, and may have a single one."""
+
 _HEADER_BYTES = 5
+_HANDSHAKE_RECORD = 22
+_MESSAGE_HEADER_BYTES = 4
 _RECORD_TYPES = range(20, 25)
 
 
@@ -33,6 +41,8 @@ class TlsSession:
     __slots__ = (
         "_context",
         "_feed",
+        "_handshake_records",
+        "_hello_head",
         "_incoming",
         "_outgoing",
         "_read",
@@ -50,6 +60,8 @@ class TlsSession:
         # Bound once, for the calls that each record needs.
         self._feed, self._write = self._incoming.write, self._tls.write
         self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
+        self._handshake_records = 0
+        self._hello_head = b""
         self.unread = b""
         self.has_ended = False
         self.error: ssl.SSLError | None = None
@@ -90,7 +102,7 @@ class TlsSession:
         self._incoming.write_eof()
 
     def _feed_record(self) -> bool:
-        """Feed OpenSSL the first record of ``unread``; return False where it is incomplete."""
+        """Feed OpenSSL the first record of ``unread``; return False where it is incomplete. Raises ssl.SSLError."""
         ahead = self.unread
         if len(ahead) < _HEADER_BYTES:
             return False
@@ -99,9 +111,20 @@ class TlsSession:
             size = _HEADER_BYTES  # which is no TLS: OpenSSL refuses it by its beginning
         if len(ahead) < size:
             return False
+        self._check_handshake_record(ahead[:size])
         self._feed(ahead[:size])
         self.unread = ahead[size:]
         return True
+
+    def _check_handshake_record(self, record: bytes) -> None:
+        self._handshake_records += 1
+        if self._handshake_records > HANDSHAKE_RECORDS_MAX:
+            raise _violation("too many records in the handshake")
+        head = self._hello_head
+        if len(head) < _MESSAGE_HEADER_BYTES and self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
+            self._hello_head = head = (head + record[_HEADER_BYTES : 2 * _HEADER_BYTES])[:_MESSAGE_HEADER_BYTES]
+            if len(head) == _MESSAGE_HEADER_BYTES and int.from_bytes(head[1:]) > HELLO_BYTES_MAX:
+                raise _violation(f"a hello of more than {HELLO_BYTES_MAX} bytes")
 
     # ---- data
 
@@ -125,7 +148,7 @@ class TlsSession:
                 without_data += 1
                 if without_data <= RECORDS_WITHOUT_DATA_MAX:
                     continue
-                self.error = ssl.SSLError("too many records without data")
+                self.error = _violation("too many records without data")
                 part = 0
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 part = 0
@@ -172,3 +195,8 @@ class TlsSession:
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         return self._outgoing.read()
+
+
+def _violation(text: str) -> ssl.SSLError:
+    """Return an error with a text of ours, as OpenSSL's have theirs."""
+    return ssl.SSLError(ssl.SSL_ERROR_SSL, text)

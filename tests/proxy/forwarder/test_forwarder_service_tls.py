@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +12,15 @@ import trio
 import trio.testing
 from e2e.lab.certificates import Authority
 from forwarder_fakes import Peer, connect
-from relay_fakes import unblocked_pair
+from relay_fakes import tcp_pair, unblocked_pair
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
-from proto.pulsar_pb2 import BaseCommand
+from proto.addresses import HostPort
+from proto.broker_handshake import Connected
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnected
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.network.tls import TlsStream
 
 OPEN: list[TcpStream] = []
@@ -119,3 +124,70 @@ async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve, tables: di
     assert await first.receive_some() == b""
     assert served.value("pulsar_proxy_ended_connections_total", cause="gave_way") == 1
     assert ["limits.max_unauthenticated_connections" in entry["event"] for entry in logs] == [True]
+
+
+class SpawnedTasks(trio.abc.Instrument):
+    """Counts the tasks that are spawned, by name."""
+
+    def __init__(self) -> None:
+        self.names: Counter[str] = Counter()
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.names[task.name] += 1
+
+
+async def test_a_relay_costs_no_task_beyond_those_of_a_plain_client(
+    serve: Serve,  # noqa: F811
+    authority: Authority,
+    tables: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to the first bytes that it has forwarded; the test's broker is dialled in a task, for both."""
+    brokers: list[TcpStream] = []
+
+    async def open_link(*_: object) -> BrokerLink:
+        ours, broker = tcp_pair()
+        brokers.append(broker)
+        OPEN.append(broker)
+        greeting = CommandConnected(server_version="the broker", protocol_version=21)
+        frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
+        return BrokerLink(HostPort("b0", 6650), ours, Connected(frame, greeting, b""))
+
+    monkeypatch.setattr("proxy.forwarder.workers.broker_links.BrokerLinks.open_link", open_link)
+    served = await serve(**tables)
+    spawned: list[Counter[str]] = []
+    for uses_tls in (False, True):
+        transport = served.service._transports[0]
+        monkeypatch.setattr(transport, "uses_tls", uses_tls)
+        ours, theirs = tcp_pair()
+        OPEN.extend((ours, theirs))
+        await transport.check_files()
+        tasks = SpawnedTasks()
+        trio.lowlevel.add_instrument(tasks)
+        served.listener._send.send_nowait((ours, ("192.0.2.1", 4000)))
+        client = client_of(theirs, authority) if uses_tls else theirs
+        if isinstance(client, TlsStream):
+            await client.handshake()
+        peer = Peer(client)
+        await peer.send(connect("b0:6650"))
+        await peer.expect_command(BaseCommand.CONNECTED)
+        await client.send_all(b"to the broker")
+        assert await brokers[-1].receive_some() == b"to the broker"
+        trio.lowlevel.remove_instrument(tasks)
+        spawned.append(tasks.names)
+    plain, tls = spawned
+    assert not tls - plain
+
+
+async def test_a_drain_ends_a_refused_handshake_that_is_being_closed(serve: Serve, tables: dict[str, object]) -> None:  # noqa: F811
+    served = await serve(**tables)
+    client = await come(served)
+    await client.send_all(b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00")
+    assert (await client.receive_some())[:1] == b"\x15", "an alert"
+    assert served.value("pulsar_proxy_active_connections") == 1
+    await served.service.drain(0, hand_over=False)
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_active_connections") == 0
+    causes = ("tls_failed", "shut_down")  # which one depends on the order in which Trio ends its tasks
+    ended = [served.value("pulsar_proxy_ended_connections_total", cause=cause) for cause in causes]
+    assert sorted(ended) == [0, 1]  # type: ignore[type-var]

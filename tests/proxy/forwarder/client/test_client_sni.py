@@ -193,3 +193,44 @@ async def test_a_drain_ends_a_client_that_has_named_nothing(it: Scene) -> None:
 async def test_a_client_that_goes(it: Scene) -> None:
     it.on_client_end(None)
     assert (it.ended, it.connection.cause) == ([it.connection], DisconnectCause.CLIENT_CLOSED)
+
+
+async def test_a_socket_that_cannot_be_watched(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever accepts clients goes on to the others."""
+    scene = Scene(nursery)
+    monkeypatch.setattr(sni, "current_reactor", lambda: scene)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "max_user_watches")
+
+    monkeypatch.setattr(scene, "start_reading", refuse)
+    scene.connection.start_serving()
+    assert (scene.ended, scene.connection.cause) == ([scene.connection], DisconnectCause.DEFECT)
+    for one in (scene.peer, scene.broker, scene.broker_peer):
+        one.close()
+
+
+async def test_an_end_in_the_round_in_which_the_broker_fails(it: Scene) -> None:
+    """The failure is neither counted nor told."""
+    it.gate = trio.Event()
+    it.failure = TargetRefused("host", "no broker")
+    it.receive(HELLO)
+    await trio.testing.wait_all_tasks_blocked()
+    it.gate.set()
+    it.connection.shut_down()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (it.ended, it.connection.cause) == ([it.connection], DisconnectCause.SHUT_DOWN)
+    assert not it.refused("host")
+    assert it.handshakes.count == 0
+
+
+async def test_a_client_that_leaves_while_its_broker_is_dialled(it: Scene) -> None:
+    """What it sent is the broker's, and its end as well: both are the relay's to pass on."""
+    it.gate = trio.Event()
+    it.receive(HELLO)
+    it.peer.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not it.ended
+    it.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [start.first_to_broker for start in it.started] == [HELLO]

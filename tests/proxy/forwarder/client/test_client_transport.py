@@ -772,7 +772,7 @@ async def test_a_client_that_asks_for_new_keys_and_reads_nothing_is_given_up(
     await settle()
     ours.session._outgoing.write(b"k" * (PENDING_RECORDS_BYTES_MAX + 1))
     await theirs.send_all(encode_frame(b"x"))
-    await setup.ended.wait()
+    await settle()
     assert [type(end) for end in setup.ends] == [ClientSlow]
 
 

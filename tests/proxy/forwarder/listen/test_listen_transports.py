@@ -454,3 +454,113 @@ async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> Non
             await trio.lowlevel.checkpoint()
     assert order.index("a relay") <= 4 * TURNS_PER_WAKE_UP_MAX
     assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX
+
+
+async def test_nobody_polls_while_handshakes_wait() -> None:
+    order: list[str] = []
+    turns = HandshakeTurns()
+    with current_tick():
+        for number in range(TURNS_PER_WAKE_UP_MAX + 1):
+            turns.add("address", FakeOpening(str(number), order))  # type: ignore[arg-type]
+    assert turns.are_waiting
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(order) == TURNS_PER_WAKE_UP_MAX + 1
+    assert not turns.are_waiting
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+async def test_a_socket_that_cannot_be_watched(
+    server: Pair, monkeypatch: pytest.MonkeyPatch, is_looked_at: bool
+) -> None:
+    """Whoever accepts clients goes on to the others."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "max_user_watches")
+
+    monkeypatch.setattr(Reactor, "watch", refuse)
+    here, there = socket_pair()
+    listener = tls_transport(server)
+    if is_looked_at:
+        await looked_at(listener)
+    async with opening(listener, here) as (_, outcomes, ended):
+        await ended.wait()
+        assert "max_user_watches" in str(outcomes)
+        assert await there.receive_some() == b""
+
+
+@pytest.mark.parametrize("end", ["evict", "deadline"])
+async def test_an_end_while_the_files_are_looked_at(
+    server: Pair, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, end: str
+) -> None:
+    """The handshake does not start behind it."""
+    gate = trio.Event()
+    monkeypatch.setattr(ListenerTransport, "must_check_files", property(lambda _: True))
+    monkeypatch.setattr(ListenerTransport, "check_files", lambda _: gate.wait())
+    here, there = socket_pair()
+    async with opening(tls_transport(server), here) as (one, outcomes, ended):
+        if end == "evict":
+            one.evict()
+        await ended.wait()
+        assert await there.receive_some() == b""
+        gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(outcomes) == 1
+        assert (outcomes == [DisconnectCause.GAVE_WAY]) is (end == "evict")
+
+
+async def test_an_end_while_it_is_closed_behind_the_alert(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
+    here, there = socket_pair()
+    async with opening(await looked_at(tls_transport(server)), here) as (one, outcomes, ended):
+        await there.send_all(b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00")
+        assert (await there.receive_some())[:1] == b"\x15", "an alert"
+        assert not outcomes
+        one.evict()
+        await ended.wait()
+        assert outcomes == [DisconnectCause.GAVE_WAY]
+        assert trio.current_time() < 0.5
+        one.evict()
+        assert len(outcomes) == 1
+
+
+async def test_a_client_that_does_not_read_is_not_read_either(authority: Authority, server: Pair) -> None:
+    """Our part leaves piece by piece; what comes meanwhile waits in the kernel."""
+    here, there = socket_pair()
+    async with opening(await looked_at(tls_transport(server)), here) as (one, outcomes, ended):
+        filled = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled += here.socket.send(bytes(4096))
+        session = client_stream(there, authority).session
+        session.continue_handshake()
+        await there.send_all(session.take_outgoing())
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert one._unsent
+        await there.send_all(b"\x16\x03\x03\x00\x05")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not one._stream.session.unread
+        assert not outcomes
+        while filled:
+            filled -= len(await there.receive_some(filled))
+        session.continue_handshake(await there.receive_some(65536))
+        await there.aclose()
+        await ended.wait()
+        assert not one._unsent
+
+
+ENDS = {"an alert": b"\x15\x03\x03\x00\x02\x02\x28", "half a record": b"\x16\x03\x01\x02"}
+
+
+@pytest.mark.parametrize("data", ENDS.values(), ids=ENDS)
+async def test_an_end_in_the_middle(authority: Authority, server: Pair, data: bytes) -> None:
+    async def client(stream: Stream) -> None:
+        session = client_stream(stream, authority).session
+        session.continue_handshake()
+        await stream.send_all(session.take_outgoing())
+        await stream.receive_some()
+        await stream.send_all(data)
+        await stream.send_eof()
+
+    assert await refused(tls_transport(server), client) in {
+        "sslv3 alert handshake failure",
+        "unexpected eof while reading",
+    }

@@ -124,13 +124,15 @@ def test_removing_a_waiting_entry_frees_its_place() -> None:
 
 
 def test_a_lower_rank_goes_first_and_a_higher_one_is_not_passed_over_for_ever() -> None:
-    queue = filled(FairQueue(slots=1, waiting_max=100, rank=lambda owner: owner.isupper()), "A" * 3 + "b" * 20)
+    queue = filled(
+        FairQueue(slots=1, waiting_max=100, rank=lambda owner: owner.isupper(), rank_max=1), "A" * 3 + "b" * 20
+    )
     assert PASSED_OVER_MAX == 3
     assert served(queue, 13) == "bbbA" * 3 + "b"
 
 
 def test_each_of_three_ranks_gets_its_turns() -> None:
-    queue = filled(FairQueue(slots=1, waiting_max=100, rank=int), "0" * 30 + "1" * 30 + "2" * 30)
+    queue = filled(FairQueue(slots=1, waiting_max=100, rank=int, rank_max=2), "0" * 30 + "1" * 30 + "2" * 30)
     counted = Counter(served(queue, 40))
     assert counted["0"] >= 15
     assert min(counted["1"], counted["2"]) >= 8
@@ -138,10 +140,26 @@ def test_each_of_three_ranks_gets_its_turns() -> None:
 
 def test_a_rank_is_what_it_is_when_the_turn_comes() -> None:
     failed: set[str] = set()
-    queue = filled(FairQueue(slots=1, waiting_max=10, rank=failed.__contains__), "aab")
+    queue = filled(FairQueue(slots=1, waiting_max=10, rank=failed.__contains__, rank_max=1), "aab")
     assert served(queue, 1) == "a"
     failed.add("b")
     assert served(queue, 2) == "ab"
+
+
+def test_the_next_of_many_owners_is_found_at_once() -> None:
+    """Security: with a look at each of 10,000 addresses, their turns would take longer than what is done in them."""
+    asked: list[int] = []
+
+    def rank(owner: int) -> int:
+        asked.append(owner)
+        return owner % 2
+
+    queue: FairQueue[int, int] = FairQueue(slots=1, waiting_max=10**6, rank=rank, rank_max=1)
+    for owner in range(1_000):
+        queue.enqueue(owner, owner)
+    asked.clear()
+    assert queue.start_next() == (0, 0)
+    assert len(asked) == 2
 
 
 # ---- nothing is lost

@@ -10,7 +10,14 @@ from e2e.lab.certificates import Authority
 
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network.tls import broker_context, listener_context
-from proxy.runtime.network.tls_session import RECORD_BYTES, RECORD_BYTES_MAX, RECORDS_WITHOUT_DATA_MAX, TlsSession
+from proxy.runtime.network.tls_session import (
+    HANDSHAKE_RECORDS_MAX,
+    HELLO_BYTES_MAX,
+    RECORD_BYTES,
+    RECORD_BYTES_MAX,
+    RECORDS_WITHOUT_DATA_MAX,
+    TlsSession,
+)
 
 Ends = tuple[TlsSession, TlsSession]
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
@@ -50,6 +57,38 @@ def decrypt(session: TlsSession, ciphertext: bytes) -> bytes:
     whole = session.unread + ciphertext
     plaintext = bytearray(len(whole))
     return bytes(plaintext[: session.decrypt(memoryview(whole), memoryview(plaintext))])
+
+
+def handshake_records(data: bytes, size: int) -> bytes:
+    """Unencrypted records of ``size`` bytes."""
+    parts = (data[start : start + size] for start in range(0, len(data), size))
+    return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 100])
+def test_a_hello_that_announces_more_than_it_may_have(contexts: Contexts, size: int) -> None:
+    """Security: OpenSSL would have 128 KiB for it at once, for some bytes."""
+    for size_bytes in (HELLO_BYTES_MAX, HELLO_BYTES_MAX + 1):
+        session = TlsSession(contexts[0], server_side=True)
+        data = handshake_records(b"\x01" + size_bytes.to_bytes(3) + b"\x03\x03", size)
+        if size_bytes > HELLO_BYTES_MAX:
+            with pytest.raises(ssl.SSLError, match="a hello of more than 16384 bytes"):
+                session.continue_handshake(data)
+        else:
+            assert not session.continue_handshake(data)
+
+
+def test_a_handshake_in_very_short_records(contexts: Contexts) -> None:
+    """Security: each costs as much as a long one. A hello that is split otherwise is none of a client's fault."""
+    client = TlsSession(contexts[1], server_side=False, host="localhost")
+    client.continue_handshake()
+    hello = client.take_outgoing()[5:]
+    few, many = (TlsSession(contexts[0], server_side=True) for _ in range(2))
+    few.continue_handshake(handshake_records(hello, 10))
+    assert few.take_outgoing()[5] == 2, "the server's hello"
+    assert len(hello) > HANDSHAKE_RECORDS_MAX
+    with pytest.raises(ssl.SSLError, match="too many records in the handshake"):
+        many.continue_handshake(handshake_records(hello, 1))
 
 
 def test_records_cut_at_every_offset(ends: Ends) -> None:
