@@ -74,7 +74,7 @@ class SniConnection:
         assert reactor is not None  # each worker has one
         try:
             self._reading = reactor.start_reading(self._stream.socket.fileno(), self._on_data, self._on_client_end)
-        except OSError as error:  # no memory for it; whoever accepts clients goes on to the others
+        except OSError as error:  # no memory for it; other clients are accepted
             self._on_internal_error(error)
 
     # ---- ends that come from outside

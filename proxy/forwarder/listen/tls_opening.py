@@ -135,7 +135,7 @@ class TlsOpening:
         try:
             self._stream = TlsStream(self._transport, self._listener.front_context, server_side=True)
             self._watch(select.EPOLLIN)
-        except Exception as error:  # noqa: BLE001 -- whoever accepts clients goes on to the others
+        except Exception as error:  # noqa: BLE001 -- other clients are accepted
             self._finish(error)
 
     def end(self, cause: DisconnectCause) -> None:

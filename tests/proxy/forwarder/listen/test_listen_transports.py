@@ -456,7 +456,7 @@ async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> Non
     assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX
 
 
-async def test_nobody_polls_while_handshakes_wait() -> None:
+async def test_handshakes_that_wait_keep_the_reactor_from_polling() -> None:
     order: list[str] = []
     turns = HandshakeTurns()
     with current_tick():
