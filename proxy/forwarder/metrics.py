@@ -30,6 +30,12 @@ class ForwarderMetrics:
             ["reason"],
             registry=registry,
         )
+        self.tls_handshakes = Counter(
+            "pulsar_proxy_tls_handshakes",
+            "TLS handshakes with clients, by the listener's index, result (success, failure) and reason.",
+            ["listener", "result", "reason"],
+            registry=registry,
+        )
         self.adopted_relays = Counter(
             "pulsar_proxy_adopted_relays",
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",

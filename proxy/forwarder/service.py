@@ -396,6 +396,7 @@ class ForwarderService:
         self, client: ClientEndpoint, admitted: AdmittedConnection, opening: TlsOpening, outcome: Outcome
     ) -> None:
         self._openings.discard(opening)
+        self._count_tls_handshake(client.listener, outcome)
         match outcome:
             case TlsStream() if not self._accepting.cancel_called:
                 self._serve_client(outcome, replace(client, certificate=outcome.peer_certificate()), admitted)
@@ -415,6 +416,14 @@ class ForwarderService:
                 cause = DisconnectCause.DEFECT
         self._release_connection(admitted, cause)
         self._in_flight.decrement()
+
+    def _count_tls_handshake(self, listener: int, outcome: Outcome) -> None:
+        """Count a handshake that has succeeded or failed; not one that the proxy itself has ended."""
+        labels = self._metrics.tls_handshakes.labels
+        if isinstance(outcome, TlsStream):
+            labels(listener=str(listener), result="success", reason="").inc()
+        elif isinstance(outcome, TlsFailed):
+            labels(listener=str(listener), result="failure", reason=outcome.kind).inc()
 
     def _serve_client(
         self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, admitted: AdmittedConnection

@@ -151,7 +151,7 @@ class TlsOpening:
         self.end(DisconnectCause.GAVE_WAY)
 
     def _on_deadline(self) -> None:
-        self._finish(TlsFailed(f"the TLS handshake was not finished within {self._timeout_s} s"))
+        self._finish(TlsFailed(f"the TLS handshake was not finished within {self._timeout_s} s", "timeout"))
 
     def _stop(self) -> None:
         self._is_over = True
@@ -184,7 +184,7 @@ class TlsOpening:
             else:
                 self._receive()
         except OSError as error:
-            self._finish(TlsFailed(f"the connection broke off during the TLS handshake: {error}"))
+            self._finish(TlsFailed(f"the connection broke off during the TLS handshake: {error}", "broke_off"))
         except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
             self._finish(error)
 

@@ -36,9 +36,30 @@ _NEVER_RESUMED = "TLSv1.3"  # without tickets
 _CRL_PATTERN = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
+_KINDS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
+    "UNSUPPORTED_PROTOCOL": "no_shared_version",
+    "NO_SHARED_CIPHER": "no_shared_cipher",
+}
+_VERIFY_KINDS = {  # X509_V_ERR_*: openssl-verification-options(1)
+    2: "unknown_ca",
+    3: "no_valid_crl",
+    10: "certificate_expired",
+    12: "no_valid_crl",
+    18: "unknown_ca",
+    19: "unknown_ca",
+    20: "unknown_ca",
+    21: "unknown_ca",
+    23: "certificate_revoked",
+}
+
 
 class TlsFailed(ProxyError):
-    """The TLS handshake failed; the text gives the reason, for a log."""
+    """The TLS handshake failed; the text gives the reason, for a log, and ``kind`` one of few, for a metric."""
+
+    def __init__(self, text: str, kind: str = "other") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
@@ -68,7 +89,9 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 await self._flush()  # the alert, which gives the peer the reason
             raise
         except trio.BrokenResourceError as error:
-            raise TlsFailed(f"the connection broke off during the TLS handshake: {error.__cause__ or error}") from None
+            raise TlsFailed(
+                f"the connection broke off during the TLS handshake: {error.__cause__ or error}", "broke_off"
+            ) from None
 
     @property
     def version(self) -> str:
@@ -197,11 +220,19 @@ def continue_handshake(session: TlsSession, data: bytes | bytearray = b"", *, is
     try:
         is_done = session.continue_handshake(bytes(data))
     except ssl.SSLError as error:
-        raise TlsFailed(_reason(error)) from None
+        raise TlsFailed(_reason(error), _kind(error)) from None
     if is_done and session.was_resumed_by_client:
         session.take_outgoing()
         raise TlsFailed("the client resumed a session, and its certificate was not checked again")
     return is_done
+
+
+def _kind(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _VERIFY_KINDS.get(error.verify_code, "other")
+    if isinstance(error, ssl.SSLEOFError):
+        return "broke_off"
+    return "not_tls" if error.reason in _NOT_TLS else _KINDS.get(error.reason or "", "other")
 
 
 def _reason(error: ssl.SSLError) -> str:

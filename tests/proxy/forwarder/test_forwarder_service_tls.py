@@ -75,6 +75,8 @@ async def test_a_client_in_lookup_mode_costs_no_task(
     peer = Peer(stream)
     await peer.send(connect())
     await peer.expect_command(BaseCommand.CONNECTED)
+    labels = {"listener": "0", "result": "success", "reason": ""}
+    assert served.value("pulsar_proxy_tls_handshakes_total", **labels) == 1
     assert len(served.service._clients.child_tasks) == before
 
 
@@ -87,6 +89,8 @@ async def test_no_tls_with_a_client(serve: Serve, tables: dict[str, object]) -> 
         await client.aclose()
         await trio.testing.wait_all_tasks_blocked(0.01)
     assert served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1
+    labels = {"listener": "0", "result": "failure", "reason": "not_tls"}
+    assert served.value("pulsar_proxy_tls_handshakes_total", **labels) == 1
     assert served.value("pulsar_proxy_active_connections") == 0
     assert [(entry["client"], entry["reason"]) for entry in logs] == [("192.0.2.1:4000", "the peer does not speak TLS")]
 

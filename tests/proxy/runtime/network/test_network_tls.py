@@ -664,6 +664,33 @@ async def test_a_revoked_client(authority: Authority, server: Pair, tmp_path: Pa
     assert await outcome_of(context, authority, bob, version) == ""
 
 
+@pytest.mark.parametrize(
+    ("who", "kind"),
+    [
+        ("revoked", "certificate_revoked"),
+        ("expired", "certificate_expired"),
+        ("strange", "unknown_ca"),
+        ("nobody", "no_certificate"),
+        ("no CRL", "no_valid_crl"),
+    ],
+)
+async def test_the_kind_of_a_failure(
+    authority: Authority, stranger: Authority, tmp_path: Path, who: str, kind: str
+) -> None:
+    issuer = stranger if who == "strange" else authority
+    server, client = authority.server("asking"), issuer.client("refused", expired=who == "expired")
+    crl = tmp_path / "crl.pem"
+    crl.write_bytes(stranger.crl() if who == "no CRL" else authority.crl(*([client] if who == "revoked" else [])))
+    context = server_context(server, client_ca=authority.file, client_crl=str(crl), require_client_certificate=True)
+    files = {} if who == "nobody" else {"certificate": client.certificate, "key": client.key}
+    streams = between(context, client_context(authority, **files))
+    failure, _ = await shake(*streams)
+    for stream in streams:
+        await trio.aclose_forcefully(stream)
+    assert isinstance(failure, TlsFailed)
+    assert failure.kind == kind
+
+
 async def test_several_crls_in_a_file(authority: Authority, stranger: Authority, server: Pair, tmp_path: Path) -> None:
     both, crl = tmp_path / "both.pem", tmp_path / "crl.pem"
     both.write_bytes(Path(authority.file).read_bytes() + Path(stranger.file).read_bytes())
