@@ -19,7 +19,7 @@ NOT_SHOWN = {
     "process_virtual_memory_bytes",
     "pulsar_proxy_build_info",
     "pulsar_proxy_confined",
-    "pulsar_proxy_tls_handshakes_total",
+    "pulsar_proxy_denied_credentials",
     "pulsar_proxy_config_last_reload_successful",
     "pulsar_proxy_config_last_reload_success_timestamp_seconds",
     "pulsar_proxy_admin_requests_total",
