@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -111,7 +111,12 @@ class TableChange:
         self.remove(self.snapshot.files_of(written.view, hours))
         self.append(written)
 
-    def remove(self, files: Iterable[DataFile]) -> None:
+    def rearrange(self, files: Iterable[DataFile], written: Written) -> None:
+        """Replace files by the written ones, which have the same rows: no hour counts as changed."""
+        self.remove(files, data_change=False)
+        self._actions.extend(replace(action, data_change=False) for action in written.actions)
+
+    def remove(self, files: Iterable[DataFile], *, data_change: bool = True) -> None:
         """Take files out of the table."""
         now_ms = int(time.time() * 1000)
         for file in files:
@@ -121,7 +126,7 @@ class TableChange:
                 RemoveAction(
                     path=file.path,
                     deletion_timestamp=now_ms,
-                    data_change=True,
+                    data_change=data_change,
                     partition_values=texts,
                     size=file.size_bytes,
                 )

@@ -143,6 +143,26 @@ def test_a_compaction_that_began_before_another_change_is_refused(
     assert content(tables) == sorted([ROWS[0], *ROWS[2:], (9, Sample(DAY_MS + 8 * HOUR_MS, 9.0))])
 
 
+def test_of_two_compactions_at_once_one_is_refused(
+    spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would add the same rows: delta-rs' own compaction passes here."""
+    snapshot, seen = Tables.snapshot, []
+
+    def then_another_compaction(self: Tables, table: str, version: Any = None) -> store.Snapshot:
+        found = snapshot(self, table, version)
+        if table == "samples":
+            seen.append(found.version)
+            if len(seen) == 2:  # the first looks for partitions
+                assert compact.run(spark, self.location.delta_url, now=NOW) == 1
+        return found
+
+    monkeypatch.setattr(Tables, "snapshot", then_another_compaction)
+    assert compact.run(spark, tables.location.delta_url, now=NOW) == 0
+    assert content(tables) == ROWS
+    assert files_of(tables, 8) == 1
+
+
 def test_a_change_is_computed_again_until_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
