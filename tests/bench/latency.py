@@ -100,7 +100,7 @@ def measure(rounds: int) -> tuple[int, dict[str, list[Produced]]]:
 def table(rate: int, found: dict[str, list[Produced]]) -> str:
     """The results as Markdown: the median over the rounds, and their range in brackets."""
     lines = [
-        f"{rate:,} messages a second were asked for, half of what the tool reports without a limit and without a proxy:",
+        f"{rate:,} messages a second were asked for, half of what the tool reports without limit and proxy:",
         "",
         "| | p50, ms | p99, ms | p99.9, ms |",
         "|---|---|---|---|",
