@@ -44,12 +44,14 @@ class ReloadingFile(Generic[ValueT]):
     @property
     def is_check_due(self) -> bool:
         """Whether ``current_value`` would look at the files; where it would not, ``value`` is the same."""
-        return not self._checking and trio.current_time() - self._checked_at >= CHECK_INTERVAL_S
+        if self._checking or not self._files:
+            return False
+        return trio.current_time() - self._checked_at >= CHECK_INTERVAL_S
 
     async def current_value(self) -> ValueT:
         """Return the value, rebuilt if its files have changed. While one caller rebuilds it, others get the old one."""
-        now = trio.current_time()
         if self.is_check_due:
+            now = trio.current_time()
             self._checking = True
             try:
                 await trio.to_thread.run_sync(self._rebuild_if_changed)

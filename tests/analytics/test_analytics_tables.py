@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,23 +123,32 @@ def test_a_replacement_that_began_before_a_compaction_is_refused(spark: SparkSes
     assert content(tables) == ROWS
 
 
+def interrupt_compaction(monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]) -> None:
+    """Call ``interrupt`` once, when a compaction has the snapshot that it is computed from."""
+    snapshot, seen = Tables.snapshot, []
+
+    def then_interrupt(self: Tables, table: str, version: Any = None) -> store.Snapshot:
+        found = snapshot(self, table, version)
+        if table == "samples":
+            seen.append(found)
+            if len(seen) == 2:  # the first looks for partitions
+                interrupt()
+        return found
+
+    monkeypatch.setattr(Tables, "snapshot", then_interrupt)
+
+
 def test_a_compaction_that_began_before_another_change_is_refused(
     spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And done again with what is there then."""
-    snapshot, interrupted = Tables.snapshot, []
 
-    def then_another_change(self: Tables, table: str, version: Any = None) -> store.Snapshot:
-        found = snapshot(self, table, version)
-        if table == "samples" and len(interrupted) < 2:
-            interrupted.append(table)
-            if len(interrupted) == 2:  # the first looks for partitions
-                with self.change("samples", snapshot(self, "samples")) as change:
-                    change.replace(change.write("samples", samples_frame(spark, ROWS[:1])), hours=[HOURS[8]])
-                ingest(spark, Path(self.location.delta_url), [(9, Sample(DAY_MS + 8 * HOUR_MS, 9.0))])
-        return found
+    def change_meanwhile() -> None:
+        with tables.change("samples") as change:
+            change.replace(change.write("samples", samples_frame(spark, ROWS[:1])), hours=[HOURS[8]])
+        ingest(spark, Path(tables.location.delta_url), [(9, Sample(DAY_MS + 8 * HOUR_MS, 9.0))])
 
-    monkeypatch.setattr(Tables, "snapshot", then_another_change)
+    interrupt_compaction(monkeypatch, change_meanwhile)
     compact.run(spark, tables.location.delta_url, now=NOW)
     assert content(tables) == sorted([ROWS[0], *ROWS[2:], (9, Sample(DAY_MS + 8 * HOUR_MS, 9.0))])
 
@@ -147,17 +157,11 @@ def test_of_two_compactions_at_once_one_is_refused(
     spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would add the same rows: delta-rs' own compaction passes here."""
-    snapshot, seen = Tables.snapshot, []
 
-    def then_another_compaction(self: Tables, table: str, version: Any = None) -> store.Snapshot:
-        found = snapshot(self, table, version)
-        if table == "samples":
-            seen.append(found.version)
-            if len(seen) == 2:  # the first looks for partitions
-                assert compact.run(spark, self.location.delta_url, now=NOW) == 1
-        return found
+    def compact_meanwhile() -> None:
+        assert compact.run(spark, tables.location.delta_url, now=NOW) == 1
 
-    monkeypatch.setattr(Tables, "snapshot", then_another_compaction)
+    interrupt_compaction(monkeypatch, compact_meanwhile)
     assert compact.run(spark, tables.location.delta_url, now=NOW) == 0
     assert content(tables) == ROWS
     assert files_of(tables, 8) == 1

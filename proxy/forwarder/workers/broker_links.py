@@ -199,25 +199,32 @@ class BrokerLinks:
 
         Raises TargetRefused, BrokerLinkFailed, RpcError.
         """
-        target = await self._lookup.pick_client().call(
-            Method.RESOLVE_TARGET,
+        target = await self._resolve_target(
             ResolveTargetRequest(
                 target=asked.connect.proxy_to_broker_url,
                 client_address=asked.client_address,
                 principal_name=asked.identity.role,
                 sealed_principal=asked.identity.sealed,
                 any_broker=not asked.connect.proxy_to_broker_url,
-            ),
+            )
+        )
+        link, opened, credentials = await self._open_first(asked, [target, *target.others])
+        self._remember_target(asked, target)
+        answers = bool(self.answers_challenges(asked, opened, credentials))
+        return replace(link, answers_challenges=answers, original_data=opened.original_data)
+
+    async def _resolve_target(self, request: ResolveTargetRequest) -> ResolveTargetResponse:
+        """Have a lookup worker check a target. Raises TargetRefused, RpcError."""
+        target = await self._lookup.pick_client().call(
+            Method.RESOLVE_TARGET,
+            request,
             ResolveTargetResponse,
             timeout_s=seconds(self.config.brokers.handshake_timeout_ms),
             retry=True,
         )
         if target.denial:
             raise TargetRefused(target.denial, target.detail)
-        link, opened, credentials = await self._open_first(asked, [target, *target.others])
-        self._remember_target(asked, target)
-        answers = bool(self.answers_challenges(asked, opened, credentials))
-        return replace(link, answers_challenges=answers, original_data=opened.original_data)
+        return target
 
     async def open_named(self, name: str, client_address: str) -> tuple[HostPort, TcpStream]:
         """Connect to the broker that a client's TLS names (SNI), over TCP alone: the TLS is the client's own.
@@ -227,15 +234,9 @@ class BrokerLinks:
         """
         brokers = self.config.brokers
         timeout_s = seconds(brokers.handshake_timeout_ms)
-        target = await self._lookup.pick_client().call(
-            Method.RESOLVE_TARGET,
-            ResolveTargetRequest(target=name, client_address=client_address, server_name=True),
-            ResolveTargetResponse,
-            timeout_s=timeout_s,
-            retry=True,
+        target = await self._resolve_target(
+            ResolveTargetRequest(target=name, client_address=client_address, server_name=True)
         )
-        if target.denial:
-            raise TargetRefused(target.denial, target.detail)
         broker = HostPort(target.host, target.port)
         await self._check_dialled(broker, target.addresses)
         port = tls_port(brokers, broker.port)

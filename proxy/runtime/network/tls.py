@@ -240,7 +240,7 @@ def _reason(error: ssl.SSLError) -> str:
         return f"the peer's certificate is not accepted: {error.verify_message}"
     if error.reason in _NOT_TLS:
         return "the peer does not speak TLS"
-    return str(getattr(error, "reason", "") or error).lower().replace("_", " ")
+    return str(error.reason or error).lower().replace("_", " ")
 
 
 # ---- contexts

@@ -198,5 +198,7 @@ class TlsSession:
 
 
 def _violation(text: str) -> ssl.SSLError:
-    """Return an error with a text of ours, as OpenSSL's have theirs."""
-    return ssl.SSLError(ssl.SSL_ERROR_SSL, text)
+    """Return an error with a text of ours, as OpenSSL's have theirs; only those have a reason by themselves."""
+    error = ssl.SSLError(ssl.SSL_ERROR_SSL, text)
+    error.reason = text
+    return error

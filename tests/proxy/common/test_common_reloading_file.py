@@ -125,6 +125,13 @@ async def test_the_file_is_checked_at_most_once_a_second(
     assert looks == 4
 
 
+async def test_a_value_of_no_file_is_never_looked_at_again() -> None:
+    """Of a key that is not set: otherwise each process would start a thread a second for nothing."""
+    watched = ReloadingFile(KEY, [""], lambda: "value")
+    assert not watched.is_check_due
+    assert await watched.current_value() == "value"
+
+
 async def test_a_change_of_any_of_the_files(
     file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

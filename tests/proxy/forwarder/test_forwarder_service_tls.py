@@ -112,6 +112,18 @@ async def test_a_drain_ends_a_tls_handshake_under_way(
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
 
 
+async def test_a_hello_that_is_too_large_is_no_defect(serve: Serve, tables: dict[str, object]) -> None:  # noqa: F811
+    served = await serve(**tables)
+    client = await come(served)
+    with structlog.testing.capture_logs() as logs:
+        await client.send_all(b"\x16\x03\x01\x00\x04\x01\x02\x00\x00")
+        assert await client.receive_some() == b""
+        await client.aclose()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1
+    assert [entry["reason"] for entry in logs] == ["a hello of more than 16384 bytes"]
+
+
 async def test_a_shut_down_ends_a_tls_handshake_under_way(serve: Serve, tables: dict[str, object]) -> None:  # noqa: F811
     served = await serve(**tables)
     client = await come(served)

@@ -26,7 +26,7 @@ from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
-from proxy.runtime.network.tls_session import TlsSession
+from proxy.runtime.network.tls_session import TlsSession, _violation
 
 PATIENCE_S = 60
 TLS_1_2, TLS_1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -986,3 +986,20 @@ async def test_authorities_are_watched_too(
 def only_authority(context: ssl.SSLContext) -> str:
     [known] = context.get_ca_certs()
     return str(known["subject"])
+
+
+def test_a_bound_of_our_own_has_its_text_as_openssls_errors_have() -> None:
+    """Of a hello that announces 128 KiB: an error without a reason would be logged as a defect."""
+    session = TlsSession(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True)
+    with pytest.raises(TlsFailed, match=r"^a hello of more than 16384 bytes$") as caught:
+        tls.continue_handshake(session, b"\x16\x03\x01\x00\x04\x01\x02\x00\x00")
+    assert caught.value.kind == "other"
+
+
+async def test_too_many_records_without_data_end_a_stream_with_that_reason() -> None:
+    ours, theirs = tcp_streams()
+    stream = TlsStream(ours, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True)
+    stream.session.error = _violation("too many records without data")
+    assert str(stream.end_error) == "too many records without data"
+    ours.close_now()
+    theirs.close_now()
