@@ -82,15 +82,16 @@ def test_no_files_no_tokens_and_a_missing_file_is_told(tmp_path: Path) -> None:
         reloading_token_digests([str(tmp_path / "missing")])
 
 
-async def test_while_one_looks_others_get_what_was(autojump_clock: object) -> None:
+async def test_while_one_looks_others_get_what_was(tmp_path: Path) -> None:
     built: list[int] = []
 
     def build() -> int:
         built.append(1)
         return len(built)
 
-    watched = ReloadingFile("key", [], build)
-    watched._stamp = (None,)
+    file = tmp_path / "file"
+    watched = ReloadingFile("key", [str(file)], build)
+    file.write_text("has changed")
     values: list[int] = []
 
     async def ask() -> None:
