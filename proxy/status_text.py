@@ -10,6 +10,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"  listeners       {', '.join(status['listeners'])}",
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
+        *_libraries(status),
         *(f"  note            {note}" for note in status.get("notes", ())),
         *_near_expiry(status.get("sessions_near_expiry")),
     ]
@@ -22,6 +23,11 @@ def status_text(status: dict[str, Any]) -> str:
 
 def _title(status: dict[str, Any]) -> str:
     return f"cluster {status['cluster']}, version {status['version']}, generation {status['generation']}"
+
+
+def _libraries(status: dict[str, Any]) -> list[str]:
+    """Versions of Python and of the library for TLS. None: a supervisor from before an upgrade."""
+    return [f"  runs on         Python {status['python']}, {status['openssl']}"] if "openssl" in status else []
 
 
 def _state(status: dict[str, Any]) -> str:

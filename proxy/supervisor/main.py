@@ -14,6 +14,7 @@ import trio
 from proto.roles import Role
 from proxy import __version__
 from proxy.common.errors import ConfigError, ProxyError
+from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.config.changes import changes_that_need_new_processes, new_binds, reload_refusal
 from proxy.config.load import load_config, load_plan
@@ -146,6 +147,8 @@ class Supervisor:
         get_logger().info(
             "ready for clients",
             version=__version__,
+            python=PYTHON_VERSION,
+            openssl=OPENSSL_VERSION,
             listeners=",".join(listener.bind for listener in config.listener),
             admin=config.admin.bind,
             brokers=config.brokers.service_url,

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
+from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.config.changes import (
     changes_that_need_new_processes,
@@ -113,9 +114,12 @@ class ClusterMetrics:
         )
         stored.set_function(stored_relays)
         info = Gauge(
-            "pulsar_proxy_build_info", "Always 1; the version is the label.", ["version"], registry=self.registry
+            "pulsar_proxy_build_info",
+            "Always 1; the labels are the versions of the proxy, of Python, and of the library for TLS.",
+            ["version", "python", "openssl"],
+            registry=self.registry,
         )
-        info.labels(version=__version__).set(1)
+        info.labels(version=__version__, python=PYTHON_VERSION, openssl=OPENSSL_VERSION).set(1)
 
     def count_restart(self, role: Role) -> None:
         """Count a worker that has ended and is replaced."""

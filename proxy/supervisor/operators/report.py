@@ -17,6 +17,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Reasons, Text
 from proxy import __version__
 from proxy.common.errors import ProxyError
+from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
@@ -154,6 +155,8 @@ class ClusterReport:
         return {
             "cluster": self._cluster.config.cluster.name,
             "version": __version__,
+            "python": PYTHON_VERSION,
+            "openssl": OPENSSL_VERSION,
             "ready": not reasons,
             "not_ready_because": reasons,
             "notes": list(readiness.notes),

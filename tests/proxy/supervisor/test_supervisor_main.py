@@ -21,6 +21,7 @@ import trio.testing
 from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
 from proto.roles import Role
+from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit_to_container
@@ -230,6 +231,7 @@ async def test_a_signal_drains(setup: Setup, nursery: trio.Nursery, number: int)
         setup.signal(number)
         await ended.wait()
     assert [entry["event"] for entry in logs] == ["ready for clients", "draining", "ended"]
+    assert (logs[0]["python"], logs[0]["openssl"]) == (PYTHON_VERSION, OPENSSL_VERSION)
     assert setup.log[-5:] == ["drain", "fork server ended", "stop at once", "close", ("admin.bind", "close")]
     assert setup.directory.cleared
     assert "control.sock" in setup.directory.sockets

@@ -17,6 +17,8 @@ from supervisor_fakes import FakeSocket, FakeWorker, after, same_file
 
 from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessage
+from proxy import __version__
+from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
@@ -70,6 +72,13 @@ async def test_the_order_of_the_start(setup: Setup, nursery: trio.Nursery) -> No
     listen = names.index("listener[0].bind listen")
     assert names.index(f"lookup-0 {Method.START}") < listen < names.index("forwarder spawn")
     assert {slot.state for slot in cluster.slots} == {SlotState.RUNNING}
+    nursery.cancel_scope.cancel()
+
+
+async def test_versions_of_libraries_are_labels(setup: Setup, nursery: trio.Nursery) -> None:
+    registry = (await setup.started(nursery)).registry
+    labels = {"version": __version__, "python": PYTHON_VERSION, "openssl": OPENSSL_VERSION}
+    assert registry.get_sample_value("pulsar_proxy_build_info", labels) == 1
     nursery.cancel_scope.cancel()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import ssl
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from lookup.brokers.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.admin.scrape import CONCURRENT_CALLS_MAX
+from proxy.common.libraries import OPENSSL_VERSION
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.near_expiry import SHOWN_MAX
@@ -561,6 +564,8 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     assert lines[0].startswith("cluster prod, version ")
     assert lines[0].endswith(": ready")
     assert "  authentication  off" in lines
+    assert f"  runs on         Python {platform.python_version()}, {OPENSSL_VERSION}" in lines
+    assert ssl.OPENSSL_VERSION.startswith(f"{OPENSSL_VERSION} "), "without its date"
     assert "      broker b0:6650: NOT reachable, Connection refused" in lines
     assert "      broker b1:6650: reachable, answers at 10.0.0.2" in lines
     assert any("7 connections" in line for line in lines)
