@@ -20,6 +20,7 @@ from auth.errors import AuthError
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.certificate_ends import read_ends
 from proxy.runtime.network.tls import new_client_context
 
 ANSWER_BYTES_MAX = 1024 * 1024
@@ -61,7 +62,7 @@ class IssuerClient:
         self._timeout_s = seconds(timeout_ms)
         self._plain_http = plain_http
         self._transport = transport
-        self._tls = ReloadingFile(key, [trust], lambda: _tls_context(key, trust))
+        self._tls = ReloadingFile(key, [trust], lambda: _tls_context(key, trust), lambda: read_ends([(key, trust)]))
 
     async def get_json(self, url: str, kind: type[AnswerT]) -> AnswerT:
         """Ask for JSON; raises HttpFailed."""

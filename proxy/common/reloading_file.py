@@ -7,7 +7,9 @@ Those by which brokers are reached are held instead (``HeldFile``): a wrong one 
 counts only after the supervisor has found a broker that accepts it.
 """
 
+import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -21,6 +23,18 @@ CHECK_INTERVAL_S = 1.0
 
 ValueT = TypeVar("ValueT")
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
+Ends = Mapping[str, float]
+
+reload_counts: Counter[tuple[str, str]] = Counter()
+"""Of this process: how many changes were taken over or could not be used, by configuration key and result (success,
+failure). What a broker refuses is not among them, since workers are not told of it.
+"""
+
+_serials = itertools.count()
+
+
+def _no_ends() -> Ends:
+    return {}
 
 
 class ReloadingFile(Generic[ValueT]):
@@ -29,22 +43,40 @@ class ReloadingFile(Generic[ValueT]):
     ``key``: the configuration key, for errors. Empty names in ``files`` are ignored. ``build`` runs in a thread, except
     for the first time; it raises ConfigError or OSError, and the constructor raises ConfigError for both. If a rebuild
     fails, the value stays, the error is logged once for each change, and the next check tries again.
+
+    ``read_ends`` returns when certificates in the files end, in seconds since 1970, by configuration key; it raises
+    nothing, and is called after ``build``, so that ``ends`` are those of the value.
     """
 
-    def __init__(self, key: str, files: Sequence[str], build: Callable[[], ValueT]) -> None:
-        self._key = key
-        self._files = tuple(file for file in files if file)
+    def __init__(
+        self,
+        key: str,
+        files: Sequence[str],
+        build: Callable[[], ValueT],
+        read_ends: Callable[[], Ends] = _no_ends,
+    ) -> None:
+        self.key = key
+        self.files = tuple(file for file in files if file)
         self._build = build
+        self._read_ends = read_ends
         self._checked_at = float("-inf")
         self._checking = False
         self._failed: Stamp | None = None
         self._stamp = self._read_stamp()
-        self.value = _built(key, self._files, build)
+        self.value = _built(key, self.files, build)
+        self.ends = read_ends()
+        self.serial = next(_serials)
+        _files.add(self)
+
+    @property
+    def is_content_in_force(self) -> bool:
+        """Whether ``value`` is that of the files when they were last looked at; False: they cannot be used."""
+        return self._failed is None
 
     @property
     def is_check_due(self) -> bool:
         """Whether ``current_value`` would look at the files; where it would not, ``value`` is the same."""
-        if self._checking or not self._files:
+        if self._checking or not self.files:
             return False
         return trio.current_time() - self._checked_at >= CHECK_INTERVAL_S
 
@@ -54,67 +86,97 @@ class ReloadingFile(Generic[ValueT]):
             now = trio.current_time()
             self._checking = True
             try:
-                await trio.to_thread.run_sync(self._rebuild_if_changed)
+                result = await trio.to_thread.run_sync(self._rebuild_if_changed)
+                if result:
+                    reload_counts[self.key, result] += 1
             finally:
                 self._checking = False
                 self._checked_at = now
         return self.value
 
-    def _rebuild_if_changed(self) -> None:
+    def _rebuild_if_changed(self) -> str:
+        """Return the result to be counted; empty: there is no new one."""
         stamp = self._read_stamp()
         if stamp == self._stamp:
-            return
+            self._failed = None  # what is in force may be there once more
+            return ""
         try:
             self.value = self._build()
         except Exception as error:  # noqa: BLE001 -- a broken file may make a parser raise anything: the old value stays
-            if stamp != self._failed:  # log it once for each change
-                self._failed = stamp
-                get_logger().error(
-                    "a changed file cannot be used; going on with what it was before",
-                    key=self._key,
-                    files=", ".join(self._files),
-                    reason=str(error),
-                )
-            return
+            if stamp == self._failed:  # log it once for each change
+                return ""
+            self._failed = stamp
+            get_logger().error(
+                "a changed file cannot be used; going on with what it was before",
+                key=self.key,
+                files=", ".join(self.files),
+                reason=str(error),
+            )
+            return "failure"
+        self.ends = self._read_ends()
         self._stamp, self._failed = stamp, None
-        get_logger().info("took over a changed file", key=self._key, files=", ".join(self._files))
+        get_logger().info("took over a changed file", key=self.key, files=", ".join(self.files))
+        return "success"
 
     def _read_stamp(self) -> Stamp:
-        return tuple(_stamp_of(file) for file in self._files)
+        return tuple(_stamp_of(file) for file in self.files)
 
 
 class HeldFile(Generic[ValueT]):
     """A value that ``build`` makes from files, rebuilt when it is told to, not when they change.
 
-    ``key``, ``files`` and ``build`` as for ReloadingFile; ``build`` also raises ConfigError for what it cannot use.
+    The arguments are those of ReloadingFile; ``build`` also raises ConfigError for what it cannot use.
     """
 
-    def __init__(self, key: str, files: Sequence[str], build: Callable[[], ValueT]) -> None:
-        self._key = key
+    def __init__(
+        self,
+        key: str,
+        files: Sequence[str],
+        build: Callable[[], ValueT],
+        read_ends: Callable[[], Ends] = _no_ends,
+    ) -> None:
+        self.key = key
         self.files = tuple(file for file in files if file)
         self._build = build
+        self._read_ends = read_ends
         self.value = _built(key, self.files, build)
-        _held_files.add(self)
+        self.ends = read_ends()
+        self.serial = next(_serials)
+        _files.add(self)
 
     def read_again(self) -> None:
         """Rebuild the value from the files as they are now, as a new one would be. Raises ConfigError."""
-        self.value = _built(self._key, self.files, self._build)
+        self.value = _built(self.key, self.files, self._build)
+        self.ends = self._read_ends()
 
     async def take_over(self, stamps: Mapping[str, str]) -> None:
         """Rebuild the value from the files if they are those with these stamps. Raises ConfigError."""
-        self.value = await trio.to_thread.run_sync(self._rebuilt, stamps)
+        try:
+            self.value, self.ends = await trio.to_thread.run_sync(self._rebuilt, stamps)
+        except ConfigError:
+            reload_counts[self.key, "failure"] += 1
+            raise
+        reload_counts[self.key, "success"] += 1
 
-    def _rebuilt(self, stamps: Mapping[str, str]) -> ValueT:
+    def _rebuilt(self, stamps: Mapping[str, str]) -> tuple[ValueT, Ends]:
         wanted = {file: stamps[file] for file in self.files}
         before = file_stamps(self.files)
-        value = _built(self._key, self.files, self._build)
+        value, ends = _built(self.key, self.files, self._build), self._read_ends()
         if not before == file_stamps(self.files) == wanted:
-            raise ConfigError(f"{self._key}: {', '.join(self.files)}: changed once more")
-        return value
+            raise ConfigError(f"{self.key}: {', '.join(self.files)}: changed once more")
+        return value, ends
 
 
-_held_files: WeakSet[HeldFile[Any]] = WeakSet()
+_files: WeakSet[ReloadingFile[Any] | HeldFile[Any]] = WeakSet()
 """Of this process."""
+
+
+def files_in_use() -> dict[str, ReloadingFile[Any] | HeldFile[Any]]:
+    """Return this process's values that have files by their keys: of those with the same key the newest one, since a
+    reload replaces them.
+    """
+    newest = {file.key: file for file in sorted(_files, key=lambda file: file.serial)}
+    return {key: file for key, file in newest.items() if file.files}
 
 
 async def take_over_held_files(stamps: Mapping[str, str]) -> None:
@@ -123,7 +185,8 @@ async def take_over_held_files(stamps: Mapping[str, str]) -> None:
     Values of other files stay, too: they belong to the configuration before, which lookups under way still use.
     """
     failures = []
-    for held in [one for one in _held_files if one.files and stamps.keys() >= set(one.files)]:
+    held_files = [one for one in _files if isinstance(one, HeldFile)]
+    for held in [one for one in held_files if one.files and stamps.keys() >= set(one.files)]:
         try:
             await held.take_over(stamps)
         except ConfigError as error:

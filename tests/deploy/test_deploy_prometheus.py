@@ -87,6 +87,20 @@ def own_token(*minutes: int) -> dict[str, str]:
     return {OWN_TOKEN_ENDS: " ".join(f"{60 * end}x{DAY_M // 2 - 1}" for end in minutes)}
 
 
+CERTIFICATE, CRL = "listener[0].tls.certificate", "listener[0].tls.client_crl"
+
+
+def ends(key: str, *days: float) -> dict[str, str]:
+    """A certificate or CRL that ends at so many days; each is replaced by the next one after 12 hours."""
+    series = f'pulsar_proxy_certificate_expiry_timestamp_seconds{{{C},role="forwarder",worker="0",key="{key}"}}'
+    last = days[-1:] * 3
+    return {series: " ".join(f"{end * 60 * DAY_M:.0f}x{DAY_M // 2 - 1}" for end in (*days, *last))}
+
+
+def reload(value: float, worker: str = "0") -> dict[str, str]:
+    return steady(f'pulsar_proxy_file_last_reload_successful{{{C},instance="p",worker="{worker}",key="k"}}', value)
+
+
 CASES = {
     "PulsarProxyAllBrokersDown": Case(
         broker("broker_up", 0) | broker("broker_up", 0, "b2"), 2, 0,
@@ -140,6 +154,18 @@ CASES = {
         steady(f'pulsar_proxy_broker_files_held{{{C},instance="p"}}', 1)
         | steady(f'pulsar_proxy_broker_files_held{{{C},instance="q"}}', 0), 6, 4,
         [steady(f'pulsar_proxy_broker_files_held{{{C},instance="p"}}', 0)],
+    ),
+    "PulsarProxyFileReloadFailed": Case(
+        reload(0, worker="0") | reload(1, worker="1"), 6, 4, [reload(1), {}],
+    ),
+    "PulsarProxyCertificateExpiresSoon": Case(
+        ends(CERTIFICATE, 30), DAY_M + 68, DAY_M - 4,
+        [ends(CERTIFICATE, 31.1), ends(CERTIFICATE, 20, 40), ends(CERTIFICATE, 3, 3.5, 4, 4.5), ends(CRL, 6),
+         ends(CRL, 1.5, 1.5, 2.4)],
+    ),
+    "PulsarProxyCertificateExpires": Case(
+        ends(CERTIFICATE, 7), DAY_M + 8, DAY_M - 4,
+        [ends(CERTIFICATE, 8.1), ends(CERTIFICATE, 3, 3.5, 4, 4.5), ends(CRL, 2), ends(CRL, 0.5, 1.5, 2.5)],
     ),
     "PulsarProxyDefect": Case(
         rate(f'pulsar_proxy_ended_connections_total{{{C},cause="defect"}}', 0.1), 20, None,
@@ -202,6 +228,8 @@ MORE_FIRING = {
         steady('up{job="proxy",app_kubernetes_io_name="pulsar-trio-proxy"}', 0),
         4,
     ),  # the chart's
+    "PulsarProxyCertificateExpires": (ends(CRL, 0.01), 21),  # at once, however often it is replaced otherwise
+    "PulsarProxyCertificateExpiresSoon": (ends(CRL, 1.4), 12 * 60 + 68),
     "PulsarProxyReauthenticationsFail": (again(FAILED, 6, None), 22),
     "PulsarProxyExpiredSessionsKilledSurge": (again(KILLED, 6, None), 22),
     "PulsarProxyCredentialsRefused": (  # one instance has a stale file

@@ -5,9 +5,8 @@ no method.
 """
 
 import contextlib
-import datetime as dt
-import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -22,18 +21,15 @@ from proxy.common.logs import get_logger
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.certificate_ends import CRL_PATTERN, crl_warning, read_ends
 from proxy.runtime.network.tls_session import TlsSession
 
 RECEIVE_BYTES = 65536
 PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
-CRL_WARNING = dt.timedelta(days=7)
-"""How long before a CRL expires operators are warned."""
-
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NEVER_RESUMED = "TLSv1.3"  # without tickets
-_CRL_PATTERN = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 _KINDS = {
@@ -249,7 +245,8 @@ def _reason(error: ssl.SSLError) -> str:
 def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
     """Return the context of a listener, reloaded when its files change. Raises ConfigError."""
     files = (config.certificate, config.key, config.client_ca, config.client_crl)
-    return ReloadingFile(key, files, lambda: _new_listener_context(key, config))
+    ends = [(f"{key}.{name}", getattr(config, name)) for name in ("certificate", "client_ca", "client_crl")]
+    return ReloadingFile(key, files, lambda: _new_listener_context(key, config), lambda: read_ends(ends))
 
 
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
@@ -276,11 +273,11 @@ def _load_crls(context: ssl.SSLContext, key: str, file: str) -> None:
     """Have a context refuse the certificates that a file's CRLs revoke. Raises ConfigError.
 
     OpenSSL refuses all certificates of an issuer that has no CRL here, or an expired one: whether they are revoked is
-    not known. That is logged, and a week before.
+    not known. That is logged, and a week before (later: proxy.runtime.process.file_watch).
     """
     with _config_errors(key, file), path_of_copy(file) as path:
         content = Path(path).read_bytes()
-        found = _CRL_PATTERN.findall(content)
+        found = CRL_PATTERN.findall(content)
         if not found or content.count(b"-----BEGIN ") != len(found):  # OpenSSL would trust a certificate in it
             raise ConfigError(f"{key}: {file} must hold CRLs in PEM form, and nothing else")
         try:
@@ -290,9 +287,7 @@ def _load_crls(context: ssl.SSLContext, key: str, file: str) -> None:
         context.load_verify_locations(cafile=path)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     end = min((end for end in ends if end is not None), default=None)
-    now = dt.datetime.now(dt.UTC)
-    if end is not None and end - now < CRL_WARNING:
-        event = "a CRL has expired: all its issuer's clients are refused" if end <= now else "a CRL expires soon"
+    if end is not None and (event := crl_warning(end.timestamp(), time.time())):
         get_logger().warning(event, key=key, file=file, next_update=end.isoformat())
 
 
@@ -372,7 +367,8 @@ def new_client_context(trust: str) -> ssl.SSLContext:
 def broker_context(config: BrokerTls) -> HeldFile[ssl.SSLContext]:
     """Return the context for connections to brokers, which changes once a broker accepts it. Raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
-    return HeldFile("brokers.tls", files, lambda: _new_broker_context(config))
+    ends = [("brokers.tls.trust", config.trust), ("brokers.tls.certificate", config.certificate)]
+    return HeldFile("brokers.tls", files, lambda: _new_broker_context(config), lambda: read_ends(ends))
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:

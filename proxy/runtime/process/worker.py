@@ -41,6 +41,7 @@ from proxy.runtime.observability.metrics import new_registry, render_metrics
 from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.process.file_requests import FileClient
+from proxy.runtime.process.file_watch import FileWatch
 from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable
 from proxy.runtime.rpc.pool import RpcPool
@@ -167,6 +168,8 @@ class _Worker:
         self._registry = new_registry()
         self._registry.register(process_metrics)
         _register_confinement(self._registry, confinement)
+        self._file_watch = FileWatch()
+        self._registry.register(self._file_watch)
         self._peers = PeerTable()
         self._service: Service | None = None
         self._server: RpcServer | None = None
@@ -223,6 +226,8 @@ class _Worker:
         except ConfigError as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         self._service = service
+        self._file_watch.shows_ends = request.index == 0
+        self._nursery.start_soon(self._file_watch.run)
         if self._descriptors.service >= 0:
             self._server = RpcServer(
                 service.handlers(),
@@ -256,6 +261,7 @@ class _Worker:
     async def _drain(self, data: bytes, _caller: Caller) -> bytes:
         request = DrainRequest.FromString(data)
         timeout_s = seconds(request.timeout_ms)
+        self._file_watch.shows_ends = False  # a successor shows its own
         with trio.move_on_after(timeout_s + DRAIN_GRACE_S):
             if self._server is not None:
                 # Callers disconnect when they are drained themselves; new ones connect to the successor.

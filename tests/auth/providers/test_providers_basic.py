@@ -123,7 +123,7 @@ async def test_a_state_takes_one_round(make: Make) -> None:
 
 
 def _written(make: Make) -> str:
-    return make()._users._files[0]
+    return make()._users.files[0]
 
 
 async def test_the_password_begins_at_the_first_colon(make: Make) -> None:

@@ -25,6 +25,7 @@ from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import tls
+from proxy.runtime.network.certificate_ends import read_ends
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 from proxy.runtime.network.tls_session import TlsSession, _violation
 
@@ -981,6 +982,38 @@ async def test_authorities_are_watched_too(
     assert "ours" in only_authority(held_context.value), "no broker has accepted it yet"
     await take_over_held_files(file_stamps([str(trust)]))
     assert "strange" in only_authority(held_context.value)
+
+
+async def test_the_ends_that_operators_are_shown_are_those_of_what_is_in_use(
+    authority: Authority, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    mine, crl = authority.server("shown"), tmp_path / "crl.pem"
+    crl.write_bytes(authority.crl())
+    files = {"certificate": mine.certificate, "client_ca": authority.file, "client_crl": str(crl)}
+    config = ListenerTls(key=mine.key, certificate=mine.certificate, client_ca=authority.file, client_crl=str(crl))
+    watched_context = listener_context("listener[3].tls", config)
+    before = read_ends([(f"listener[3].tls.{name}", file) for name, file in files.items()])
+    assert (len(before), watched_context.ends) == (3, before)
+    authority.server("shown", expired=True)
+    after = read_ends([("listener[3].tls.certificate", mine.certificate)])
+    key = Path(mine.key).read_bytes()
+    Path(mine.key).write_bytes(b"broken")
+    await trio.sleep(watched.CHECK_INTERVAL_S)
+    await watched_context.current_value()
+    assert watched_context.ends == before
+    Path(mine.key).write_bytes(key)
+    await trio.sleep(watched.CHECK_INTERVAL_S)
+    await watched_context.current_value()
+    assert watched_context.ends == before | after != before
+
+
+def test_the_ends_of_what_brokers_are_reached_by(authority: Authority) -> None:
+    mine = authority.client("proxy")
+    held = broker_context(BrokerTls(trust=authority.file, certificate=mine.certificate, key=mine.key))
+    assert held.ends == read_ends(
+        [("brokers.tls.trust", authority.file), ("brokers.tls.certificate", mine.certificate)]
+    )
+    assert broker_context(BrokerTls()).ends == {}, "the system's authorities are not the operator's to renew"
 
 
 def only_authority(context: ssl.SSLContext) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from proto.rpc_pb2 import (
     Text,
 )
 from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import Config, Limits
 from proxy.config.worker_config import encode_config
 from proxy.runtime.observability.process_metrics import ProcessMetrics
@@ -40,6 +42,8 @@ from proxy.runtime.rpc.errors import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
 
 FRAME_BYTES_MAX = worker.CONTROL_FRAME_BYTES_MAX
+
+ENDS = "pulsar_proxy_certificate_expiry_timestamp_seconds"
 
 PATIENCE_S = 60
 """For what takes no time but the machine's: START collects garbage, all that earlier tests have left included."""
@@ -199,6 +203,27 @@ async def test_start(life: Begin) -> None:
     assert (context.role, context.index, context.seal_key) == (Role.LOOKUP, 1, b"key")
     assert context.config.limits.max_connections == 77
     assert it.service.story == ["start"]
+    await finish(it)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_ends_of_certificates_are_shown_by_one_worker_until_it_is_replaced(
+    life: Begin, tmp_path: Path, index: int
+) -> None:
+    it, file = life(), tmp_path / "file"
+    file.write_text("content")
+    key = f"test of worker {index}"
+    kept = ReloadingFile(key, [str(file)], file.read_text, lambda: {key: 12.0})
+
+    async def ends() -> list[str]:
+        text = (await it.call(Method.COLLECT_METRICS, Empty(), Text)).text
+        assert f'pulsar_proxy_file_last_reload_successful{{key="{key}"}} 1.0' in text, "all workers show that"
+        return [line for line in text.splitlines() if line.startswith(f'{ENDS}{{key="{kept.key}')]
+
+    await it.start(index=index)
+    assert await ends() == ([f'{ENDS}{{key="{key}"}} 12.0'] if index == 0 else [])
+    await it.call(Method.DRAIN, DrainRequest(timeout_ms=100, hand_over=True))
+    assert await ends() == []
     await finish(it)
 
 
