@@ -1,5 +1,6 @@
 """Text form of /status: the same facts, a line each."""
 
+import datetime as dt
 from typing import Any
 
 
@@ -17,8 +18,15 @@ def status_text(status: dict[str, Any]) -> str:
     for worker in status["workers"]:
         lines.append(_worker_line(worker))
         lines.extend(f"      broker {_broker(broker)}" for broker in worker.get("brokers", ()))
-    lines += [_worker_line(worker) for worker in status.get("leaving_workers", ())]
-    return "\n".join(lines)
+        lines.extend(_deny_list(worker.get("deny_list")))
+    for worker in status.get("leaving_workers", ()):
+        lines += [_worker_line(worker), *_deny_list(worker.get("deny_list"))]
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    """Return a line for a terminal, whatever a captured worker says of itself."""
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _title(status: dict[str, Any]) -> str:
@@ -66,6 +74,17 @@ def _worker_line(worker: dict[str, Any]) -> str:
         facts.append(f"methods {', '.join(worker['methods'])}")
     name = f"{worker['role']}-{worker['worker']}"
     return f"  {name:<15} {', '.join(facts)}"
+
+
+def _deny_list(denied: dict[str, Any] | None) -> list[str]:
+    """Return what a forwarder has of the deny list. None: there is none."""
+    if denied is None:
+        return []
+    read_at = dt.datetime.fromtimestamp(denied["read_at_unix_s"], dt.UTC)
+    lines = [f"      deny list: {denied['entries']} entries, read at {read_at:%Y-%m-%dT%H:%M:%SZ}"]
+    if denied["error"]:
+        lines.append(f"      deny list: the changed file is NOT in force: {denied['error']}")
+    return lines
 
 
 def _broker(broker: dict[str, Any]) -> str:

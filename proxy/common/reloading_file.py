@@ -9,6 +9,7 @@ counts only after the supervisor has found a broker that accepts it.
 
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -62,16 +63,15 @@ class ReloadingFile(Generic[ValueT]):
         self._checked_at = float("-inf")
         self._checking = False
         self._failed: Stamp | None = None
+        self.failure = ""
+        """Why the files' content cannot be used; empty: ``value`` is what they held when last looked at."""
+        self.read_at_unix_s = time.time()
+        """When ``value`` was read from the files."""
         self._stamp = self._read_stamp()
         self.value = _built(key, self.files, build)
         self.ends = read_ends()
         self.serial = next(_serials)
         _files.add(self)
-
-    @property
-    def is_content_in_force(self) -> bool:
-        """Whether ``value`` is that of the files when they were last looked at; False: they cannot be used."""
-        return self._failed is None
 
     @property
     def is_check_due(self) -> bool:
@@ -98,23 +98,24 @@ class ReloadingFile(Generic[ValueT]):
         """Return the result to be counted; empty: there is no new one."""
         stamp = self._read_stamp()
         if stamp == self._stamp:
-            self._failed = None  # what is in force may be there once more
+            self._failed, self.failure = None, ""  # what is in force may be there once more
             return ""
         try:
             self.value = self._build()
         except Exception as error:  # noqa: BLE001 -- a broken file may make a parser raise anything: the old value stays
             if stamp == self._failed:  # log it once for each change
                 return ""
-            self._failed = stamp
+            self._failed, self.failure = stamp, str(error) or type(error).__name__
             get_logger().error(
                 "a changed file cannot be used; going on with what it was before",
                 key=self.key,
                 files=", ".join(self.files),
-                reason=str(error),
+                reason=self.failure,
             )
             return "failure"
         self.ends = self._read_ends()
-        self._stamp, self._failed = stamp, None
+        self._stamp, self._failed, self.failure = stamp, None, ""
+        self.read_at_unix_s = time.time()
         get_logger().info("took over a changed file", key=self.key, files=", ".join(self.files))
         return "success"
 

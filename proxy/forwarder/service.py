@@ -65,6 +65,9 @@ DENY_PASSES = 5
 accepted a relay's fresh credentials.
 """
 
+DENY_LIST_ERROR_CHARACTERS_MAX = 1000
+"""How much of the reason the status tells why a changed deny list cannot be used; the log has all of it."""
+
 _CAUSES = {
     CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
     CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
@@ -290,12 +293,26 @@ class ForwarderService:
         self._relays.abort_relays()
 
     def status(self) -> dict[str, object]:
-        """Return the connections by state, and the sessions that end soon, for operators."""
+        """Return the connections by state, the sessions that end soon, and what is known of the deny list."""
         states = {state.value: count for state, count in self._by_state().items()}
         return {
             "connections": self._connections,
             "connections_by_state": states,
             "sessions_near_expiry": summarize_near_expiry(self._session_ends()),
+            **self._deny_list_status(),
+        }
+
+    def _deny_list_status(self) -> dict[str, object]:
+        denied = self._denied
+        if not denied.files:
+            return {}
+        read_at = round(denied.read_at_unix_s, 1)
+        return {
+            "deny_list": {
+                "entries": len(denied.value.kinds),
+                "read_at_unix_s": read_at,
+                "error": denied.failure[:DENY_LIST_ERROR_CHARACTERS_MAX],
+            }
         }
 
     def _session_ends(self) -> Iterator[SessionEnd]:

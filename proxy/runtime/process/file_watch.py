@@ -67,7 +67,7 @@ class FileWatch(Collector):
             for result in ("success", "failure"):
                 reloads.add_metric([key, result], reload_counts[key, result])
             if isinstance(file, ReloadingFile):
-                successful.add_metric([key], float(file.is_content_in_force))
+                successful.add_metric([key], float(not file.failure))
             for its_key, end in file.ends.items() if self.shows_ends else ():
                 ends.add_metric([its_key], end)
         yield from (reloads, successful, ends)

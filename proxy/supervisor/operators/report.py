@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import trio
@@ -83,7 +83,20 @@ class _Broker(msgspec.Struct):
     detail: str
 
 
-_PARTS: dict[str, Any] = {NEAR_EXPIRY: NearExpiry, "brokers": list[_Broker], "methods": list[str]}
+class _DenyList(msgspec.Struct):
+    """What a forwarder says of the deny list, as proxy.status_text shows it."""
+
+    entries: int
+    read_at_unix_s: Annotated[float, msgspec.Meta(ge=0, le=2**32)]
+    error: str
+
+
+_PARTS: dict[str, Any] = {
+    NEAR_EXPIRY: NearExpiry,
+    "brokers": list[_Broker],
+    "methods": list[str],
+    "deny_list": _DenyList,
+}
 """Types of the parts on which readers of a status rely."""
 
 

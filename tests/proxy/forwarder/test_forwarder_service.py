@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -558,11 +559,16 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
     broken = [entry for entry in logs if entry["log_level"] == "error"]
     assert len(broken) == 1
     assert f"{file}, line 2: " in broken[0]["reason"]
+    status: Any = served.service.status()["deny_list"]
+    assert (status["entries"], status["error"]) == (1, broken[0]["reason"])
     assert served.value("pulsar_proxy_denied_credentials") == 1
     put(file, "token-id 1\ntoken-id 7\n")
     assert await leaked.expect_error() == (ServerError.AuthenticationError, "Failed to authenticate")
     await until(lambda: served.value("pulsar_proxy_ended_connections_total", cause="denied") == 1)
     assert served.value("pulsar_proxy_denied_credentials") == 2
+    after: Any = served.service.status()["deny_list"]
+    assert (after["entries"], after["error"]) == (2, "")
+    assert time.time() >= after["read_at_unix_s"] > status["read_at_unix_s"]
     assert len(served.service._client_connections) == 2
 
 

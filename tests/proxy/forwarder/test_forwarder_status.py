@@ -43,6 +43,7 @@ class InLookupMode:
 
 async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     service = (await serve()).service
+    assert "deny_list" not in service.status()
     assert service.status()["sessions_near_expiry"] == {"expired_and_idle": 0, "ending_within_60_s": 0, "soonest": []}
     relays = [
         followed("relay:1", 70),

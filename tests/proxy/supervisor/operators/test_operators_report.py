@@ -503,7 +503,17 @@ async def test_the_size_limit_of_the_status_applies_to_the_encoded_answer(monkey
         assert len(await setup.report.status_json()) < 1000
 
 
-@pytest.mark.parametrize("claim", [{"brokers": [{}]}, {"brokers": 7}, {"methods": [7]}])
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"brokers": [{}]},
+        {"brokers": 7},
+        {"methods": [7]},
+        {"deny_list": 7},
+        {"deny_list": {"entries": "x", "read_at_unix_s": 0.0, "error": ""}},
+        {"deny_list": {"entries": 1, "read_at_unix_s": 1e15, "error": ""}},
+    ],
+)
 async def test_status_text_of_a_captured_worker(claim: dict[str, Any]) -> None:
     """Security: an operator's `status` shows the others."""
     setup = Setup()
@@ -571,6 +581,21 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     assert any("7 connections" in line for line in lines)
     assert any("5 lookups under way, 2 broker connections" in line for line in lines)
     assert any("forwarder-1" in line and "restarting, restarted 2 times" in line for line in lines)
+
+
+async def test_the_status_tells_of_the_deny_list() -> None:
+    setup = Setup()
+    good = {"entries": 12, "read_at_unix_s": 1798761600.4, "error": ""}
+    report(setup, Role.FORWARDER, json.dumps({"connections": 7, "deny_list": good}))
+    lines = status_text(await setup.report.status()).splitlines()
+    assert [line.strip() for line in lines if "deny" in line] == ["deny list: 12 entries, read at 2027-01-01T00:00:00Z"]
+    leaving = leave(setup, Role.FORWARDER)
+    broken = {**good, "error": "denied, line 3: \x1b[2J\nforged"}
+    leaving.answers[Method.GET_STATUS] = lambda _request: json.dumps({"deny_list": broken})
+    lines = status_text(await setup.report.status()).splitlines()
+    assert "      deny list: the changed file is NOT in force: denied, line 3: ?[2J?forged" in lines, (
+        "security: a captured worker neither controls an operator's terminal nor forges lines"
+    )
 
 
 async def test_status_says_which_listeners_speak_tls() -> None:
