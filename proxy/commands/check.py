@@ -18,7 +18,9 @@ from proxy.config.methods import ANONYMOUS, forwarding_warnings
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
+from proxy.runtime.network.certificate_ends import CRL_KEY, crl_warning, read_ends
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.tls import broker_certificates, listener_certificates
 from proxy.runtime.process import seccomp
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
@@ -46,9 +48,23 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
         *_runtime_dir(config.cluster.runtime_dir),
         *_seccomp(),
         *await _credentials(config, credentials),
+        *_certificates(config),
         *_sni_warnings(config),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
+
+
+def _certificates(config: Config) -> Iterator[str]:
+    files = broker_certificates(config.brokers.tls)
+    for index, listener in enumerate(config.listener):
+        if listener.tls is not None:
+            files += listener_certificates(f"listener[{index}].tls", listener.tls)
+    now = time.time()
+    for key, end in read_ends(files).items():
+        if key.endswith(CRL_KEY) and (event := crl_warning(end, now)):
+            yield f"{key}: {event}"
+        elif end <= now:
+            yield f"{key}: a certificate has expired"
 
 
 def _sni_warnings(config: Config) -> Iterator[str]:

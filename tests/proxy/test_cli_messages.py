@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import trio
 from click.testing import CliRunner, Result
+from e2e.lab.certificates import Authority
 
 from proxy import cli
 from proxy.common.toml import FILE_BYTES_MAX
@@ -252,6 +253,23 @@ def test_a_kernel_without_filters_of_system_calls_is_a_warning(run: Run, monkeyp
     result = run("[cluster]\nruntime_dir = 'DIR/run'", "check")
     assert result.exit_code == 0
     assert "warning: the kernel has no seccomp filters here" in result.stderr
+
+
+def test_certificates_and_crls_that_end_are_warnings(run: Run, tmp_path: Path) -> None:
+    """A file of the moment, which another one may replace before the start: no error."""
+    authority, crl = Authority(tmp_path, "ours"), tmp_path / "crl.pem"
+    crl.write_bytes(authority.crl(days=6))
+    old, good = authority.server("old", expired=True), authority.server("good")
+    tls = f"[listener.tls]\nclient_ca = '{authority.file}'\nclient_crl = '{crl}'\n"
+    content = f"[cluster]\nruntime_dir = 'DIR/run'\n[[listener]]\n{tls}"
+    result = run(f"{content}certificate = '{old.certificate}'\nkey = '{old.key}'")
+    assert result.exit_code == 0
+    prefix = "pulsar-trio-proxy: warning: listener[0].tls."
+    warnings = [line.removeprefix(prefix) for line in result.stderr.splitlines() if line.startswith(prefix)]
+    assert warnings == ["certificate: a certificate has expired", "client_crl: a CRL expires soon"]
+    crl.write_bytes(authority.crl(days=8))
+    result = run(f"{content}certificate = '{good.certificate}'\nkey = '{good.key}'")
+    assert (result.exit_code, prefix in result.stderr) == (0, False)
 
 
 def warned(result: Result) -> str:

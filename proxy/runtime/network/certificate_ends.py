@@ -9,6 +9,8 @@ from cryptography.x509 import load_pem_x509_certificates, load_pem_x509_crl
 from proxy.common.files import read_file
 
 CRL_PATTERN = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+CRL_KEY = ".client_crl"
+"""What keys of CRLs end in."""
 CRL_WARNING_S = 7 * 86400.0
 """How long before a CRL expires operators are warned."""
 

@@ -245,8 +245,13 @@ def _reason(error: ssl.SSLError) -> str:
 def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
     """Return the context of a listener, reloaded when its files change. Raises ConfigError."""
     files = (config.certificate, config.key, config.client_ca, config.client_crl)
-    ends = [(f"{key}.{name}", getattr(config, name)) for name in ("certificate", "client_ca", "client_crl")]
+    ends = listener_certificates(key, config)
     return ReloadingFile(key, files, lambda: _new_listener_context(key, config), lambda: read_ends(ends))
+
+
+def listener_certificates(key: str, config: ListenerTls) -> list[tuple[str, str]]:
+    """Return the files of a listener that end, certificates and CRLs, each after its configuration key."""
+    return [(f"{key}.{name}", getattr(config, name)) for name in ("certificate", "client_ca", "client_crl")]
 
 
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
@@ -367,8 +372,13 @@ def new_client_context(trust: str) -> ssl.SSLContext:
 def broker_context(config: BrokerTls) -> HeldFile[ssl.SSLContext]:
     """Return the context for connections to brokers, which changes once a broker accepts it. Raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
-    ends = [("brokers.tls.trust", config.trust), ("brokers.tls.certificate", config.certificate)]
+    ends = broker_certificates(config)
     return HeldFile("brokers.tls", files, lambda: _new_broker_context(config), lambda: read_ends(ends))
+
+
+def broker_certificates(config: BrokerTls) -> list[tuple[str, str]]:
+    """Return the files of ``brokers.tls`` that end, each after its configuration key."""
+    return [("brokers.tls.trust", config.trust), ("brokers.tls.certificate", config.certificate)]
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:

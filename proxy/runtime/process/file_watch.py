@@ -13,11 +13,10 @@ from prometheus_client.registry import Collector
 
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import ReloadingFile, files_in_use, reload_counts
-from proxy.runtime.network.certificate_ends import crl_warning
+from proxy.runtime.network.certificate_ends import CRL_KEY, crl_warning
 
 CHECK_PAUSE_S = 10.0
 CRL_WARNING_PAUSE_S = 86400.0
-CRL_KEY = ".client_crl"
 
 
 class FileWatch(Collector):

@@ -18,7 +18,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from e2e.lab.certificates import Authority
+from e2e.lab.certificates import Authority, Pair
 from forwarder_fakes import Peer, connect, make_config
 from prometheus_client import CollectorRegistry
 from relay_fakes import Lane, end_all, kept_relay, open_lane, read, tcp_pair, unblocked_pair, until
@@ -236,6 +236,46 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     assert (b"alice" in client.certificate) == tls
     await peer.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_revoked_client_is_refused_and_logged(serve: Serve, tmp_path: Path) -> None:
+    """Security: who it was, and why, is in one line; bob, whom the CRL does not name, is served."""
+    authority, crl = Authority(tmp_path, "ours"), tmp_path / "crl.pem"
+    server, alice, bob = authority.server("server"), authority.client("alice"), authority.client("bob")
+    crl.write_bytes(authority.crl(alice))
+    tls = {
+        "certificate": server.certificate,
+        "key": server.key,
+        "client_ca": authority.file,
+        "client_crl": str(crl),
+    }
+    served = await serve(listener=[{"tls": tls}])
+
+    async def attempt(name: Pair, address: str) -> TlsStream:
+        ours, theirs = (TcpStream(end) for end in unblocked_pair())
+        served.listener.take_in_of[served.real_listener.getsockname()](ours, (address, 4000))
+        context = ssl.create_default_context(cafile=authority.file)
+        context.load_cert_chain(name.certificate, name.key)
+        stream = TlsStream(theirs, context, server_side=False, host="localhost")
+        await stream.handshake()
+        return stream
+
+    with structlog.testing.capture_logs() as logs:
+        stream = await attempt(alice, "192.0.2.7")
+        with pytest.raises(trio.BrokenResourceError, match="revoked"):  # of TLS 1.3: at the first read
+            await stream.receive_some()
+        await stream.aclose()
+        await until(lambda: served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1)
+    [entry] = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert entry["event"] == "no TLS with a client"
+    assert entry["client"] == "192.0.2.7:4000"
+    assert entry["reason"] == "the peer's certificate is not accepted: certificate revoked"
+    failed = {"listener": "0", "result": "failure", "reason": "certificate_revoked"}
+    assert served.value("pulsar_proxy_tls_handshakes_total", **failed) == 1
+    peer = Peer(await attempt(bob, "192.0.2.8"))
+    await peer.send(connect())
+    await peer.expect_command(BaseCommand.CONNECTED)
+    await peer.stream.aclose()
 
 
 async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
