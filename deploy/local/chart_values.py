@@ -68,11 +68,13 @@ from proxy.config.types import Config
 class PortNames(Values, frozen=True):
     pulsar: PortName = ""
     pulsarssl: PortName = ""
+    pulsarsni: PortName = ""
 
 
 class Ports(Values, frozen=True):
     pulsar: Port = 0
     pulsarssl: Port = 0
+    pulsarsni: Port = 0
     admin: Port = 0
     names: PortNames = PortNames()
 
@@ -110,6 +112,10 @@ class Tls(Values, frozen=True):
     require_client_certificate: bool = False
     client_ca: KeyOfSecret = KeyOfSecret()
     cert_manager: CertManager = CertManager()
+
+
+class Sni(Values, frozen=True):
+    enabled: bool = False
 
 
 class Brokers(Values, frozen=True):
@@ -325,6 +331,7 @@ class ChartValues(Values, frozen=True):
     bind_address: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
     ports: Ports = Ports()
     tls: Tls = Tls()
+    sni: Sni = Sni()
     brokers: Brokers = Brokers()
     broker_tls: BrokerTls = BrokerTls()
     auth: Auth = Auth()

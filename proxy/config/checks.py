@@ -19,6 +19,7 @@ from proxy.config.binds import check_binds
 from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.principal_rules import compile_principal_rules
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
+from proxy.config.sni import has_tls_port
 from proxy.config.targets import check_targets, is_publicly_registrable
 from proxy.config.types import (
     Authentication,
@@ -130,12 +131,13 @@ def _check_sni(config: Config) -> None:
             continue
         key = f"listener[{index}]"
         if listener.tls is not None:
-            raise ConfigError(f'{key}.tls: routing = "sni" passes TLS through, so it has no certificate of its own')
+            raise ConfigError(f'{key}.tls: routing = "sni" passes TLS through to brokers; leave this table out')
         if brokers.through_proxy:
-            raise ConfigError(f'{key}.routing: "sni" leads to brokers, and not through another proxy')
-        if not speaks_tls(brokers.service_url) and not brokers.port_pairs:
+            raise ConfigError(f'{key}.routing: "sni" leads to brokers alone; leave it out, or brokers.through_proxy')
+        if not has_tls_port(brokers):
             raise ConfigError(
-                f'{key}.routing: "sni" needs brokers with TLS: pulsar+ssl in brokers.service_url, or brokers.port_pairs'
+                f'{key}.routing: "sni" needs brokers with TLS; name their ports for it in brokers.service_url, with '
+                "pulsar+ssl, or in brokers.port_pairs beside those of brokers.service_url"
             )
 
 

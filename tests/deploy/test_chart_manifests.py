@@ -164,6 +164,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "adminToken": {"secret": "admin"},
     },
+    "a listener with routing by SNI, and one with TLS": {
+        "sni": {"enabled": True},
+        "tls": {"enabled": True, "existingSecret": "tls"},
+        "service": {"type": "NodePort", "nodePorts": {"pulsarsni": 30652}},
+    },
     "listeners of one's own, IPv6": {
         "bindAddress": "[::]",
         "config": {"listener": [{"bind": "[::]:6650"}, {"bind": "[::]:6660"}]},

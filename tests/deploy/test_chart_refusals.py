@@ -18,6 +18,8 @@ pytestmark = needs_tools
 
 TLS: dict[str, Any] = {"tls": {"enabled": True, "existingSecret": "tls"}}
 BOTH: dict[str, Any] = {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}}
+SNI: dict[str, Any] = {"sni": {"enabled": True}}
+SNI_LISTENER = {"bind": "[::]:7004", "routing": "sni"}
 TLS_LISTENER = {"bind": "[::]:7002", "tls": {"certificate": "c", "key": "k"}}
 
 
@@ -177,6 +179,33 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "config.listener or config.admin.bind is not set",
     ),
     ({"ports": {"names": {"pulsarssl": "x"}}}, "ports.names.pulsarssl", "a listener has TLS"),
+    # a listener with routing by SNI
+    (merged(SNI, {"config": {"listener": [SNI_LISTENER]}}), "sni.enabled", "listeners of your own"),
+    (merged(SNI, {"ports": {"pulsarsni": 6650}}), "ports.pulsarsni", "port 6650 is that of ports.pulsar"),
+    ({"ports": {"pulsarsni": 7000}}, "ports.pulsarsni", "sni.enabled is true"),
+    (
+        {"ports": {"pulsarsni": 7000}, "config": {"listener": [SNI_LISTENER]}},
+        "ports.pulsarsni",
+        "config.listener is not set",
+    ),
+    ({"ports": {"names": {"pulsarsni": "x"}}}, "ports.names.pulsarsni", "a listener has routing sni"),
+    ({"service": {"ports": {"pulsarsni": 7000}}}, "service.ports.pulsarsni", "a listener has routing sni"),
+    (service("NodePort", nodePorts={"pulsarsni": 30652}), "service.nodePorts.pulsarsni", "a listener has routing sni"),
+    (
+        merged(service("NodePort", nodePorts={"pulsarssl": 30651}), SNI),
+        "service.nodePorts.pulsarssl",
+        "a listener has TLS",
+    ),
+    (
+        {"config": {"listener": [SNI_LISTENER]}, "test": {"tokenSecret": "client"}},
+        "test.tokenSecret",
+        "a listener has another routing than sni",
+    ),
+    (
+        {"config": {"listener": [SNI_LISTENER, {"bind": "[::]:6650"}]}, "test": {"caSecret": "ca"}},
+        "test.caSecret",
+        "the first listener has TLS",
+    ),
     (merged(TLS, {"ports": {"names": {"pulsar": "x"}}}), "ports.names.pulsar", "a listener is plain"),
     (merged(TLS, {"service": {"ports": {"pulsar": 7000}}}), "service.ports.pulsar", "a listener is plain"),
     ({"service": {"ports": {"pulsarssl": 7000}}}, "service.ports.pulsarssl", "a listener has TLS"),
@@ -377,6 +406,8 @@ BESIDE: list[dict[str, Any]] = [
     merged(TLS, {"service": {"ports": {"pulsarssl": 443}}}),
     merged(BOTH, service("NodePort", nodePorts={"pulsar": 30650, "pulsarssl": 30651})),
     service("NodePort", nodePorts={"pulsar": 30650}, externalTrafficPolicy="Cluster"),
+    merged(SNI, service("NodePort", nodePorts={"pulsarsni": 30652}), {"ports": {"names": {"pulsarsni": "x"}}}),
+    {"config": {"listener": [SNI_LISTENER]}, "service": {"ports": {"pulsarsni": 443}}},
     service("LoadBalancer", loadBalancerIP="192.0.2.7", loadBalancerSourceRanges=["10.0.0.0/8"]),
     service("ClusterIP", clusterIP="None"),
     {"image": {"repository": "registry:5000/team/proxy", "tag": "1.0"}},

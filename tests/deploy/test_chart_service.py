@@ -126,6 +126,14 @@ def test_the_notes_say_where_clients_connect_and_what_a_load_balancer_needs() ->
     assert "accepts clients for" not in notes()
 
 
+def test_the_notes_say_what_a_listener_with_routing_by_sni_is_for() -> None:
+    [line] = [line for line in notes(sni={"enabled": True}).splitlines() if "6652" in line]
+    assert line.strip().startswith(f"pulsar+ssl://{NAME}.{NAMESPACE}.svc.cluster.local:6652  (proxyServiceUrl, ")
+    only = {"listener": [{"bind": "[::]:6652", "routing": "sni"}]}
+    assert f" test {RELEASE}" in notes()
+    assert f" test {RELEASE}" not in notes(config=only)
+
+
 def test_the_clusters_domain_is_in_certificates() -> None:
     certificate = {"enabled": True, "issuerRef": {"name": "ca"}}
     tls = {"enabled": True, "certManager": certificate}

@@ -114,6 +114,8 @@ def test_the_autoscaler_owns_the_number_of_pods() -> None:
         ("needed", {"limits": {"max_broker_frame_bytes": 6_000_000}}, True),
         ("needed", {"cluster": {"forwarders": 3}}, True),
         ("needed", {"listener": [{"bind": "0.0.0.0:6650"}, {"bind": "0.0.0.0:6660"}]}, True),
+        ("needed", {"listener": [{"bind": "0.0.0.0:6650", "routing": "sni"}]}, True),
+        ("needed", {"listener": [{"bind": "0.0.0.0:6650", "routing": "pulsar"}]}, False),
         ("needed", {"admin": {"bind": "0.0.0.0:9090"}}, True),
         ("needed", {"relay": {"crash_safe": False}}, True),
         ("never", {"cluster": {"forwarders": 3}}, False),
@@ -286,6 +288,36 @@ def test_listeners_of_ones_own_have_ports_too() -> None:
     ports = {port["name"]: port["targetPort"] for port in manifests.get("Service")["spec"]["ports"]}
     assert ports == {"pulsar": "pulsar", "pulsar-2": "pulsar-2", "pulsarssl": "pulsarssl"}
     assert [one["ports"][0]["port"] for one in admin_rules(manifests, port=7003)] == [7003]
+
+
+@pytest.mark.parametrize("tls", [{}, {"tls": TLS}])
+def test_a_listener_with_routing_by_sni(tls: dict[str, Any]) -> None:
+    """Its port has the same name whatever else there is, is open to clients, and no certificate is mounted for it."""
+    before, manifests = render(**tls), render(**tls, sni={"enabled": True}, ports={"pulsarsni": 7443})
+    first, listener = manifests.configuration["listener"]
+    assert [first] == before.configuration["listener"]
+    assert listener == {"bind": "0.0.0.0:7443", "routing": "sni"}
+    named = {port["name"]: port["containerPort"] for port in manifests.container["ports"]}
+    assert named["pulsarsni"] == 7443
+    port = next(one for one in manifests.get("Service")["spec"]["ports"] if one["name"] == "pulsarsni")
+    assert (port["port"], port["targetPort"]) == (6652, "pulsarsni")
+    clients, *_ = manifests.get("NetworkPolicy")["spec"]["ingress"]
+    assert 7443 in [one["port"] for one in clients["ports"]]
+    assert manifests.pod["spec"]["volumes"] == before.pod["spec"]["volumes"]
+    assert smoke(manifests) == smoke(before)
+
+
+def test_listeners_of_ones_own_with_routing_by_sni_are_not_for_the_test() -> None:
+    listeners = [
+        {"bind": "[::]:7001", "routing": "sni"},
+        {"bind": "[::]:7002", "routing": "sni"},
+        {"bind": "[::]:7000"},
+    ]
+    manifests = render(config={"listener": listeners})
+    ports = {port["name"]: port["port"] for port in manifests.get("Service")["spec"]["ports"]}
+    assert ports == {"pulsarsni": 6652, "pulsarsni-2": 7002, "pulsar": 6650}
+    assert smoke(manifests)[0]["SERVICE_URL"] == f"pulsar://{NAME}.{NAMESPACE}:6650"
+    assert f"{NAME}-test" not in render(config={"listener": listeners[:2]}).names("Pod")
 
 
 def test_an_ingress_needs_a_token_and_shows_only_what_is_asked_for() -> None:

@@ -13,12 +13,15 @@ pytestmark = needs_tools
 _CERT_MANAGER = {"tls": {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}}
 _TLS = {"tls": {"enabled": True, "existingSecret": "tls"}}
 _BOTH = {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}}
+_SNI = {"sni": {"enabled": True}}
 _BROKER_TLS = {"config": {"brokers": {"service_url": "pulsar+ssl://b"}}}
 _RECEIVER = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}}}
 
 CONTEXTS: dict[str, dict[str, Any]] = {
     "ports.pulsarssl": _TLS,
     "ports.names.pulsarssl": _TLS,
+    "ports.pulsarsni": _SNI,
+    "ports.names.pulsarsni": _SNI,
     "tls.keepPlain": _TLS,
     "tls.existingSecret": _TLS,
     "tls.clientCa": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
@@ -40,8 +43,8 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     },
     "auth.proxyToken.withoutClientAuthentication": {"auth": {"proxyToken": {"enabled": True, "secret": {"name": "t"}}}},
     "adminToken": {"adminToken": {"secret": "admin"}},
-    "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH},
-    "service.ports": _BOTH,
+    "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH, **_SNI},
+    "service.ports": {**_BOTH, **_SNI},
     "service.loadBalancer": {"service": {"type": "LoadBalancer"}},
     "service.allocateLoadBalancerNodePorts": {"service": {"type": "LoadBalancer"}},
     "service.externalTrafficPolicy": {"service": {"type": "LoadBalancer"}},
@@ -105,8 +108,10 @@ CHANGED: dict[str, Any] = {
     "service.trafficDistribution": "PreferClose",
     "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}],
     "service.ports.pulsar": 6649,
+    "service.ports.pulsarssl": 6649,
     "service.nodePorts.pulsar": 30650,
     "service.nodePorts.pulsarssl": 30651,
+    "service.nodePorts.pulsarsni": 30652,
     "pdb.unhealthyPodEvictionPolicy": "IfHealthyBudget",
     "pdb.minAvailable": 2,
     "topologySpread.zones": "DoNotSchedule",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trio
 from local.ports import free_port
 from local.standalone import Standalone
 
@@ -20,10 +21,12 @@ from .conftest import running
 from .lab.certificates import Authority
 from .lab.cluster import ProxyCluster, Tables
 from .lab.dns import NameServer
+from .lab.fakes import FakeBroker, LookupBroker
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
+from .lab.streams import SniStreams
 from .lab.wire import WireClient
-from .test_relays_survive import ADOPTED, kill_forwarder
+from .test_relays_survive import ADOPTED, assert_whole, kill_forwarder
 
 BROKER = "broker.pulsar.test"
 REFUSED = "pulsar_proxy_sni_refused_total"
@@ -132,6 +135,30 @@ def test_a_name_that_is_no_brokers(scene: Scene, name: str) -> None:
         scene.connect(name)
     assert scene.cluster.metrics().total(REFUSED) >= 1
     scene.cluster.wait_for_log("not passed on", name)
+
+
+def test_an_upgrade_is_noticed_by_no_relay() -> None:
+    """Under load: none is cut, and every byte comes. The brokers' URL is a plain one, their ports are paired."""
+    lookups, broker_port = LookupBroker({}), free_port()
+    with FakeBroker(lookups) as lookup_broker:
+        url = f"pulsar://localhost:{lookup_broker.port}"
+        tables: Tables = {
+            "cluster": {"forwarders": 1},
+            "listener": {"routing": "sni"},
+            "brokers": {"service_url": url, "port_pairs": [[lookup_broker.port, broker_port]]},
+        }
+        with running(ProxyCluster(tables)) as cluster:
+            streams = SniStreams(cluster.port, 16, portion_bytes_max=100_000, pause_s_max=0.3, broker_port=broker_port)
+            generation, pids = cluster.status()["generation"], set(cluster.worker_pids().values())
+
+            async def upgrade() -> None:
+                answer = await trio.to_thread.run_sync(cluster.command, "upgrade")
+                assert answer.returncode == 0, answer.stderr
+
+            trio.run(streams.run, upgrade)
+            assert_whole(streams)
+            assert cluster.status()["generation"] == generation + 1
+            assert not pids & set(cluster.worker_pids().values())
 
 
 def test_what_is_no_tls(scene: Scene) -> None:

@@ -5,6 +5,7 @@ both sockets become a blind relay, whose first bytes are the hello, exactly as i
 credentials nor a principal, and sends nothing of its own but an alert where no relay starts.
 """
 
+import select
 import time
 from collections.abc import Callable
 
@@ -29,6 +30,9 @@ from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
+
+_LEFT = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+"""A half-close counts, too: TLS needs more of a client than its hello."""
 
 OnSniEnd = Callable[[AdmittedConnection, "SniConnection"], None]
 
@@ -62,6 +66,10 @@ class SniConnection:
         limits = services.workers.config.limits
         self._age = ConnectionAge(services.deadlines, limits, client.accepted_at, self.shut_down)
         self._handshake_s = seconds(limits.handshake_timeout_ms)
+        reactor = current_reactor()
+        assert reactor is not None  # each worker has one
+        self._reactor = reactor
+        self._descriptor = stream.socket.fileno()
         self._reading: Reading | None = None
         self._is_over = False
         admitted.evict = self.evict
@@ -70,10 +78,8 @@ class SniConnection:
         """Read the client's hello, until the handshake's deadline."""
         self._services.handshakes.increment()
         self._deadline.set(self._client.accepted_at + self._handshake_s)
-        reactor = current_reactor()
-        assert reactor is not None  # each worker has one
         try:
-            self._reading = reactor.start_reading(self._stream.socket.fileno(), self._on_data, self._on_client_end)
+            self._reading = self._reactor.start_reading(self._descriptor, self._on_data, self._on_client_end)
         except OSError as error:  # no memory for it; other clients are accepted
             self._on_internal_error(error)
 
@@ -127,15 +133,16 @@ class SniConnection:
         self._on_end(self._admitted, self)
 
     def _stop_reading(self) -> None:
+        """Neither read nor watch the client any more."""
         if self._reading is not None:
             self._reading.pause()
+        self._reactor.forget(self._descriptor)
 
     # ---- the hello
 
     def _on_data(self, data: bytes | bytearray) -> None:
         match self._parser.receive_data(data):
             case HelloRefused() as refused:
-                self._stop_reading()
                 self._refuse(refused, DisconnectCause.TLS_FAILED)
             case str() as name:
                 self._stop_reading()  # what follows the hello is the relay's
@@ -150,12 +157,14 @@ class SniConnection:
         self._deadline.clear()
         self._admitted.mark_busy()
         self.state = State.CONNECTING_TO_BROKER
+        self._reactor.watch(self._descriptor, _LEFT, lambda: self._end(DisconnectCause.CLIENT_CLOSED))
         self._tasks.start_soon(self._connect, name)
 
     def _refuse(self, refused: HelloRefused, cause: DisconnectCause) -> None:
         """Log and count why no broker gets this client, tell it so by an alert, and close behind that."""
         if self._is_over:  # since a broker's failure and the client's end may come in one round of the loop
             return
+        self._stop_reading()
         self._services.metrics.count_sni_refusal(refused.reason)
         get_logger().warning(
             "a client's TLS was not passed on to a broker",
@@ -212,6 +221,7 @@ class SniConnection:
 
     async def _start_relay(self, start: RelayStart) -> None:
         """Start the relay, which cannot be ended from outside before. Raises RelayStartFailed."""
+        self._stop_reading()
         self.state = State.RELAYING
         with trio.CancelScope(shield=True):
             if not self._services.relays.start_relay_now(start):

@@ -713,6 +713,32 @@ async def test_a_name_in_tls_must_be_a_brokers_itself(network: Network, rules: R
             await named.check_server_name(name)
 
 
+@pytest.mark.parametrize(("url", "record"), [("pulsar+ssl+srv", "_pulsar-ssl"), ("pulsar+srv", "_pulsar")])
+async def test_names_in_tls_of_brokers_of_srv_records(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, autojump_clock: trio.testing.MockClock, url: str, record: str
+) -> None:
+    """They and their ports are known once DNS has answered; the port is of the URL's kind, which forwarders pair."""
+    names = Names(monkeypatch)
+    names.server.add(f"{record}._tcp.brokers", "SRV", "0 1 7651 b0.example.", "0 1 8651 b1.example.")
+    for number in range(3):
+        names.server.add(f"b{number}.example", "A", f"10.0.0.{number}")
+    names.server.delay_s = lambda *_: 1
+    named = rules(service_url=f"{url}://brokers")
+    assert await named.check_server_name("b0.example") == Target(HostPort("b0.example", 7651), ("10.0.0.0",))
+    assert await named.check_server_name("b1.example") == Target(HostPort("b1.example", 8651), ("10.0.0.1",))
+    with pytest.raises(TargetDenied):
+        await named.check_server_name("b2.example")
+
+
+async def test_no_name_in_tls_is_a_brokers_while_srv_records_are_missing(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, autojump_clock: trio.testing.MockClock
+) -> None:
+    Names(monkeypatch).server.add("b0.example", "A", "10.0.0.1")
+    with pytest.raises(TargetDenied) as denied:
+        await rules(service_url="pulsar+ssl+srv://brokers").check_server_name("b0.example")
+    assert denied.value.reason == "unknown_host"
+
+
 async def test_the_port_for_a_name_in_tls_is_the_operators(network: Network, rules: Rules) -> None:
     network.names.update({"b0.pulsar.example": [["10.0.0.1"]], "b1.pulsar.example": [["10.0.0.2"]]})
     network.names["b2.b0.pulsar.example"] = [["10.0.0.3"]]

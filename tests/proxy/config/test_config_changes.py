@@ -9,6 +9,7 @@ from proxy.config.changes import (
     changes_that_need_an_upgrade,
     changes_that_need_new_processes,
     new_binds,
+    reload_refusal,
 )
 from proxy.config.types import Config
 
@@ -58,6 +59,21 @@ def test_changes_that_need_an_upgrade(files: Files, text: str, changed: list[str
     text = text.replace("FILE", __file__)
     assert changes_that_need_an_upgrade(Config(), files.load(text)) == changed
     assert changes_that_need_an_upgrade(files.load(text), files.load(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[listener]]\nbind = '0.0.0.0:6650'\nrouting = 'sni'",
+        "[[listener]]\nbind = '0.0.0.0:6650'\n[[listener]]\nbind = '0.0.0.0:6652'\nrouting = 'sni'",
+    ],
+)
+def test_a_reload_that_changes_a_listeners_routing_or_adds_a_listener_says_what_does(files: Files, text: str) -> None:
+    """Neither may half apply: clients of one kind at a listener of the other get alerts, or frames, for an answer."""
+    plain, with_sni = Config(), files.load(text)
+    needed = "an upgrade (pulsar-trio-proxy upgrade) is needed to change: listener"
+    assert reload_refusal(plain, with_sni) == reload_refusal(with_sni, plain) == needed
+    assert reload_refusal(with_sni, files.load(text)) == ""
 
 
 def test_fewer_forwarders_need_a_restart(files: Files) -> None:

@@ -206,21 +206,45 @@ WITH_TLS = {"service_url": "pulsar+ssl://localhost:6651"}
 
 
 @pytest.mark.parametrize(
-    ("key", "tables"),
+    ("key", "todo", "tables"),
     [
         (
             "listener[0].tls",
+            "leave this table out",
             {"listener": {"routing": "sni", "tls": {"certificate": "c", "key": "k"}}, "brokers": WITH_TLS},
         ),
-        ("listener[0].routing", {**SNI, "brokers": {"service_url": "pulsar://localhost:6650", "port_pairs": []}}),
-        ("listener[0].routing", {**SNI, "brokers": {**WITH_TLS, "through_proxy": True}}),
+        ("listener[0].routing", "leave it out, or", {**SNI, "brokers": {**WITH_TLS, "through_proxy": True}}),
+        *(
+            ("listener[0].routing", "in brokers.port_pairs beside those of", {**SNI, "brokers": without_tls})
+            for without_tls in (
+                {"service_url": "pulsar://localhost:6650", "port_pairs": []},
+                {"service_url": "pulsar://localhost:7650,other:7660"},
+                {"service_url": "pulsar+srv://brokers", "port_pairs": []},
+            )
+        ),
     ],
 )
-def test_sni_routing_terminates_no_tls_and_needs_brokers_with_tls(key: str, tables: Any) -> None:
+def test_sni_routing_terminates_no_tls_and_needs_brokers_with_tls(key: str, todo: str, tables: Any) -> None:
+    """What is wrong, and what to do."""
     tables = {**tables, "listener": [tables["listener"]]}
     with pytest.raises(ConfigError) as caught:
         _check_sni(msgspec.convert(tables, Config))
     assert str(caught.value).startswith(f"{key}:")
+    assert todo in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        WITH_TLS,
+        {"service_url": "pulsar+ssl+srv://brokers", "port_pairs": []},
+        {"service_url": "pulsar+srv://brokers"},
+        {"service_url": "pulsar://localhost,localhost:7650"},
+        {"service_url": "pulsar://localhost:7650", "port_pairs": [[7650, 7651]]},
+    ],
+)
+def test_brokers_that_sni_routing_can_lead_to(tables: Any) -> None:
+    _check_sni(msgspec.convert({"listener": [SNI["listener"]], "brokers": tables}, Config))
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

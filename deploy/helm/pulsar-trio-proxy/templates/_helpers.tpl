@@ -174,6 +174,9 @@ annotations:
 {{- end -}}
 {{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsarssl)) "tls" $tls) -}}
 {{- end -}}
+{{- if .Values.sni.enabled -}}
+{{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsarsni)) "routing" "sni") -}}
+{{- end -}}
 {{- $config := dict
   "cluster" (dict "runtime_dir" "/run/pulsar-trio-proxy/cluster")
   "listener" $listeners
@@ -265,29 +268,44 @@ annotations:
 {{- $toml -}}
 {{- end -}}
 
-{{/* Listeners (JSON list): name of the port, its number, whether it uses TLS. The names are those of ports.names;
-     further listeners of a kind get a number behind it. */}}
+{{/* Listeners (JSON list): name of the port, its number, its kind as the name of the Service's port has it, whether clients
+     use TLS there. The names are those of ports.names; further listeners of a kind get a number behind it. */}}
 {{- define "pulsar-trio-proxy.listeners" -}}
 {{- $names := .Values.ports.names -}}
-{{- $seen := dict "plain" 0 "tls" 0 -}}
+{{- $seen := dict -}}
 {{- $ports := list -}}
 {{- range (include "pulsar-trio-proxy.config" . | fromJson).listener -}}
-{{- $kind := ternary "tls" "plain" (hasKey . "tls") -}}
-{{- $name := ternary $names.pulsarssl $names.pulsar (eq $kind "tls") -}}
-{{- $service := ternary "pulsarssl" "pulsar" (eq $kind "tls") -}}
-{{- $count := add1 (get $seen $kind) -}}
+{{- $kind := ternary "pulsarssl" "pulsar" (hasKey . "tls") -}}
+{{- if eq (.routing | default "pulsar") "sni" -}}
+{{- $kind = "pulsarsni" -}}
+{{- end -}}
+{{- $name := get $names $kind -}}
+{{- $service := $kind -}}
+{{- $count := add1 (get $seen $kind | default 0) -}}
 {{- $_ := set $seen $kind $count -}}
 {{- if gt $count 1 -}}
 {{- $name = printf "%s-%d" $name $count -}}
 {{- $service = printf "%s-%d" $service $count -}}
 {{- end -}}
 {{- $port := splitList ":" (.bind | default "0.0.0.0:6650") | last | int -}}
-{{- $ports = append $ports (dict "name" $name "service" $service "port" $port "tls" (eq $kind "tls")) -}}
+{{- $ports = append $ports (dict "name" $name "service" $service "port" $port "kind" $kind "tls" (ne $kind "pulsar")) -}}
 {{- end -}}
 {{- if not $ports -}}
 {{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
 {{- end -}}
 {{- $ports | toJson -}}
+{{- end -}}
+
+{{/* The listener that `helm test` tries (JSON): the first one where the proxy speaks Pulsar's protocol itself; {} where there
+     is none. Call: include "pulsar-trio-proxy.testedListener" $listeners */}}
+{{- define "pulsar-trio-proxy.testedListener" -}}
+{{- $tested := dict -}}
+{{- range . -}}
+{{- if and (not $tested) (ne .kind "pulsarsni") -}}
+{{- $tested = . -}}
+{{- end -}}
+{{- end -}}
+{{- $tested | toJson -}}
 {{- end -}}
 
 {{/* Names by which the admin port is asked (JSON list): its Service's, and the Ingress' host. An Ingress without one
@@ -327,7 +345,11 @@ annotations:
 {{- else if $needed -}}
 {{- $listeners := list -}}
 {{- range $config.listener -}}
-{{- $listeners = append $listeners (list (.bind | default "") (hasKey . "tls")) -}}
+{{- $fixed := list (.bind | default "") (hasKey . "tls") -}}
+{{- if eq (.routing | default "pulsar") "sni" -}}
+{{- $fixed = append $fixed "sni" -}}
+{{- end -}}
+{{- $listeners = append $listeners $fixed -}}
 {{- end -}}
 {{- $limits := pick $all.limits "max_command_bytes" "max_broker_frame_bytes" -}}
 {{- list $config.cluster $listeners $config.admin.bind $all.relay.crash_safe $all.log $limits | toJson | sha256sum -}}

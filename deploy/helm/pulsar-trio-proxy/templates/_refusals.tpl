@@ -56,6 +56,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.sni.enabled (get (.Values.config | default dict) "listener") -}}
+{{- fail "sni.enabled: config.listener names listeners of your own; put routing: sni into one of config.listener, and leave sni out" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* An error for a certificate that cert-manager refuses. Its bounds: the API reference's `duration` and `renewBefore`.

@@ -42,7 +42,7 @@
 {{- define "pulsar-trio-proxy.servicePorts" -}}
 {{- $service := .Values.service -}}
 {{- $ports := list -}}
-{{- $known := list "pulsar" "pulsarssl" -}}
+{{- $known := list "pulsar" "pulsarssl" "pulsarsni" -}}
 {{- $taken := dict -}}
 {{- range include "pulsar-trio-proxy.listeners" . | fromJsonArray -}}
 {{- $port := include "pulsar-trio-proxy.numberOf" (list $service.ports .) | default .port | int -}}

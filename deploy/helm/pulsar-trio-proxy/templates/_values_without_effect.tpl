@@ -4,10 +4,11 @@
 {{- define "pulsar-trio-proxy.valuesWithoutEffect" -}}
 {{- $root := index . 0 -}}{{- $config := index . 1 -}}{{- $listeners := index . 2 -}}
 {{- $own := $root.Values.config | default dict -}}
-{{- $plain := false -}}{{- $tls := false -}}
+{{- $kinds := dict -}}
 {{- range $listeners -}}
-{{- if .tls -}}{{- $tls = true -}}{{- else -}}{{- $plain = true -}}{{- end -}}
+{{- $_ := set $kinds .kind true -}}
 {{- end -}}
+{{- $tested := include "pulsar-trio-proxy.testedListener" $listeners | fromJson -}}
 {{- with $root.Values }}
 {{- if .image.digest }}
 image.tag: image.digest is empty
@@ -21,20 +22,28 @@ bindAddress: config.listener or config.admin.bind is not set
 {{- if $own.listener }}
 ports.pulsar: config.listener is not set
 ports.pulsarssl: config.listener is not set
+ports.pulsarsni: config.listener is not set
 {{- end }}
-{{- if not $plain }}
+{{- if not $kinds.pulsar }}
 {{- if not $own.listener }}
 ports.pulsar: tls.keepPlain is true
 {{- end }}
 ports.names.pulsar: a listener is plain (tls.keepPlain)
 service.ports.pulsar: a listener is plain (tls.keepPlain)
 {{- end }}
-{{- if not $tls }}
+{{- if not $kinds.pulsarssl }}
 {{- if not $own.listener }}
 ports.pulsarssl: tls.enabled is true
 {{- end }}
 ports.names.pulsarssl: a listener has TLS (tls.enabled)
 service.ports.pulsarssl: a listener has TLS (tls.enabled)
+{{- end }}
+{{- if not $kinds.pulsarsni }}
+{{- if not $own.listener }}
+ports.pulsarsni: sni.enabled is true
+{{- end }}
+ports.names.pulsarsni: a listener has routing sni (sni.enabled)
+service.ports.pulsarsni: a listener has routing sni (sni.enabled)
 {{- end }}
 {{- if not .tls.clientCa.secret }}
 tls.clientCa.key: tls.clientCa.secret is set
@@ -103,11 +112,14 @@ serviceAccount.annotations: serviceAccount.create is true
 service.nodePorts: service.type is NodePort or LoadBalancer
 service.externalTrafficPolicy: service.type is NodePort or LoadBalancer
 {{- else }}
-{{- if not $plain }}
+{{- if not $kinds.pulsar }}
 service.nodePorts.pulsar: a listener is plain (tls.keepPlain)
 {{- end }}
-{{- if not $tls }}
+{{- if not $kinds.pulsarssl }}
 service.nodePorts.pulsarssl: a listener has TLS (tls.enabled)
+{{- end }}
+{{- if not $kinds.pulsarsni }}
+service.nodePorts.pulsarsni: a listener has routing sni (sni.enabled)
 {{- end }}
 {{- end }}
 {{- if not (and (eq .service.type "LoadBalancer") (include "pulsar-trio-proxy.onlyLocal" $root)) }}
@@ -128,7 +140,10 @@ serviceMonitor.metricRelabelings: serviceMonitor.enabled is true
 {{- if not .test.tokenSecret }}
 test.tokenKey: test.tokenSecret is set
 {{- end }}
-{{- if not (first $listeners).tls }}
+{{- if not $tested }}
+test: a listener has another routing than sni
+{{- end }}
+{{- if not $tested.tls }}
 test.caSecret: the first listener has TLS (tls.enabled)
 test.caKey: the first listener has TLS (tls.enabled)
 test.clientCertificateSecret: the first listener has TLS (tls.enabled)

@@ -115,9 +115,16 @@ def producer_of(opened: pulsar.Client, topic: str, **more: Any) -> Any:
 
 
 def produce_consume(opened: pulsar.Client, options: Options) -> Result:
-    """One producer, one consumer, in order and complete."""
+    """One producer, one consumer, in order and complete; with ``consume_url`` the consumer is at another cluster."""
+    if "consume_url" in options:
+        with client({**options, "url": options["consume_url"]}) as other:
+            return _produce_consume(opened, other, options)
+    return _produce_consume(opened, opened, options)
+
+
+def _produce_consume(opened: pulsar.Client, consuming: pulsar.Client, options: Options) -> Result:
     count, size, tally = int(options.get("count", "10000")), int(options.get("size", "0")), Tally()
-    consumer = opened.subscribe(options["topic"], "s")
+    consumer = consuming.subscribe(options["topic"], "s")
     outbox = Outbox(producer_of(opened, options["topic"]))
     for number in range(count):
         outbox.send((b"%d" % number).ljust(size))

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from forwarder_fakes import CLIENT, make_config
 from prometheus_client import CollectorRegistry
+from relay_fakes import until
 
 from proto.addresses import HostPort
 from proxy.forwarder.client import sni
@@ -24,6 +25,7 @@ from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tcp_stream import TcpStream
 
@@ -36,7 +38,8 @@ UNKNOWN, INTERNAL, MALFORMED = (bytes((21, 3, 3, 0, 2, 2, alert)) for alert in (
 class Scene:
     """One connection, with a lookup worker and relays to play with."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sni, "current_reactor", lambda: self)
         self.ours, self.peer = ours, _ = socket.socketpair()
         ours.setblocking(False)
         self.broker, self.broker_peer = socket.socketpair()
@@ -47,6 +50,9 @@ class Scene:
         self.asked: list[tuple[str, str]] = []
         self.started: list[RelayStart] = []
         self.ended: list[SniConnection] = []
+        self.reactor = Reactor()
+        self.watch, self.forget = self.reactor.watch, self.reactor.forget
+        nursery.start_soon(self.reactor.run)
         self.deadlines = Deadlines()
         nursery.start_soon(self.deadlines.run)
         self.registry = CollectorRegistry()
@@ -96,16 +102,18 @@ class Scene:
         await trio.testing.wait_all_tasks_blocked()
         data = self.peer.recv(100)
         self.peer.close()
-        with trio.fail_after(10):
-            while not self.ended:  # noqa: ASYNC110 -- no event tells
-                await trio.sleep(0.01)
+        await self.end()
         return data
+
+    async def end(self) -> DisconnectCause:
+        """Why it ended, once it has."""
+        await until(lambda: self.ended)
+        return self.connection.cause
 
 
 @pytest.fixture
 def it(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    scene = Scene(nursery)
-    monkeypatch.setattr(sni, "current_reactor", lambda: scene)
+    scene = Scene(nursery, monkeypatch)
     scene.connection.start_serving()
     yield scene
     for one in (scene.ours, scene.peer, scene.broker, scene.broker_peer):
@@ -197,8 +205,7 @@ async def test_a_client_that_goes(it: Scene) -> None:
 
 async def test_a_socket_that_cannot_be_watched(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever accepts clients goes on to the others."""
-    scene = Scene(nursery)
-    monkeypatch.setattr(sni, "current_reactor", lambda: scene)
+    scene = Scene(nursery, monkeypatch)
 
     def refuse(*_: object) -> None:
         raise OSError(28, "max_user_watches")
@@ -224,13 +231,41 @@ async def test_an_end_in_the_round_in_which_the_broker_fails(it: Scene) -> None:
     assert it.handshakes.count == 0
 
 
-async def test_a_client_that_leaves_while_its_broker_is_dialled(it: Scene) -> None:
-    """What it sent is the broker's, and its end as well: both are the relay's to pass on."""
+@pytest.mark.parametrize("leave", [socket.socket.close, lambda peer: peer.shutdown(socket.SHUT_WR)])
+@pytest.mark.parametrize("unread", [b"", b"early data"])
+async def test_a_client_that_leaves_while_its_broker_is_dialled(
+    it: Scene, leave: Callable[[socket.socket], None], unread: bytes
+) -> None:
+    """The dial ends at once, and its place is another's: else who comes and goes would hold one for each dial."""
     it.gate = trio.Event()
     it.receive(HELLO)
-    it.peer.close()
+    it.peer.send(unread)
     await trio.testing.wait_all_tasks_blocked()
-    assert not it.ended
+    leave(it.peer)
+    assert await it.end() is DisconnectCause.CLIENT_CLOSED
+    it.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (it.started, it.handshakes.count, it.reactor._watched) == ([], 0, {})
+
+
+async def test_what_a_client_sends_while_its_broker_is_dialled_is_the_relays(it: Scene) -> None:
+    it.gate = trio.Event()
+    it.receive(HELLO)
+    it.peer.send(b"early data")
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.reactor._watched
     it.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert [start.first_to_broker for start in it.started] == [HELLO]
+    assert it.ours.recv(100) == b"early data"
+    assert not it.reactor._watched, "the relay's alone"
+
+
+async def test_a_client_that_is_refused_and_leaves(it: Scene) -> None:
+    """Why it was refused is told, and not that it has left."""
+    it.failure = TargetRefused("host", "no broker")
+    it.receive(HELLO)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not it.reactor._watched
+    it.peer.close()
+    assert await it.end() is DisconnectCause.TARGET_DENIED

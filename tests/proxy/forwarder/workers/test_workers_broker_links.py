@@ -331,6 +331,58 @@ async def test_with_tls_towards_brokers_all_is_a_tasks(
     close(setup)
 
 
+# ---- the broker that a client's TLS names
+
+
+def named(setup: Setup, service_url: str, **keys: Any) -> BrokerLinks:
+    """Links with these keys of ``[brokers]``."""
+    config = make_config(brokers={"service_url": service_url, **keys})
+    return BrokerLinks(config, setup.auth, setup.lookup, setup.tasks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
+async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Setup, scheme: str) -> None:
+    port = setup.port if scheme == "pulsar+ssl" else 7650
+    links = named(setup, f"{scheme}://127.0.0.1:{port}", port_pairs=[[7650, setup.port]])
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example", port=port)
+    broker, stream = await links.open_named("b0.example", CLIENT)
+    assert broker == HostPort("b0.example", setup.port)
+    [(_, request, *_)] = setup.lookup.clients[0].calls
+    assert (request.target, request.server_name, request.principal_name) == ("b0.example", True, "")
+    await stream.send_all(b"hello")
+    assert await (await setup.accept()).receive_some() == b"hello"
+    await stream.aclose()
+    assert not setup.auth.clients
+
+
+async def test_a_named_broker_without_a_port_with_tls_is_refused(setup: Setup) -> None:
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example")
+    with pytest.raises(TargetRefused, match=r"brokers\.port_pairs has no port with TLS for it") as refused:
+        await setup.links.open_named("b0.example", CLIENT)
+    assert refused.value.reason == "port"
+
+
+@pytest.mark.parametrize("fields", [{"port": 22}, {"addresses": ["169.254.169.254"]}])
+async def test_a_named_broker_that_the_forwarder_itself_denies(setup: Setup, fields: dict[str, Any]) -> None:
+    """Security: a captured lookup worker leads no client's TLS to where no broker can be."""
+    links = named(setup, f"pulsar+ssl://127.0.0.1:{setup.port}")
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example", **fields)
+    with pytest.raises(TargetRefused):
+        await links.open_named("b0.example", CLIENT)
+
+
+async def test_a_named_broker_that_does_not_listen(setup: Setup) -> None:
+    links = named(setup, f"pulsar+ssl://127.0.0.1:{setup.port}")
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
+    setup.listener.close()
+    with pytest.raises(BrokerLinkFailed, match="Connection refused") as failed:
+        await links.open_named("b0.example", CLIENT)
+    assert failed.value.reason == "unreachable"
+
+
+# ---- brokers that fail
+
+
 async def test_a_broker_that_does_not_listen_is_unreachable(setup: Setup) -> None:
     setup.listener.close()
     setup.open()
