@@ -241,6 +241,8 @@ def _reason(error: ssl.SSLError) -> str:
         return f"the peer's certificate is not accepted: {error.verify_message}"
     if error.reason in _NOT_TLS:
         return "the peer does not speak TLS"
+    if error.reason == "CALLBACK_FAILED":  # ssl's, which decodes the name; ours raises nothing
+        return "the name that the client asks for (SNI) is not ASCII"
     return str(error.reason or error).lower().replace("_", " ")
 
 

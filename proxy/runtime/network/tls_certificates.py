@@ -2,6 +2,7 @@
 
 import contextlib
 import ssl
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -37,6 +38,21 @@ class NamedContexts:
             label, dot, parent = name.partition(".")
             found = self.by_name.get(f"*.{parent}") if label and dot else None
         return found or self.default
+
+
+def ignore_names_that_are_no_text() -> None:
+    """Have Python not report a client's name that is not ASCII: a traceback for each, which strangers could repeat.
+
+    Its ssl decodes the name before a callback gets it. The handshake fails, which is reported by itself.
+    """
+    report = sys.unraisablehook
+
+    def report_others(found: "sys.UnraisableHookArgs") -> None:
+        is_of_name = isinstance(found.object, bytes) or "servername" in (found.err_msg or "")
+        if not (found.exc_type is UnicodeDecodeError and is_of_name):
+            report(found)
+
+    sys.unraisablehook = report_others
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,10 @@ EVERYTHING: dict[str, Any] = {
         {
             "bind": "127.0.0.1:6651",
             "tls": {
-                **{"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca", "client_crl": "/l/crl"},
+                "certificate": "/l/c",
+                "key": "/l/k",
+                "client_ca": "/l/ca",
+                "client_crl": "/l/crl",
                 "certificates": [{"certificate": "/l/c1", "key": "/l/k1"}, {"certificate": "/l/c2", "key": "/l/k2"}],
             },
         },
