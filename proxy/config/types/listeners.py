@@ -27,8 +27,8 @@ class ListenerTls(Strict, frozen=True):
         for one name each has a key of another type, as RSA and ECDSA
     ciphers: ciphers for TLS 1.2, in OpenSSL's form: `ECDHE+AESGCM:ECDHE+CHACHA20`; empty: Python's default. Those of
         TLS 1.3 are always OpenSSL's
-    groups: groups for the key exchange, also called curves, the preferred one first; empty: OpenSSL's default. More
-        than one needs Python 3.15, those with MLKEM OpenSSL 3.5
+    groups: groups for the key exchange, also called curves, the preferred one first; empty: OpenSSL's default.
+        Several, and those with MLKEM, need Python 3.15, and the latter OpenSSL 3.5
     key: PEM file with the certificate's private key, without a passphrase
     client_ca: PEM file with the authorities that may sign clients' certificates; empty: the proxy requests no
         certificate of clients

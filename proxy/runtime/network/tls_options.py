@@ -33,17 +33,19 @@ def set_groups(context: ssl.SSLContext, names: Sequence[str]) -> None:
     """Set the groups for the key exchange; none: OpenSSL's default.
 
     Raises ValueError or ssl.SSLError for names that OpenSSL does not know, NotImplementedError where Python's ssl has
-    no way to set them.
+    no way to set them: it then takes one, by a name of a kind that those with MLKEM do not have.
     """
     if not names:
         return
     set_all = getattr(context, "set_groups", None)  # Python 3.15
     if set_all is not None:
         set_all(":".join(names))
-    elif len(names) == 1:
+    elif len(names) == 1 and "MLKEM" not in names[0]:
         context.set_ecdh_curve(_SHORT_NAMES.get(names[0], names[0]))
     else:
-        raise NotImplementedError("more than one needs Python 3.15; with this one name a single group, or none")
+        raise NotImplementedError(
+            "several, and those with MLKEM, need Python 3.15; with this one name a single other one"
+        )
 
 
 def _set_ciphers(context: ssl.SSLContext, key: str, ciphers: str) -> None:

@@ -16,7 +16,6 @@ from proxy.runtime.network.tls import TlsFailed, broker_context
 
 AES_128, AES_256 = "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384"
 VERSIONS = pytest.mark.parametrize("version", [TLS_1_2, TLS_1_3], ids=["1.2", "1.3"])
-WITHOUT_SET_GROUPS = pytest.mark.skipif(hasattr(ssl.SSLContext, "set_groups"), reason="this Python sets several")
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +96,15 @@ def test_groups_of_every_openssl(authority: Authority, server: Pair, name: str) 
     assert shake_hands(front_context(server, groups=(name,)), context)
 
 
-@WITHOUT_SET_GROUPS
-def test_several_groups_need_a_newer_python(authority: Authority, server: Pair) -> None:
+@pytest.mark.parametrize("groups", [("X25519", "P-256"), ("X25519MLKEM768",)])
+def test_some_groups_need_a_newer_python(
+    authority: Authority, server: Pair, monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...]
+) -> None:
+    monkeypatch.delattr(ssl.SSLContext, "set_groups", raising=False)
     for make, key in ((lambda **more: front_context(server, **more), "listener[0].tls"), *broker_side(authority)):
         with pytest.raises(ConfigError) as caught:
-            make(groups=("X25519", "P-256"))
-        assert str(caught.value).startswith(f"{key}.groups: more than one needs Python 3.15")
+            make(groups=groups)
+        assert str(caught.value).startswith(f"{key}.groups: several, and those with MLKEM, need Python 3.15")
 
 
 def broker_side(authority: Authority) -> list[tuple[Any, str]]:
@@ -121,15 +123,16 @@ def test_several_groups_where_python_can_set_them(
     assert [found[1][0], found[2][0]] == [front, context]
 
 
-def test_a_group_that_openssl_does_not_know(server: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["set_groups", "set_ecdh_curve"])
+def test_a_group_that_openssl_does_not_know(server: Pair, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     def unknown(_context: ssl.SSLContext, name: str) -> None:
         raise ValueError(name)
 
     monkeypatch.delattr(ssl.SSLContext, "set_groups", raising=False)
-    monkeypatch.setattr(ssl.SSLContext, "set_ecdh_curve", unknown)
+    monkeypatch.setattr(ssl.SSLContext, method, unknown, raising=False)
     with pytest.raises(ConfigError) as caught:
-        front_context(server, groups=("X25519MLKEM768",))
-    assert str(caught.value).startswith("listener[0].tls.groups: X25519MLKEM768: not known to OpenSSL")
+        front_context(server, groups=("P-521",))
+    assert str(caught.value).startswith("listener[0].tls.groups: P-521: not known to OpenSSL")
 
 
 SELECTS_NONE, WEAK = "selects no cipher for TLS 1.2", "which is weak, or does not encrypt at all"
