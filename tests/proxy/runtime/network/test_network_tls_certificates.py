@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import ssl
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ import structlog.testing
 import trio
 import trio.testing
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from e2e.lab.certificates import Authority, Pair
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +28,7 @@ from proxy.common import reloading_file
 from proxy.common.errors import ConfigError
 from proxy.config.types import ListenerCertificate, ListenerTls
 from proxy.runtime.network.tls import ListenerContexts, TlsFailed, continue_handshake
-from proxy.runtime.network.tls_certificates import NamedContexts, ignore_names_that_are_no_text
+from proxy.runtime.network.tls_certificates import NamedContexts, _is_dns_name, ignore_names_that_are_no_text
 from proxy.runtime.network.tls_session import TlsSession
 
 VERSIONS = pytest.mark.parametrize("version", [TLS_1_2, TLS_1_3], ids=["1.2", "1.3"])
@@ -314,3 +318,37 @@ def test_what_else_python_cannot_raise_is_reported(monkeypatch: pytest.MonkeyPat
 
     Broken()
     assert [one.exc_type for one in reported] == [UnicodeDecodeError]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        *(("a", True), ("a.example", True), ("*.example", True)),
+        *(("", False), ("*", False), ("*.", False), ("f*.example", False), ("*.*.example", False), ("a.*", False)),
+    ],
+)
+def test_a_wildcard_is_all_of_the_first_label(name: str, counts: bool) -> None:
+    assert _is_dns_name(name) == counts
+
+
+def test_names_in_a_certificate_are_of_any_case_and_some_count_for_nothing(
+    authority: Authority, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "common.example")])
+    now = dt.datetime.now(dt.UTC)
+    names = [x509.DNSName("Big.EXAMPLE"), x509.DNSName("f*.example")]
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 7, now, now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    own = Pair(str(tmp_path / "own.pem"), str(tmp_path / "own.key"))
+    Path(own.certificate).write_bytes(certificate.public_bytes(Encoding.PEM))
+    Path(own.key).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    front = front_context(pairs["default"], certificates=further(own))
+    client = client_context(authority)
+    client.load_verify_locations(own.certificate)
+    assert serial_for(front, client, "big.example") == 7
+    for host in ("foo.example", "common.example"):
+        assert serial_for(front, client, host) == serial_of(pairs["default"])
