@@ -42,6 +42,7 @@ Label = Annotated[str, defined("DnsLabelOrEmpty")]
 ServiceName = Annotated[str, defined("ServiceNameOrEmpty")]
 Name = Annotated[str, defined("DnsNameOrEmpty")]
 """Of a Secret, a class, an account: of another object."""
+SecretName = Annotated[str, defined("DnsName")]
 Qualified = Annotated[str, defined("LabelKeyOrEmpty")]
 DataKey = Annotated[str, defined("KeyOfData")]
 DataKeyOrEmpty = Annotated[str, defined("KeyOfDataOrEmpty")]

@@ -51,6 +51,7 @@ from local.chart_types import (
     Reference,
     Relabeling,
     Resources,
+    SecretName,
     SecurityContext,
     ServiceName,
     Size,
@@ -63,6 +64,7 @@ from local.chart_types import (
     WhenUnsatisfiable,
 )
 from proxy.config.types import Config
+from proxy.config.types.base import TlsCiphers, TlsGroups, TlsVersion
 
 
 class PortNames(Values, frozen=True):
@@ -109,8 +111,13 @@ class Tls(Values, frozen=True):
     enabled: bool = False
     keep_plain: bool = False
     existing_secret: Name = ""
+    certificates: Annotated[list[SecretName], Meta(max_length=100)] = []
+    minimum_version: TlsVersion = "1.2"
+    ciphers: TlsCiphers = ""
+    groups: TlsGroups = ()
     require_client_certificate: bool = False
     client_ca: KeyOfSecret = KeyOfSecret()
+    client_crl: KeyOfSecret = KeyOfSecret()
     cert_manager: CertManager = CertManager()
 
 

@@ -56,7 +56,9 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def without_none(kind: Any) -> Any:
-    """Strip a key's type of None, which says that the key may be absent."""
+    """Strip a key's type of None, which says that the key may be absent, and of a bound of a list."""
+    if typing.get_origin(kind) is typing.Annotated and is_list(typing.get_args(kind)[0]):
+        return typing.get_args(kind)[0]
     if typing.get_origin(kind) in {typing.Union, types.UnionType}:
         return next(arm for arm in typing.get_args(kind) if arm is not type(None))
     return kind

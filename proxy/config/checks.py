@@ -27,6 +27,7 @@ from proxy.config.types import (
     Brokers,
     BrokerTls,
     Config,
+    ListenerTls,
     OidcAuthentication,
     Strict,
     TokenAuthentication,
@@ -115,12 +116,21 @@ def _check_tls(config: Config) -> None:
         if tls.client_crl and not tls.client_ca:
             raise ConfigError(f"listener[{index}].tls.client_crl: client_ca is needed, too")
         _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca", "client_crl")
+        for number, further in enumerate(tls.certificates):
+            _check_files(f"listener[{index}].tls.certificates[{number}]", further, "certificate", "key")
+        _check_ciphers(f"listener[{index}].tls", tls)
     brokers = config.brokers
+    _check_ciphers("brokers.tls", brokers.tls)
     if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
         raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl")
     if bool(brokers.tls.certificate) != bool(brokers.tls.key):
         raise ConfigError("brokers.tls: certificate and key are needed together")
     _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")
+
+
+def _check_ciphers(key: str, tls: ListenerTls | BrokerTls) -> None:
+    if tls.ciphers and tls.minimum_version == "1.3":
+        raise ConfigError(f'{key}.ciphers: these are for TLS 1.2, which minimum_version = "1.3" refuses')
 
 
 def _check_sni(config: Config) -> None:

@@ -28,6 +28,8 @@ def _forwarder_files(config: Config) -> Iterator[str]:
         if listener.tls is not None:
             tls = listener.tls
             yield from (tls.certificate, tls.key, tls.client_ca, tls.client_crl)
+            for further in tls.certificates:
+                yield from (further.certificate, further.key)
 
 
 def _lookup_files(config: Config) -> Iterator[str]:

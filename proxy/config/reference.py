@@ -87,6 +87,8 @@ def _documentation(table: type[Strict]) -> tuple[str, dict[str, str]]:
 
 def _table_of(kind: Any) -> tuple[type[Strict] | None, bool]:
     """Return the table that a key holds (None: it holds a value), and whether it may hold several."""
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) in {typing.Union, types.UnionType}:
         kind = next(arm for arm in typing.get_args(kind) if arm is not types.NoneType)
     if typing.get_origin(kind) is tuple:
@@ -119,7 +121,7 @@ def _bounded(text: str, meta: msgspec.Meta) -> str:
     if meta.min_length is not None and meta.min_length == meta.max_length:
         return f"{text} ({meta.max_length} of them)"
     if meta.max_length is not None:
-        return f"{text}, at most {meta.max_length} characters"
+        return f"{text}, at most {meta.max_length}{'' if text.startswith('list') else ' characters'}"
     return text
 
 

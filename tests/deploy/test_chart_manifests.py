@@ -47,6 +47,8 @@ MATRIX: dict[str, dict[str, Any]] = {
             "enabled": True,
             "certManager": CERTIFICATE,
             "clientCa": {"secret": "ca"},
+            "clientCrl": {"secret": "crl"},
+            "certificates": ["internal-names"],
             "requireClientCertificate": True,
         }
     },

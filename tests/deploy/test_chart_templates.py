@@ -383,6 +383,39 @@ def test_tls_from_a_secret_with_clients_certificates() -> None:
     assert mounted(manifests)[f"{SECRETS}/client-ca"] == ("ca", ["authority"])
 
 
+def test_tls_with_certificates_by_name_and_a_crl() -> None:
+    tls = {
+        "certificates": ["a", "b"],
+        "ciphers": "ECDHE+AESGCM",
+        "groups": ["P-384"],
+        "clientCa": {"secret": "ca"},
+        "clientCrl": {"secret": "crl", "key": "list"},
+    }
+    manifests = render(tls={**TLS, **tls})
+    (listener,) = manifests.configuration["listener"]
+    assert listener["tls"] == {
+        "certificate": f"{SECRETS}/tls/tls.crt",
+        "key": f"{SECRETS}/tls/tls.key",
+        "certificates": [
+            {"certificate": f"{SECRETS}/tls-{number}/tls.crt", "key": f"{SECRETS}/tls-{number}/tls.key"}
+            for number in (0, 1)
+        ],
+        "client_ca": f"{SECRETS}/client-ca/ca.crt",
+        "client_crl": f"{SECRETS}/client-crl/list",
+        "ciphers": "ECDHE+AESGCM",
+        "groups": ["P-384"],
+    }
+    assert mounted(manifests) == {
+        f"{SECRETS}/tls": ("tls", ["tls.crt", "tls.key"]),
+        f"{SECRETS}/tls-0": ("a", ["tls.crt", "tls.key"]),
+        f"{SECRETS}/tls-1": ("b", ["tls.crt", "tls.key"]),
+        f"{SECRETS}/client-ca": ("ca", ["ca.crt"]),
+        f"{SECRETS}/client-crl": ("crl", ["list"]),
+    }
+    (listener,) = render(tls={**TLS, "minimumVersion": "1.3"}).configuration["listener"]
+    assert listener["tls"]["minimum_version"] == "1.3"
+
+
 def test_tls_by_cert_manager() -> None:
     issuer = {"enabled": True, "issuerRef": {"name": "ca"}, "dnsNames": ["proxy.example.org"]}
     manifests = render(tls={"enabled": True, "certManager": issuer})

@@ -52,7 +52,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         authority = trustme.CA()
-        leaf = authority.issue_cert("localhost")
+        leaf, by_name = authority.issue_cert("localhost"), authority.issue_cert("pulsar.example.com")
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         public = key.public_key()
         der = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -63,6 +63,8 @@ class Files:
             **dict.fromkeys(("ca.crt", "clients-ca.crt"), authority.cert_pem.bytes()),
             **dict.fromkeys(("tls.crt", "proxy.crt", "receiver.crt"), chain),
             **dict.fromkeys(("tls.key", "proxy.key", "receiver.key"), leaf.private_key_pem.bytes()),
+            "public.crt": by_name.cert_chain_pems[0].bytes(),
+            "public.key": by_name.private_key_pem.bytes(),
             **dict.fromkeys(("public.der", "next.der", "token-public.der"), public.public_bytes(*der)),
             "public.pem": public.public_bytes(*pem),
             "proxy.jwt": token,

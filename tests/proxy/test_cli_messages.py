@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import pytest
 import trio
@@ -18,6 +20,7 @@ from e2e.lab.certificates import Authority
 
 from proxy import cli
 from proxy.common.toml import FILE_BYTES_MAX
+from proxy.config.types.base import TlsGroup
 
 ROOT = Path(cli.__file__).parents[1]
 Run = Callable[..., Result]
@@ -50,6 +53,9 @@ def run(file: Path) -> Run:
 
 TOKENS = "[authentication]\nenabled = true\n[authentication.token]\n"
 CREDENTIALS = "[brokers.credentials]\nmethod = 'token'\n"
+BROKER_TLS = "[brokers]\nservice_url = 'pulsar+ssl://127.0.0.1'\n[brokers.tls]\n"
+GROUPS = ", ".join(f'"{name}"' for name in get_args(TlsGroup))
+PAIR = "{ certificate = 'c', key = 'k' }"
 LEVELS = '"debug", "info", "warning", "error"'
 FILE = "the file's name"
 SECRET_WANTED = "a shared secret is wanted here, and the public key of a pair under authentication.token.public_key"
@@ -93,6 +99,27 @@ MISTAKES: list[tuple[str | bytes, str]] = [
     (
         "[brokers]\ncongestion_control = 'BBR!'",
         "brokers.congestion_control: must match the regular expression '^[a-z][a-z0-9_-]*$'",
+    ),
+    (
+        BROKER_TLS + "groups = ['P256']",
+        f'brokers.tls.groups[0]: must be one of {GROUPS}, and is "P256"; did you mean "P-256"?',
+    ),
+    (BROKER_TLS + "groups = 'P-256'", "brokers.tls.groups: must be a list, and is text"),
+    (
+        BROKER_TLS + "groups = ['X25519', 'P-256']",
+        "brokers.tls.groups: several, and those with MLKEM, need Python 3.15; with this one name a single other one",
+    ),
+    (
+        BROKER_TLS + "ciphers = 'HIGH:AES999'",
+        f"brokers.tls.ciphers: 'AES999' selects no cipher for TLS 1.2 of {ssl.OPENSSL_VERSION}",
+    ),
+    (
+        BROKER_TLS + "ciphers = 'aNULL'",
+        "brokers.tls.ciphers: 'aNULL' selects ADH-AES256-GCM-SHA384, which does not authenticate the server",
+    ),
+    (
+        f"[[listener]]\ntls = {{ certificate = 'c', key = 'k', certificates = [{', '.join([PAIR] * 101)}] }}",
+        "listener[0].tls.certificates: must have at most 100 entries",
     ),
     (
         "[session]\nmethods_max_reauth_ms = { tokn = 5000 }",
@@ -161,6 +188,10 @@ VARIABLES: list[tuple[dict[str, str], str]] = [
         "PULSAR_TRIO_PROXY__LIMITS__MAX_CONNECTIONS: its text is not a value as TOML writes it",
     ),
     ({"LOG__LEVEL": "inf"}, f'log.level: must be one of {LEVELS}, and is "inf"; did you mean "info"?'),
+    (
+        {"LISTENER__0__TLS__CERTIFICATES__0__KAY": "a"},
+        'PULSAR_TRIO_PROXY__LISTENER__0__TLS__CERTIFICATES__0__KAY: there is no such key; did you mean "key"?',
+    ),
     ({"LISTENER__X__BIND": "a"}, "PULSAR_TRIO_PROXY__LISTENER__X__BIND: x is not the number of an entry"),
     (
         {"CLUSTER__NAME__X": "a"},

@@ -31,7 +31,7 @@ from proxy.config.types.base import (
 )
 from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
 from proxy.config.types.connections import Limits, Relay, Session
-from proxy.config.types.listeners import Listener, ListenerTls
+from proxy.config.types.listeners import Listener, ListenerCertificate, ListenerTls
 from proxy.config.types.operation import Admin, Cluster, Log, Metrics, Reload, Shutdown
 
 

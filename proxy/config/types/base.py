@@ -12,6 +12,11 @@ NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 TlsVersion = Literal["1.2", "1.3"]
+TlsGroup = Literal[
+    "X25519MLKEM768", "SecP256r1MLKEM768", "SecP384r1MLKEM1024", "X25519", "X448", "P-256", "P-384", "P-521"
+]
+TlsGroups = Annotated[tuple[TlsGroup, ...], Meta(max_length=8)]
+TlsCiphers = Annotated[str, Meta(max_length=4096)]
 CongestionControl = Annotated[str, Meta(min_length=1, max_length=15, pattern="^[a-z][a-z0-9_-]*$")]
 
 MIB = 1024 * 1024

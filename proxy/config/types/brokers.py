@@ -12,6 +12,8 @@ from proxy.config.types.base import (
     PortPair,
     Positive,
     Strict,
+    TlsCiphers,
+    TlsGroups,
     TlsVersion,
 )
 
@@ -25,6 +27,9 @@ class BrokerTls(Strict, frozen=True):
     key: PEM file with its private key, without a passphrase
     verify_hostname: whether a broker's certificate must be valid for the name by which it is dialled
     minimum_version: the oldest accepted version of TLS
+    ciphers: ciphers for TLS 1.2, as `ciphers` of listeners
+    groups: groups for the key exchange, as `groups` of listeners. With TLS 1.2 a broker's ECDSA certificate must be of
+        one of them, too
     """
 
     trust: str = ""
@@ -32,6 +37,8 @@ class BrokerTls(Strict, frozen=True):
     key: str = ""
     verify_hostname: bool = True
     minimum_version: TlsVersion = "1.2"
+    ciphers: TlsCiphers = ""
+    groups: TlsGroups = ()
 
 
 class BrokerCredentials(Strict, frozen=True):

@@ -4,13 +4,31 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, Strict, TlsVersion
+from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, Strict, TlsCiphers, TlsGroups, TlsVersion
+
+
+class ListenerCertificate(Strict, frozen=True):
+    """A further certificate of a listener, for clients that ask for one of its DNS names (SNI).
+
+    certificate: PEM file with the certificate, followed by those that lead to its root; of its subject alternative
+        names the DNS names count, `*` in place of their first label included
+    key: PEM file with its private key, without a passphrase
+    """
+
+    certificate: NonEmpty
+    key: NonEmpty
 
 
 class ListenerTls(Strict, frozen=True):
     """TLS towards the clients of one listener. The files are read again when they change.
 
     certificate: PEM file with the server's certificate, followed by the certificates that lead to its root
+    certificates: further certificates; `certificate` is for clients that ask for no name that these have. Of several
+        for one name each has a key of another type, as RSA and ECDSA
+    ciphers: ciphers for TLS 1.2, in OpenSSL's form: `ECDHE+AESGCM:ECDHE+CHACHA20`; empty: Python's default. Those of
+        TLS 1.3 are always OpenSSL's
+    groups: groups for the key exchange, also called curves, the preferred one first; empty: OpenSSL's default.
+        Several, and those with MLKEM, need Python 3.15, and the latter OpenSSL 3.5
     key: PEM file with the certificate's private key, without a passphrase
     client_ca: PEM file with the authorities that may sign clients' certificates; empty: the proxy requests no
         certificate of clients
@@ -22,10 +40,13 @@ class ListenerTls(Strict, frozen=True):
 
     certificate: NonEmpty
     key: NonEmpty
+    certificates: Annotated[tuple[ListenerCertificate, ...], Meta(max_length=100)] = ()
     client_ca: str = ""
     client_crl: str = ""
     require_client_certificate: bool = False
     minimum_version: TlsVersion = "1.2"
+    ciphers: TlsCiphers = ""
+    groups: TlsGroups = ()
 
 
 class Listener(Strict, frozen=True):

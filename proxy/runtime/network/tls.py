@@ -7,28 +7,27 @@ no method.
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import trio
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509 import load_pem_x509_certificates, load_pem_x509_crl
+from cryptography.x509 import load_pem_x509_crl
 
 from proxy.common.errors import ConfigError, ProxyError
-from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy, read_file
+from proxy.common.files import SYSTEM_AUTHORITIES, path_of_copy
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.certificate_ends import CRL_PATTERN, crl_warning, read_ends
+from proxy.runtime.network.tls_certificates import NamedContexts, certificates_by_name, config_errors, load_certificate
+from proxy.runtime.network.tls_options import set_groups, set_options
 from proxy.runtime.network.tls_session import TlsSession
 
 RECEIVE_BYTES = 65536
 PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
-_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NEVER_RESUMED = "TLSv1.3"  # without tickets
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
@@ -36,6 +35,8 @@ _KINDS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
     "UNSUPPORTED_PROTOCOL": "no_shared_version",
     "NO_SHARED_CIPHER": "no_shared_cipher",
+    "NO_SUITABLE_KEY_SHARE": "no_shared_group",
+    "NO_SUITABLE_GROUPS": "no_shared_group",
 }
 _VERIFY_KINDS = {  # X509_V_ERR_*: openssl-verification-options(1)
     2: "unknown_ca",
@@ -236,27 +237,49 @@ def _reason(error: ssl.SSLError) -> str:
         return f"the peer's certificate is not accepted: {error.verify_message}"
     if error.reason in _NOT_TLS:
         return "the peer does not speak TLS"
+    if error.reason == "CALLBACK_FAILED":  # ssl's, which decodes the name; ours raises nothing
+        return "the name that the client asks for (SNI) is not ASCII"
     return str(error.reason or error).lower().replace("_", " ")
 
 
 # ---- contexts
 
 
-def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
-    """Return the context of a listener, reloaded when its files change. Raises ConfigError."""
-    files = (config.certificate, config.key, config.client_ca, config.client_crl)
+def listener_contexts(key: str, config: ListenerTls) -> ReloadingFile[NamedContexts]:
+    """Return the contexts of a listener, reloaded together when a file changes. Raises ConfigError."""
+    further = (file for one in config.certificates for file in (one.certificate, one.key))
+    files = (config.certificate, config.key, config.client_ca, config.client_crl, *further)
     ends = listener_certificates(key, config)
-    return ReloadingFile(key, files, lambda: _new_listener_context(key, config), lambda: read_ends(ends))
+    return ReloadingFile(key, files, lambda: _new_listener_contexts(key, config), lambda: read_ends(ends))
 
 
 def listener_certificates(key: str, config: ListenerTls) -> list[tuple[str, str]]:
     """Return the files of a listener that end, certificates and CRLs, each after its configuration key."""
-    return [(f"{key}.{name}", getattr(config, name)) for name in ("certificate", "client_ca", "client_crl")]
+    own = [(f"{key}.{name}", getattr(config, name)) for name in ("certificate", "client_ca", "client_crl")]
+    further = [(f"{key}.certificates[{at}].certificate", one.certificate) for at, one in enumerate(config.certificates)]
+    return own + further
 
 
-def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
+def _new_listener_contexts(key: str, config: ListenerTls) -> NamedContexts:
+    context = _new_listener_context(key, config, warns=True)
+    if not config.certificates:
+        load_certificate(context, key, config.certificate, config.key)
+        return NamedContexts(context, {}, config.groups)
+    default, by_name = certificates_by_name(key, config)
+    contexts = {default: context}
+    for certificates in by_name.values():
+        if certificates not in contexts:
+            contexts[certificates] = _new_listener_context(key, config)
+    for certificates, context in contexts.items():
+        for one in certificates:
+            load_certificate(context, one.table, one.certificate, one.key)
+    return NamedContexts(contexts[default], {name: contexts[found] for name, found in by_name.items()}, config.groups)
+
+
+def _new_listener_context(key: str, config: ListenerTls, *, warns: bool = False) -> ssl.SSLContext:
+    """Return a context without a certificate of its own; all of a listener treat clients alike."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[config.minimum_version]
+    set_options(context, key, config)
     # No session is resumed (see ListenerContexts). And a ticket that a client has not read when it closes becomes a
     # reset behind the last bytes.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
@@ -264,23 +287,22 @@ def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     context.verify_flags |= (
         ssl.VERIFY_X509_PARTIAL_CHAIN
     )  # every certificate in the file is trusted, intermediate ones too
-    _load_certificate(context, key, config.certificate, config.key)
     if config.client_ca:
-        with _config_errors(f"{key}.client_ca", config.client_ca), path_of_copy(config.client_ca) as path:
+        with config_errors(f"{key}.client_ca", config.client_ca), path_of_copy(config.client_ca) as path:
             context.load_verify_locations(cafile=path)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     if config.client_crl:
-        _load_crls(context, f"{key}.client_crl", config.client_crl)
+        _load_crls(context, f"{key}.client_crl", config.client_crl, warns=warns)
     return context
 
 
-def _load_crls(context: ssl.SSLContext, key: str, file: str) -> None:
+def _load_crls(context: ssl.SSLContext, key: str, file: str, *, warns: bool) -> None:
     """Have a context refuse the certificates that a file's CRLs revoke. Raises ConfigError.
 
     OpenSSL refuses all certificates of an issuer that has no CRL here, or an expired one: whether they are revoked is
-    not known. That is logged, and a week before (later: proxy.runtime.process.file_watch).
+    not known. That is logged (``warns``), and a week before (later: proxy.runtime.process.file_watch).
     """
-    with _config_errors(key, file), path_of_copy(file) as path:
+    with config_errors(key, file), path_of_copy(file) as path:
         content = Path(path).read_bytes()
         found = CRL_PATTERN.findall(content)
         if not found or content.count(b"-----BEGIN ") != len(found):  # OpenSSL would trust a certificate in it
@@ -292,7 +314,7 @@ def _load_crls(context: ssl.SSLContext, key: str, file: str) -> None:
         context.load_verify_locations(cafile=path)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     end = min((end for end in ends if end is not None), default=None)
-    if end is not None and (event := crl_warning(end.timestamp(), time.time())):
+    if warns and end is not None and (event := crl_warning(end.timestamp(), time.time())):
         get_logger().warning(event, key=key, file=file, next_update=end.isoformat())
 
 
@@ -306,22 +328,22 @@ class ListenerContexts:
     (continue_handshake), and succeeds when the client retries.
 
     To load a certificate takes milliseconds, so only a front context is new each time: an empty one, which is switched
-    to the loaded context once the ClientHello has arrived.
+    to a loaded context once the ClientHello has arrived: the one of the name for which it asks (SNI).
     """
 
     def __init__(self, key: str, config: ListenerTls) -> None:
-        self._loaded_context = listener_context(key, config)
-        self._loaded = self._loaded_context.value
+        self._loaded_contexts = listener_contexts(key, config)
+        self._loaded = self._loaded_contexts.value
         self._front = _front(self._loaded)
 
     @property
     def must_check_files(self) -> bool:
         """Whether the files have not been looked at for a second: call ``check_files`` before the next handshake."""
-        return self._loaded_context.is_check_due
+        return self._loaded_contexts.is_check_due
 
     async def check_files(self) -> None:
         """Load the files again if they have changed."""
-        loaded = await self._loaded_context.current_value()
+        loaded = await self._loaded_contexts.current_value()
         if loaded is not self._loaded:
             self._loaded, self._front = loaded, _front(loaded)
 
@@ -336,20 +358,23 @@ class ListenerContexts:
             self._front = _front(self._loaded)
 
 
-def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
-    """Return an empty context that switches to ``loaded`` at the ClientHello.
+def _front(contexts: NamedContexts) -> ssl.SSLContext:
+    """Return an empty context that switches to one of ``contexts`` at the ClientHello.
 
-    Keep a reference to it as long as a connection uses it: OpenSSL calls its callback by address.
+    What is set here is what OpenSSL copies into a connection at its start; ciphers and certificates are those of the
+    context that it is switched to. Keep a reference to it as long as a connection uses it: OpenSSL calls its callback
+    by address.
     """
-    front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    front, loaded = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), contexts.default
     front.minimum_version = loaded.minimum_version
     front.options = loaded.options
     front.num_tickets = loaded.num_tickets
     front.verify_flags = loaded.verify_flags
     front.verify_mode = loaded.verify_mode
+    set_groups(front, contexts.groups)
 
-    def switch_context(tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _front: ssl.SSLContext) -> None:
-        tls.context = loaded
+    def switch_context(tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _front: ssl.SSLContext) -> None:
+        tls.context = contexts.for_name(name)
 
     front.sni_callback = switch_context
     return front
@@ -382,50 +407,12 @@ def broker_certificates(config: BrokerTls) -> list[tuple[str, str]]:
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
-    with _config_errors("brokers.tls.trust", config.trust or "the system's authorities"):
+    with config_errors("brokers.tls.trust", config.trust or "the system's authorities"):
         context = new_client_context(config.trust)
-    context.minimum_version = _VERSIONS[config.minimum_version]
+    set_options(context, "brokers.tls", config)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = config.verify_hostname
     if config.certificate:
-        _load_certificate(context, "brokers.tls", config.certificate, config.key)
+        load_certificate(context, "brokers.tls", config.certificate, config.key)
     return context
-
-
-def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, private_key: str) -> None:
-    def no_passphrase() -> str:
-        """Refuse in place of OpenSSL's own prompt at the terminal."""
-        raise ConfigError(f"{key}.key: {private_key} has a passphrase, which cannot be entered here")
-
-    with _config_errors(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
-        try:
-            with path_of_copy(certificate) as chain, path_of_copy(private_key) as its_key:
-                context.load_cert_chain(chain, its_key, password=no_passphrase)
-        except ssl.SSLError:
-            _raise_for_broken_file(key, certificate, private_key)
-            raise
-
-
-def _raise_for_broken_file(key: str, certificate: str, private_key: str) -> None:
-    """Raise ConfigError that names the broken one of two files, if one is; OpenSSL does not say which."""
-    try:
-        load_pem_x509_certificates(read_file(certificate))
-    except ValueError:
-        raise ConfigError(f"{key}.certificate: {certificate} holds no certificate in PEM form") from None
-    try:
-        load_pem_private_key(read_file(private_key), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
-        raise ConfigError(f"{key}.key: {private_key} holds no private key in PEM form") from None
-
-
-@contextlib.contextmanager
-def _config_errors(key: str, files: str) -> Iterator[None]:
-    """Turn OpenSSL's errors and OSError into ConfigError that names key and files."""
-    try:
-        yield
-    except ssl.SSLError as error:
-        reason = str(error.reason or error).lower().replace("_", " ")
-        raise ConfigError(f"{key}: {files}: {reason}") from None
-    except OSError as error:
-        raise ConfigError(f"{key}: {files}: {error.strerror}") from None

@@ -36,6 +36,7 @@ from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.tls_certificates import ignore_names_that_are_no_text
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.observability.metrics import new_registry, render_metrics
 from proxy.runtime.observability.process_metrics import ProcessMetrics
@@ -322,5 +323,6 @@ def run_worker(
 ) -> None:
     """Run a worker until the supervisor ends it. It opens files by requests to the supervisor."""
     set_opener(FileClient(descriptors.files).open_file)
+    ignore_names_that_are_no_text()
     worker = _Worker(role, descriptors, factory, confinement, process_metrics)
     trio.run(worker.run, strict_exception_groups=True)

@@ -36,9 +36,11 @@ class Authority:
         self.file = str(self._directory / "authority.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def server(self, name: str, host: str = HOST, *, expired: bool = False, key_type: KeyType = KeyType.ECDSA) -> Pair:
+    def server(
+        self, name: str, host: str = HOST, *further: str, expired: bool = False, key_type: KeyType = KeyType.ECDSA
+    ) -> Pair:
         """A server's certificate, in files of this name; one for loopback names its addresses, too."""
-        hosts = (host, "127.0.0.1", "::1") if host == HOST else (host,)
+        hosts = (host, "127.0.0.1", "::1") if host == HOST else (host, *further)
         return self._write(name, self._issue(*hosts, common_name=host, expired=expired, key_type=key_type))
 
     def client(self, name: str, *, expired: bool = False) -> Pair:

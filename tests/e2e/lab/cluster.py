@@ -73,7 +73,9 @@ def _value(value: object) -> str:
     if isinstance(value, Mapping):
         inside = ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items())
         return f"{{ {inside} }}"
-    return json.dumps(value)  # TOML writes strings, numbers, booleans and arrays of them as JSON does
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
 
 
 class ProxyCluster:

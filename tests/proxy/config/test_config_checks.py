@@ -70,6 +70,8 @@ GOOD: dict[str, Tables] = {
     "tls for clients": listener(),
     "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
     "tls with a CRL": listener(client_ca="FILE", client_crl="FILE"),
+    "tls with several certificates": listener(certificates=[{"certificate": "FILE", "key": "FILE"}] * 2),
+    "tls with ciphers": listener(ciphers="HIGH") | brokers(tls={"ciphers": "HIGH"}),
     "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
     "tls by the system's authorities": brokers(),
     "brokers by SRV records": {"brokers": {"service_url": "pulsar+srv://b.example"}},
@@ -138,6 +140,13 @@ BAD: list[tuple[str, Tables]] = [
     ("listener[0].tls.key", listener(key="/nowhere")),
     ("listener[0].tls.client_ca", listener(client_ca="/nowhere")),
     ("listener[0].tls.client_crl", listener(client_crl="FILE")),
+    *(
+        (f"listener[0].tls.certificates[1].{key}", listener(certificates=[one, one | {key: "/nowhere"}]))
+        for key in ("certificate", "key")
+        for one in [{"certificate": "FILE", "key": "FILE"}]
+    ),
+    ("listener[0].tls.ciphers", listener(ciphers="HIGH", minimum_version="1.3")),
+    ("brokers.tls.ciphers", brokers(tls={"ciphers": "HIGH", "minimum_version": "1.3"})),
     ("listener[0].tls.client_crl", listener(client_ca="FILE", client_crl="/nowhere")),
     ("listener[0].tls.require_client_certificate", listener(require_client_certificate=True)),
     ("listener[1].tls.key", {"listener": [{}, {"tls": {"certificate": "FILE", "key": "/"}}]}),

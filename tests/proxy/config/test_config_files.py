@@ -9,6 +9,7 @@ import pytest
 
 from proto.roles import Role
 from proxy.common.files import SYSTEM_AUTHORITIES
+from proxy.common.shape import without_none
 from proxy.config.files import HOSTS, RESOLV_CONF, files_of_role
 from proxy.config.types import Config
 
@@ -34,7 +35,13 @@ EVERYTHING: dict[str, Any] = {
         {"bind": "127.0.0.1:6650"},
         {
             "bind": "127.0.0.1:6651",
-            "tls": {"certificate": "/l/c", "key": "/l/k", "client_ca": "/l/ca", "client_crl": "/l/crl"},
+            "tls": {
+                "certificate": "/l/c",
+                "key": "/l/k",
+                "client_ca": "/l/ca",
+                "client_crl": "/l/crl",
+                "certificates": [{"certificate": "/l/c1", "key": "/l/k1"}, {"certificate": "/l/c2", "key": "/l/k2"}],
+            },
         },
     ],
     "brokers": {
@@ -80,7 +87,7 @@ def test_each_file_of_the_configuration_is_of_the_roles_that_read_it() -> None:
     broker_tls = {"/b/ca", "/b/c", "/b/k"}
     of_auth = files_below(EVERYTHING["authentication"]) | {"/b/account", "/b/issuer"}
     assert files_of_role(Role.ADMIN, config) == {"/admin"}
-    of_listener = {"/l/c", "/l/k", "/l/ca", "/l/crl"}
+    of_listener = {"/l/c", "/l/k", "/l/ca", "/l/crl", "/l/c1", "/l/k1", "/l/c2", "/l/k2"}
     assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied"} | of_listener | broker_tls
     assert files_of_role(Role.LOOKUP, config) == {RESOLV_CONF, HOSTS} | broker_tls
     assert files_of_role(Role.AUTH, config) == {RESOLV_CONF, HOSTS} | of_auth
@@ -103,7 +110,8 @@ def _structs(kind: Any) -> set[Any]:
     """A table's type and those of all tables below it."""
     found = {kind}
     for field in msgspec.structs.fields(kind):
-        for one in (field.type, *getattr(field.type, "__args__", ())):
+        type_ = without_none(field.type)
+        for one in (type_, *getattr(type_, "__args__", ())):
             if isinstance(one, type) and issubclass(one, msgspec.Struct):
                 found |= _structs(one)
     return found

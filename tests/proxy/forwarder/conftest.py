@@ -17,7 +17,7 @@ from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager
 from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.tls import broker_context, listener_context
+from proxy.runtime.network.tls import broker_context, listener_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -111,4 +111,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLConte
     authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
     pair = authority.server("server")
     config = ListenerTls(certificate=pair.certificate, key=pair.key)
-    return listener_context("listener[0].tls", config).value, broker_context(BrokerTls(trust=authority.file)).value
+    return listener_contexts("listener[0].tls", config).value.default, broker_context(
+        BrokerTls(trust=authority.file)
+    ).value

@@ -126,9 +126,14 @@ annotations:
 {{- with include "pulsar-trio-proxy.tlsSecret" . -}}
 {{- $mounts = append $mounts (dict "folder" "tls" "secret" . "keys" (list "tls.crt" "tls.key")) -}}
 {{- end -}}
-{{- with .Values.tls.clientCa -}}
-{{- if and $.Values.tls.enabled .secret -}}
-{{- $mounts = append $mounts (dict "folder" "client-ca" "secret" .secret "keys" (list .key)) -}}
+{{- if .Values.tls.enabled -}}
+{{- range $index, $secret := .Values.tls.certificates -}}
+{{- $mounts = append $mounts (dict "folder" (printf "tls-%d" $index) "secret" $secret "keys" (list "tls.crt" "tls.key")) -}}
+{{- end -}}
+{{- range $folder, $of := dict "client-ca" .Values.tls.clientCa "client-crl" .Values.tls.clientCrl -}}
+{{- if $of.secret -}}
+{{- $mounts = append $mounts (dict "folder" $folder "secret" $of.secret "keys" (list $of.key)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.brokerTls.ca -}}
@@ -168,6 +173,22 @@ annotations:
 {{- $tls := dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets) -}}
 {{- if .Values.tls.clientCa.secret -}}
 {{- $_ := set $tls "client_ca" (printf "%s/client-ca/%s" $secrets .Values.tls.clientCa.key) -}}
+{{- end -}}
+{{- if .Values.tls.clientCrl.secret -}}
+{{- $_ := set $tls "client_crl" (printf "%s/client-crl/%s" $secrets .Values.tls.clientCrl.key) -}}
+{{- end -}}
+{{- $certificates := list -}}
+{{- range $index, $secret := .Values.tls.certificates -}}
+{{- $folder := printf "%s/tls-%d" $secrets $index -}}
+{{- $certificates = append $certificates (dict "certificate" (printf "%s/tls.crt" $folder) "key" (printf "%s/tls.key" $folder)) -}}
+{{- end -}}
+{{- range $key, $value := dict "certificates" $certificates "ciphers" .Values.tls.ciphers "groups" .Values.tls.groups -}}
+{{- if $value -}}
+{{- $_ := set $tls $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- if ne .Values.tls.minimumVersion "1.2" -}}
+{{- $_ := set $tls "minimum_version" .Values.tls.minimumVersion -}}
 {{- end -}}
 {{- if .Values.tls.requireClientCertificate -}}
 {{- $_ := set $tls "require_client_certificate" true -}}

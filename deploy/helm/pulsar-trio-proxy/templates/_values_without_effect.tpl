@@ -47,6 +47,13 @@ service.ports.pulsarsni: a listener has routing sni (sni.enabled)
 {{- end }}
 {{- if not .tls.clientCa.secret }}
 tls.clientCa.key: tls.clientCa.secret is set
+tls.clientCrl.secret: tls.clientCa.secret is set
+{{- end }}
+{{- if not .tls.clientCrl.secret }}
+tls.clientCrl.key: tls.clientCrl.secret is set
+{{- end }}
+{{- if ne .tls.minimumVersion "1.2" }}
+tls.ciphers: tls.minimumVersion is 1.2
 {{- end }}
 {{- if not (hasPrefix "pulsar+ssl" $config.brokers.service_url) }}
 brokerTls: config.brokers.service_url begins with pulsar+ssl

@@ -25,7 +25,7 @@ from proxy.forwarder.client.transport import ClientSlow, ClientTransport
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.network.tls import PENDING_RECORDS_BYTES_MAX, TlsStream, listener_context
+from proxy.runtime.network.tls import PENDING_RECORDS_BYTES_MAX, TlsStream, listener_contexts
 
 PATIENCE_S = 5
 LARGE = encode_frame(b"x" * 100_000)
@@ -105,7 +105,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
     authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
     pair = authority.server("server")
     config = ListenerTls(certificate=pair.certificate, key=pair.key)
-    return listener_context("listener[0].tls", config).value, ssl.create_default_context(cafile=authority.file)
+    return listener_contexts("listener[0].tls", config).value.default, ssl.create_default_context(cafile=authority.file)
 
 
 def tls_pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsStream, TlsStream]:

@@ -23,7 +23,7 @@ from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime.network import dialing
 from proxy.runtime.network.congestion import _system_default
 from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, DialFailed, interleave_families, tune_socket
-from proxy.runtime.network.tls import TlsFailed, TlsStream, listener_context
+from proxy.runtime.network.tls import TlsFailed, TlsStream, listener_contexts
 
 PORT = 6651
 HERE = HostPort("localhost", PORT)
@@ -259,7 +259,7 @@ class TlsHost:
 
     def __init__(self, pair: Pair, **tls: Any) -> None:
         config = ListenerTls(certificate=pair.certificate, key=pair.key, **tls)
-        self._context = listener_context("listener[0].tls", config).value
+        self._context = listener_contexts("listener[0].tls", config).value.default
         self.certificates: list[bytes] = []
         self.failures: list[str] = []
         self.ended = trio.Event()

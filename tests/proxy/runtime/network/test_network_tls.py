@@ -26,7 +26,8 @@ from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import tls
 from proxy.runtime.network.certificate_ends import read_ends
-from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
+from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_contexts
+from proxy.runtime.network.tls_certificates import NamedContexts
 from proxy.runtime.network.tls_session import TlsSession, _violation
 
 PATIENCE_S = 60
@@ -54,7 +55,12 @@ def server(authority: Authority) -> Pair:
 
 def server_context(pair: Pair, **more: Any) -> ssl.SSLContext:
     """As a listener's configuration makes it."""
-    return listener_context("listener[0].tls", ListenerTls(certificate=pair.certificate, key=pair.key, **more)).value
+    return server_contexts(pair, **more).default
+
+
+def server_contexts(pair: Pair, **more: Any) -> NamedContexts:
+    """As a listener's configuration makes them."""
+    return listener_contexts("listener[0].tls", ListenerTls(certificate=pair.certificate, key=pair.key, **more)).value
 
 
 def client_context(authority: Authority, **more: Any) -> ssl.SSLContext:
@@ -660,7 +666,7 @@ async def test_a_revoked_client(authority: Authority, server: Pair, tmp_path: Pa
     alice, bob = authority.client("alice"), authority.client("bob")
     crl = tmp_path / "crl.pem"
     crl.write_bytes(authority.crl(alice))
-    context = tls._front(server_context(server, client_ca=authority.file, client_crl=str(crl)))
+    context = tls._front(server_contexts(server, client_ca=authority.file, client_crl=str(crl)))
     assert await outcome_of(context, authority, alice, version) == f"{NOT_ACCEPTED}certificate revoked"
     assert await outcome_of(context, authority, bob, version) == ""
 
@@ -725,16 +731,16 @@ async def test_a_replaced_crl_is_for_who_comes_from_now_on(
     alice, crl = authority.client("alice"), tmp_path / "crl.pem"
     crl.write_bytes(authority.crl())
     config = ListenerTls(certificate=server.certificate, key=server.key, client_ca=authority.file, client_crl=str(crl))
-    watched_context = listener_context("listener[0].tls", config)
+    watched_context = listener_contexts("listener[0].tls", config)
     before = await watched_context.current_value()
     replace(crl, authority.crl(alice))
     await trio.sleep(watched.CHECK_INTERVAL_S)
     after = await watched_context.current_value()
     assert after is not before
     client = client_context(authority, certificate=alice.certificate, key=alice.key)
-    assert await certificate_of(before, client)
+    assert await certificate_of(before.default, client)
     with pytest.raises(ExceptionGroup) as caught:
-        await certificate_of(after, client)
+        await certificate_of(after.default, client)
     assert "certificate revoked" in str(caught.value.exceptions)
 
 
@@ -902,7 +908,7 @@ SPOILT = [
 def test_files_that_are_no_good_are_named(authority: Authority, server: Pair, how: str, tmp_path: Path) -> None:
     config, file = spoil(server, how, tmp_path, authority.server("another"))
     with pytest.raises(ConfigError) as caught:
-        listener_context("listener[1].tls", config)
+        listener_contexts("listener[1].tls", config)
     text = str(caught.value)
     assert text.startswith("listener[1].tls"), text
     assert file in text
@@ -925,14 +931,14 @@ async def test_a_new_certificate_is_for_who_comes_from_now_on(
     authority: Authority, server: Pair, autojump_clock: trio.testing.MockClock
 ) -> None:
     mine = authority.server("renewed")
-    watched_context = listener_context("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
+    watched_context = listener_contexts("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
     before = await watched_context.current_value()
     authority.server("renewed")  # the same name, another key
     await trio.sleep(watched.CHECK_INTERVAL_S)
     after = await watched_context.current_value()
     assert after is not before
     client = client_context(authority)
-    assert await certificate_of(after, client) != await certificate_of(before, client)
+    assert await certificate_of(after.default, client) != await certificate_of(before.default, client)
 
 
 async def certificate_of(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
@@ -950,7 +956,7 @@ async def certificate_of(server: ssl.SSLContext, client: ssl.SSLContext) -> byte
 
 async def test_a_broken_change_keeps_what_was(authority: Authority, autojump_clock: trio.testing.MockClock) -> None:
     mine = authority.server("to-be-broken")
-    watched_context = listener_context("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
+    watched_context = listener_contexts("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
     before = watched_context.value
     key = Path(mine.key).read_bytes()
     Path(mine.key).write_bytes(b"s3cret but no key")
@@ -973,12 +979,12 @@ async def test_authorities_are_watched_too(
     trust = tmp_path / "trust.pem"
     trust.write_bytes(Path(authority.file).read_bytes())
     config = ListenerTls(certificate=server.certificate, key=server.key, client_ca=str(trust))
-    watched_context = listener_context("listener[0].tls", config)
+    watched_context = listener_contexts("listener[0].tls", config)
     held_context = broker_context(BrokerTls(trust=str(trust)))
     await watched_context.current_value()
     replace(trust, Path(stranger.file).read_bytes())
     await trio.sleep(watched.CHECK_INTERVAL_S)
-    assert "strange" in only_authority(await watched_context.current_value())
+    assert "strange" in only_authority((await watched_context.current_value()).default)
     assert "ours" in only_authority(held_context.value), "no broker has accepted it yet"
     await take_over_held_files(file_stamps([str(trust)]))
     assert "strange" in only_authority(held_context.value)
@@ -991,7 +997,7 @@ async def test_the_ends_that_operators_are_shown_are_those_of_what_is_in_use(
     crl.write_bytes(authority.crl())
     files = {"certificate": mine.certificate, "client_ca": authority.file, "client_crl": str(crl)}
     config = ListenerTls(key=mine.key, certificate=mine.certificate, client_ca=authority.file, client_crl=str(crl))
-    watched_context = listener_context("listener[3].tls", config)
+    watched_context = listener_contexts("listener[3].tls", config)
     before = read_ends([(f"listener[3].tls.{name}", file) for name, file in files.items()])
     assert (len(before), watched_context.ends) == (3, before)
     authority.server("shown", expired=True)

@@ -9,7 +9,7 @@ import pytest
 from e2e.lab.certificates import Authority
 
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime.network.tls import broker_context, listener_context
+from proxy.runtime.network.tls import broker_context, listener_contexts
 from proxy.runtime.network.tls_session import (
     HANDSHAKE_RECORDS_MAX,
     HELLO_BYTES_MAX,
@@ -28,7 +28,9 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
     authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
     pair = authority.server("server")
     listener = ListenerTls(certificate=pair.certificate, key=pair.key)
-    return listener_context("listener[0].tls", listener).value, broker_context(BrokerTls(trust=authority.file)).value
+    return listener_contexts("listener[0].tls", listener).value.default, broker_context(
+        BrokerTls(trust=authority.file)
+    ).value
 
 
 @pytest.fixture(params=["1.2", "1.3"])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -462,6 +463,7 @@ def test_a_worker_runs_with_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run))
     openers: list[Any] = []
     monkeypatch.setattr(worker, "set_opener", openers.append)
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptors = Descriptors(channel=3, liveness=4, files=theirs.detach(), service=5)
     run_worker(Role.AUTH, FakeService, descriptors, CONFINED, ProcessMetrics())
@@ -469,6 +471,7 @@ def test_a_worker_runs_with_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OSError, match="Broken pipe"):  # it asks the supervisor
         openers[0]("/etc/passwd")
     openers[0].__self__.close()
+    assert sys.unraisablehook is not sys.__unraisablehook__, "see ignore_names_that_are_no_text"
     [run] = runs
     it = run.__self__
     assert (it._role, it._descriptors) == (Role.AUTH, descriptors)
