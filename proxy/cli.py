@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,7 @@ from proto.rpc_pb2 import Empty, Method, ReloadRequest, Text
 from proxy import __version__
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
-from proxy.config.load import load_config, load_plan
+from proxy.config.load import load_config, load_plan, load_unchecked
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
@@ -142,7 +143,7 @@ def _print_findings(findings: list["Finding"]) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="The same as /status gives.")
 def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's manner
     """Show how a running cluster is."""
-    text = _ask(_load(config_file), Method.CLUSTER_STATUS)
+    text = _ask(_load(config_file, load_unchecked), Method.CLUSTER_STATUS)
     click.echo(text if as_json else status_text(msgspec.json.decode(text)))
 
 
@@ -259,9 +260,9 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _load(config_file: Path) -> Config:
+def _load(config_file: Path, load: Callable[[Path, Mapping[str, str]], Config] = load_config) -> Config:
     try:
-        return load_config(config_file, os.environ)
+        return load(config_file, os.environ)
     except ConfigError as error:
         _fail(str(error))
 

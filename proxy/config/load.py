@@ -25,6 +25,13 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
     return validate_config(_typed(_tree(path, environment)))
 
 
+def load_unchecked(path: Path, environment: Mapping[str, str]) -> Config:
+    """Load a configuration as ``load_config``, but check no value, and no file that it names: those of a running cluster
+    may be broken by now, which is what an operator wants to read about. Raises ConfigError.
+    """
+    return _typed(_tree(path, environment))
+
+
 def load_plan(
     path: Path, environment: Mapping[str, str], limits: ContainerLimits | None = None, running_forwarders: int = 0
 ) -> MemoryPlan:

@@ -244,6 +244,16 @@ def test_a_file_that_is_not_there(run: Run, config: Path) -> None:
     assert "cannot be read" in result.stderr
 
 
+def test_status_where_a_file_is_broken(run: Run, config: Path, running: dict[int, Any]) -> None:
+    """It is the cluster that knows what it has in force instead."""
+    running[Method.CLUSTER_STATUS] = json.dumps(STATUS)
+    config.write_text(f"{config.read_text()}\n[admin]\ntoken_file = '/nowhere'")
+    assert run("check").exit_code == 1
+    assert run("status").output.startswith("cluster prod, version 1, ")
+    config.write_text("[cluster]\nruntime_directory = '/elsewhere'")
+    assert run("status").exit_code == 1, "a key that there is not may be the one that tells where the cluster runs"
+
+
 def test_status_for_people_and_for_programs(run: Run, running: dict[int, Any]) -> None:
     running[Method.CLUSTER_STATUS] = json.dumps(STATUS)
     assert run("status").output.startswith("cluster prod, version 1, generation 1: ready\n")
