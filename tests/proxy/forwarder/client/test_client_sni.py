@@ -17,7 +17,7 @@ from relay_fakes import until
 
 from proto.addresses import HostPort
 from proxy.forwarder.client import sni
-from proxy.forwarder.client.seen_hellos import SEEN_MAX, SeenHellos
+from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.eviction import PreAuthConnection
@@ -175,15 +175,6 @@ async def test_a_hello_that_comes_back(it: Scene) -> None:
     assert await it.alert() == INTERNAL
     assert it.refused("circle") == 1
     assert not it.asked
-
-
-def test_the_hellos_that_are_known_are_bounded() -> None:
-    seen = SeenHellos()
-    for number in range(SEEN_MAX + 10):
-        assert seen.add(b"%d" % number)
-        assert len(seen._seen) <= SEEN_MAX
-    assert not seen.add(b"10")
-    assert seen.add(b"9"), "the oldest are forgotten"
 
 
 async def test_a_client_without_a_place(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
