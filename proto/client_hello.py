@@ -65,6 +65,11 @@ class ClientHelloParser:
                 self._outcome = refusal.refused
         return self._outcome
 
+    @property
+    def hello(self) -> bytes:
+        """The ClientHello's message, once its name has been returned: the same however it was split over records."""
+        return bytes(self._handshake)
+
     def _parse_records(self) -> str | None:
         received = self.received
         while len(received) >= (start := self._position + _RECORD_HEADER_BYTES):

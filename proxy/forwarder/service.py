@@ -24,6 +24,7 @@ from proxy.config.types import Config
 from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
+from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -103,6 +104,7 @@ class ForwarderService:
         self._listeners: list[socket.socket]
         self._client_connections: set[ClientConnection] = set()
         self._sni_connections: set[SniConnection] = set()
+        self._seen_hellos = SeenHellos()
         self._openings: set[TlsOpening] = set()
         self._handshake_turns = HandshakeTurns()
         context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
@@ -357,6 +359,7 @@ class ForwarderService:
                 self._clients,
                 self._deadlines,
                 lambda: self._denied.value,
+                self._seen_hellos,
             )
         return services
 

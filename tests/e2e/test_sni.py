@@ -19,7 +19,7 @@ from proto.pulsar_pb2 import BaseCommand
 
 from .conftest import running
 from .lab.certificates import Authority
-from .lab.cluster import ProxyCluster, Tables
+from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.dns import NameServer
 from .lab.fakes import FakeBroker, LookupBroker
 from .lab.programs import Program
@@ -159,6 +159,27 @@ def test_an_upgrade_is_noticed_by_no_relay() -> None:
             assert_whole(streams)
             assert cluster.status()["generation"] == generation + 1
             assert not pids & set(cluster.worker_pids().values())
+
+
+def test_a_circle_of_proxies_ends_at_the_first_that_is_passed_twice() -> None:
+    """Each one's brokers are the other proxy, so a hello would go round until a limit on connections ends it."""
+    listener = {"routing": "sni"}
+    with ExitStack() as stack:
+        first = ProxyCluster({"cluster": {"forwarders": 1}, "listener": listener})
+        second = ProxyCluster(
+            {
+                "cluster": {"forwarders": 1},
+                "listener": listener,
+                "brokers": {"service_url": f"pulsar+ssl://localhost:{first.port}"},
+            }
+        )
+        first.write_config(merged(first.tables, {"brokers": {"service_url": f"pulsar+ssl://localhost:{second.port}"}}))
+        for cluster in (first, second):
+            stack.enter_context(running(cluster, ready=False))
+        with pytest.raises(ssl.SSLError, match="INTERNAL_ERROR"):
+            SniClient(first.port, ssl.create_default_context(), "localhost")
+        for cluster in (first, second):  # lookup workers say hello, too: that of each comes back to its own proxy
+            cluster.wait_for_log("not passed on", "reason=circle")
 
 
 def test_what_is_no_tls(scene: Scene) -> None:

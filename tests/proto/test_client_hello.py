@@ -145,6 +145,13 @@ def test_what_follows_the_hello_is_not_looked_at() -> None:
     assert outcome(HELLO + early) == outcome(HELLO, early) == NAME
 
 
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_the_message_is_the_same_over_any_records(size: int) -> None:
+    parser = ClientHelloParser()
+    parser.receive_data(in_records(HELLO[5:], size) + b"early data")
+    assert parser.hello == HELLO[5:]
+
+
 def test_the_name_is_in_lower_case() -> None:
     assert outcome(hello(server_name(b"Broker.Example"))) == "broker.example"
 

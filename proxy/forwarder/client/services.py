@@ -1,11 +1,12 @@
 """What all client connections of a forwarder share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from proxy.common.deny_list import DenyList
+from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.clients import WorkerClients
@@ -29,3 +30,4 @@ class ConnectionServices:
     nursery: trio.Nursery
     deadlines: Deadlines
     denied: Callable[[], DenyList] = DenyList
+    seen_hellos: SeenHellos = field(default_factory=SeenHellos)

@@ -149,6 +149,10 @@ class SniConnection:
                 self._on_name(name)
 
     def _on_name(self, name: str) -> None:
+        if not self._services.seen_hellos.add(self._parser.hello):
+            detail = "this very ClientHello has come before; does brokers.service_url lead back here?"
+            self._refuse(HelloRefused("circle", INTERNAL_ERROR, detail, name), DisconnectCause.TARGET_DENIED)
+            return
         owner = owner_of("", self._client.address)
         if not self._admitted.take_place(owner, lambda: self.evict(DisconnectCause.OVER_SHARE)):
             refused = HelloRefused("max_connections", INTERNAL_ERROR, "limits.max_connections", name)

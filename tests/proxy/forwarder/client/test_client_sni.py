@@ -17,6 +17,7 @@ from relay_fakes import until
 
 from proto.addresses import HostPort
 from proxy.forwarder.client import sni
+from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.eviction import PreAuthConnection
@@ -65,9 +66,11 @@ class Scene:
             handshakes=self.handshakes,
             nursery=nursery,
             deadlines=self.deadlines,
+            seen_hellos=SeenHellos(),
         )
         endpoint = ClientEndpoint(CLIENT, trio.current_time(), b"", 0)
         admitted: Any = self.admitted
+        self.services = services
         self.connection = SniConnection(TcpStream(ours), endpoint, services, admitted, self._on_end)
         self.receive: Callable[[bytes], None]
 
@@ -162,6 +165,16 @@ async def test_what_is_no_hello(it: Scene) -> None:
         assert await it.alert() == MALFORMED
     assert it.refused("malformed") == 1
     assert [entry["client"] for entry in logs] == [CLIENT]
+
+
+async def test_a_hello_that_comes_back(it: Scene) -> None:
+    """Security: however it is split, and whatever comes behind it."""
+    it.services.seen_hellos.add(HELLO[5:])
+    it.receive(HELLO[:50])
+    it.receive(HELLO[50:] + b"early data")
+    assert await it.alert() == INTERNAL
+    assert it.refused("circle") == 1
+    assert not it.asked
 
 
 async def test_a_client_without_a_place(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
