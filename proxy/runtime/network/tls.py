@@ -22,6 +22,7 @@ from proxy.common.logs import get_logger
 from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.kernel_tls import follow_secrets
 from proxy.runtime.network.tls_session import TlsSession
 
 RECEIVE_BYTES = 65536
@@ -123,6 +124,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
+
+    @property
+    def can_move_to_kernel(self) -> bool:
+        """Whether the kernel can go on with this session from here."""
+        return not self._read_ahead and self.session.can_move_to_kernel
 
     def take_read_ahead(self, ciphertext: bytes | bytearray = b"") -> bytes:
         """Return what has arrived and was not received; only the beginning of a record may be left in the session.
@@ -269,6 +275,7 @@ def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     if config.client_crl:
         _load_crls(context, f"{key}.client_crl", config.client_crl)
+    follow_secrets(context)
     return context
 
 
@@ -384,6 +391,7 @@ def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
     context.check_hostname = config.verify_hostname
     if config.certificate:
         _load_certificate(context, "brokers.tls", config.certificate, config.key)
+    follow_secrets(context)
     return context
 
 
