@@ -25,6 +25,7 @@ from proxy.runtime.network.kernel_tls import (
     discard_input,
     examine,
     has_keys,
+    push_records,
     send_close_notify,
 )
 from proxy.runtime.network.tls_session import RECORDS_WITHOUT_DATA_MAX
@@ -157,6 +158,9 @@ class KernelTlsPump(Pump):
                 self._pass_end_on(direction)
             elif not direction.held_bytes or self._pump.drain_pipe(direction):
                 self._move_portion(direction)
+            if direction.held_bytes and direction.sink_uses_tls:
+                with borrowed_socket(direction.sink) as sink:
+                    push_records(sink)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
             self._pump.on_internal_error(direction, error)
 

@@ -217,6 +217,16 @@ def send_close_notify(connection: socket.socket) -> bool:
     return True
 
 
+def push_records(connection: socket.socket) -> None:
+    """Have what the kernel has accepted sent, when it has accepted no more.
+
+    Before Linux 6.5 a splice of several pages leaves a whole record queued, and waits for room that only that record's
+    acknowledgement would make: where the send buffer is small, as while the machine's memory for TCP is short.
+    """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # tcp(7): it flushes the output
+
+
 def discard_input(connection: socket.socket) -> None:
     """Discard what has come: to close a socket of which something was not read resets the connection."""
     with contextlib.suppress(OSError):
