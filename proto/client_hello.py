@@ -25,6 +25,8 @@ _RECORD_HEADER_BYTES = 5
 _HANDSHAKE_HEADER_BYTES = 4
 _RANDOM_BYTES = 32
 _SERVER_NAME = 0
+_RECORD_SIZE_LIMITS = frozenset({1, 28})
+"""max_fragment_length (RFC 6066, 4), record_size_limit (RFC 8449)."""
 _HOST_NAME = 0
 _NAME_BYTES_MAX = 253  # DNS: RFC 1035, section 2.3.4
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\Z")
@@ -161,8 +163,17 @@ class _Fields:
             raise _malformed("bytes behind the last field")
 
 
-def _name_in_hello(hello: bytes) -> str:
-    """Return the host name that a ClientHello asks for (RFC 8446, 4.1.2). Raises _Refusal."""
+def limits_record_size(handshake: bytes) -> bool:
+    """Return whether a ClientHello asks for smaller records than usual; False for the beginning of one."""
+    try:
+        extensions = _extensions_of(handshake[_HANDSHAKE_HEADER_BYTES:])
+    except _Refusal:
+        return False
+    return any(kind in _RECORD_SIZE_LIMITS for kind, _value in extensions)
+
+
+def _extensions_of(hello: bytes) -> list[tuple[int, bytes]]:
+    """Return the extensions of a ClientHello, by their types (RFC 8446, 4.1.2). Raises _Refusal."""
     fields = _Fields(hello)
     _check_version(fields.number(2) >> 8)
     fields.take(_RANDOM_BYTES)
@@ -173,11 +184,16 @@ def _name_in_hello(hello: bytes) -> str:
     fields.vector(1, shortest=1)
     extensions = _Fields(fields.vector(2) if fields else b"")
     fields.end()
-    names: list[bytes] = []
+    found = []
     while extensions:
-        kind, value = extensions.number(2), extensions.vector(2)
-        if kind == _SERVER_NAME:
-            names.append(value)
+        kind = extensions.number(2)
+        found.append((kind, extensions.vector(2)))
+    return found
+
+
+def _name_in_hello(hello: bytes) -> str:
+    """Return the host name that a ClientHello asks for (RFC 6066). Raises _Refusal."""
+    names = [value for kind, value in _extensions_of(hello) if kind == _SERVER_NAME]
     if not names:
         raise _Refusal(HelloRefused("no_name", UNRECOGNIZED_NAME, "the ClientHello names no server"))
     if len(names) > 1:

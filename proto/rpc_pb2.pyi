@@ -421,7 +421,7 @@ class RelayLeftBehind(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +432,8 @@ class StoredRelay(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     LEAVE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
+    BROKER_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -442,7 +444,9 @@ class StoredRelay(_message.Message):
     session: StoredSession
     credentials: _containers.RepeatedScalarFieldContainer[bytes]
     leave_at_ms: int
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
+    client_kernel_tls: bool
+    broker_kernel_tls: bool
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ...) -> None: ...
 
 class StoredSession(_message.Message):
     __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind", "passes_answers")

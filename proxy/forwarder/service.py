@@ -47,6 +47,7 @@ from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
+from proxy.runtime.network.kernel_tls import use_kernel_tls
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
@@ -93,6 +94,7 @@ class ForwarderService:
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
+        use_kernel_tls(context.config.relay.kernel_tls)  # before any context is made
         self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
@@ -246,6 +248,7 @@ class ForwarderService:
         """
         if self._accepting.cancel_called:  # even if the rest cannot be used: the ends of its sessions are enforced
             self._relays.enforcement.configure(config)
+        use_kernel_tls(config.relay.kernel_tls)  # may raise
         workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)  # may raise
         denied = _deny_list(config)  # may raise
         if not self._accepting.cancel_called:

@@ -43,6 +43,10 @@ class Relay(Strict, frozen=True):
 
     crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that the relays of a forwarder that
         terminates or is replaced continue in its successor; without it they end with their forwarder
+    kernel_tls: whether relays with TLS 1.3 are moved into the kernel, which then encrypts: they cost less and continue
+        in a forwarder's successor, as those without TLS do. Only relays of which the proxy inspects no frames; all
+        others stay in user space. `auto`: where the kernel can (`modprobe tls` on the machine); `required`: without it
+        the proxy does not start; `off`: none
     keep_alive_idle_ms: time without a byte after which the kernel probes a peer (TCP_KEEPIDLE; whole seconds, here and
         below)
     keep_alive_probe_interval_ms: time between two such probes (TCP_KEEPINTVL)
@@ -54,6 +58,7 @@ class Relay(Strict, frozen=True):
     """
 
     crash_safe: bool = True
+    kernel_tls: Literal["off", "auto", "required"] = "off"
     keep_alive_idle_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 60_000
     keep_alive_probe_interval_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 10_000
     keep_alive_probes: Annotated[int, Meta(ge=1, le=127)] = 6

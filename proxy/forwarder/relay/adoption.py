@@ -19,9 +19,10 @@ from proxy.forwarder.lifetime.session_factory import SessionFactory
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
+from proxy.forwarder.relay.kernel_tls_pump import KernelTlsRelay, new_spliced_relay
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
-from proxy.forwarder.relay.relay import Relay, SplicedRelay
+from proxy.forwarder.relay.relay import Relay
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -122,9 +123,11 @@ class RelayAdopter:
             self._pool.adopt_pipe(pipe)
         half_close_timeout_s = seconds(config.half_close_timeout_ms)
         for inherited in handover.relays:
-            relay = SplicedRelay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
+            relay = new_spliced_relay(inherited.record, inherited.client, inherited.broker, half_close_timeout_s)
             self._ledger.in_flight.increment()
             try:
+                if isinstance(relay, KernelTlsRelay):
+                    relay.check_keys()
                 self._restore_session(relay)
                 self._engine.adopt_relay(relay, pipes, self._framed_pump)
                 on_adopted(relay)

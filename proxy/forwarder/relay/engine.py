@@ -27,6 +27,7 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import until_quiet
 from proxy.forwarder.relay.copy_pump import CopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
+from proxy.forwarder.relay.kernel_tls_pump import KernelTlsPump, KernelTlsRelay
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.pump import Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, Relay
@@ -72,6 +73,7 @@ class RelayEngine:
         self._half_closed, self._to_recheck = host.half_closed, host.to_recheck
         self.pump = SplicePump(table, pool, host)
         self._copy_pump = CopyPump(table, host)
+        self._kernel_tls_pump = KernelTlsPump(table, self.pump, host)
         self._waiting_for_pipe = self.pump.waiting_for_pipe
         self._by_source: dict[int, Direction] = {}
         self._nursery: trio.Nursery
@@ -118,6 +120,8 @@ class RelayEngine:
             self._copy_pump.pass_early_ends_on(relay)
 
     def _pump_of(self, relay: Relay) -> Pump:
+        if isinstance(relay, KernelTlsRelay):
+            return self._kernel_tls_pump
         return self.pump if relay.is_spliced else self._copy_pump
 
     def run_once(self) -> None:

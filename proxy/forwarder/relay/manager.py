@@ -39,6 +39,7 @@ from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
+from proxy.forwarder.relay.kernel_tls_pump import new_spliced_relay
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import (
@@ -46,7 +47,6 @@ from proxy.forwarder.relay.relay import (
     RelayMustWait,
     RelayStart,
     RelayStartFailed,
-    SplicedRelay,
     shut_down,
 )
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, tune_for_relay
@@ -54,6 +54,8 @@ from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.kernel_tls import KernelTlsNotPossible, attach_tls, give_keys
+from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 from proxy.runtime.shared.relay_table import RelayTable
 
@@ -70,6 +72,7 @@ _START_ERRORS = (
     StoreLost,
     MessageTooLong,
     FrameInvalid,
+    KernelTlsNotPossible,
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
@@ -177,16 +180,35 @@ class RelayManager(Collector):
 
         The client receives nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
-        client, broker = start.client, start.broker
-        if not (self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream)):
+        sockets = self._sockets_to_splice(start)
+        if sockets is None:
             self._start_copied(start)
             return
-        relay = await self._start_spliced(start, client, broker)
+        relay = await self._start_spliced(start, *sockets)
         if self._engine.frozen:
             self._release_handed_over(relay)
         else:
             self.in_flight.increment()
             self._on_live(relay)
+
+    def _sockets_to_splice(self, start: RelayStart) -> tuple[TcpStream, TcpStream] | None:
+        """Return the two TCP connections of a relay that can be spliced; None: it is copied.
+
+        TLS is moved into the kernel only for a blind relay, since nobody can look at frames of which a successor finds
+        the boundaries, and if nothing has to be sent ahead of the relay, before the kernel has the keys.
+        """
+        streams = cast("tuple[Stream, Stream]", (start.client, start.broker))
+        uses_tls = [isinstance(stream, TlsStream) for stream in streams]
+        start.stored.client_kernel_tls, start.stored.broker_kernel_tls = uses_tls
+        sockets = transport_of(streams[0]), transport_of(streams[1])
+        can_move = start.session is None and not (uses_tls[1] and _bytes_ahead(start.first_to_broker))
+        for stream in streams:
+            if isinstance(stream, TlsStream):
+                can_move = can_move and stream.can_move_to_kernel and attach_tls(stream.transport.socket)
+        if self._splices and (can_move or not any(uses_tls)):
+            return sockets
+        start.stored.client_kernel_tls = start.stored.broker_kernel_tls = False
+        return None
 
     def _start_copied(self, start: RelayStart) -> None:
         """Start a relay that is not spliced. Raises RelayStartFailed."""
@@ -226,11 +248,11 @@ class RelayManager(Collector):
 
     def start_relay_now(self, start: RelayStart) -> bool:
         """Do the same if that needs no waiting; otherwise return False: both streams are still the caller's."""
-        client, broker = start.client, start.broker
-        if not (self._splices and isinstance(client, TcpStream) and isinstance(broker, TcpStream)):
+        sockets = self._sockets_to_splice(start)
+        if sockets is None:
             self._start_copied(start)
             return True
-        relay = self._starter.start_relay_now(start, client, broker, self._prepare_start(start))
+        relay = self._starter.start_relay_now(start, *sockets, self._prepare_start(start))
         if relay is None:
             return False
         self.in_flight.increment()
@@ -416,7 +438,7 @@ class SplicedRelayStarter:
             await self._send_ahead(relay, broker, starting.first_to_broker)
             self._preload(relay, starting.first_to_broker, starting.first_to_client)
             await self._fd_store.store_relay(relay.record, *relay.sockets)
-            self._run_relay(relay)
+            self._run_relay(relay, start)
             starting.is_done = True
         return relay
 
@@ -429,11 +451,14 @@ class SplicedRelayStarter:
             if len(starting.first_to_broker) <= SMALL_PIPE_BYTES:
                 self._preload(relay, starting.first_to_broker, starting.first_to_client)
                 if self._fd_store.store_relay_now(relay.record, *relay.sockets):
-                    self._run_relay(relay)
+                    self._run_relay(relay, start)
                     starting.is_done = True
         return relay if starting.is_done else None
 
-    def _run_relay(self, relay: Relay) -> None:
+    def _run_relay(self, relay: Relay, start: RelayStart) -> None:
+        for stream in (start.client, start.broker):
+            if isinstance(stream, TlsStream):
+                give_keys(stream.transport.socket, stream.session.take_kernel_keys())
         if not self._engine.frozen:  # otherwise it is the successor's already
             self._ledger.count_start(relay.record)
             self._engine.start_relay(relay)
@@ -501,7 +526,7 @@ class _Starting:
         session: ExpiringSession | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
-        self.relay = SplicedRelay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
+        self.relay = new_spliced_relay(start.stored, *sockets, seconds(start.config.half_close_timeout_ms), session)
         self.is_done = False
         self._starter = starter
         self._start = start

@@ -153,6 +153,10 @@ class Relay(ABC):
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
         self.close_reason = CloseReason.NOT_CLOSING
+        self.connect(to_broker, to_client)
+
+    def connect(self, to_broker: Direction, to_client: Direction) -> None:
+        """Make these the relay's directions."""
         self.to_broker, self.to_client = to_broker, to_client
         to_broker.opposite, to_client.opposite = to_client, to_broker
         to_broker.relay = to_client.relay = self

@@ -20,6 +20,7 @@ from proxy.common.reloading_file import HeldFile, ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.certificate_ends import CRL_PATTERN, crl_warning, read_ends
+from proxy.runtime.network.kernel_tls import follow_secrets
 from proxy.runtime.network.tls_certificates import NamedContexts, certificates_by_name, config_errors, load_certificate
 from proxy.runtime.network.tls_options import set_groups, set_options
 from proxy.runtime.network.tls_session import TlsSession
@@ -120,6 +121,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
+
+    @property
+    def can_move_to_kernel(self) -> bool:
+        """Whether the kernel can go on with this session from here."""
+        return not self._read_ahead and self.session.can_move_to_kernel
 
     def take_read_ahead(self, ciphertext: bytes | bytearray = b"") -> bytes:
         """Return what has arrived and was not received; only the beginning of a record may be left in the session.
@@ -293,6 +299,7 @@ def _new_listener_context(key: str, config: ListenerTls, *, warns: bool = False)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     if config.client_crl:
         _load_crls(context, f"{key}.client_crl", config.client_crl, warns=warns)
+    follow_secrets(context)
     return context
 
 
@@ -415,4 +422,5 @@ def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
     context.check_hostname = config.verify_hostname
     if config.certificate:
         load_certificate(context, "brokers.tls", config.certificate, config.key)
+    follow_secrets(context)
     return context

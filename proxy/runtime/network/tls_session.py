@@ -10,6 +10,9 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
+from proto.client_hello import limits_record_size
+from proxy.runtime.network.kernel_tls import KeyPair, current_key_log, kernel_ciphers, keys_from_traffic_secret
+
 RECORD_BYTES = 16_384
 """Of plaintext in one record."""
 
@@ -28,7 +31,11 @@ HANDSHAKE_RECORDS_MAX = 256
 _HEADER_BYTES = 5
 _HANDSHAKE_RECORD = 22
 _MESSAGE_HEADER_BYTES = 4
+_TICKET_RECORD_BYTES_MIN = 64
+"""What is shorter is no ticket, but may be new keys."""
 _RECORD_TYPES = range(20, 25)
+_SIDES = ("SERVER", "CLIENT")
+"""As the key log calls them."""
 
 
 class TlsSession:
@@ -42,10 +49,16 @@ class TlsSession:
         "_context",
         "_feed",
         "_handshake_records",
+        "_hello",
         "_hello_head",
         "_incoming",
+        "_key_log",
+        "_must_stay",
         "_outgoing",
         "_read",
+        "_received_records",
+        "_secrets",
+        "_sent_records",
         "_tls",
         "_write",
         "error",
@@ -61,7 +74,11 @@ class TlsSession:
         self._feed, self._write = self._incoming.write, self._tls.write
         self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
         self._handshake_records = 0
-        self._hello_head = b""
+        self._hello = self._hello_head = b""
+        self._key_log = current_key_log()
+        self._secrets: dict[str, bytes] = {}
+        self._must_stay = False
+        self._sent_records = self._received_records = 0  # since the handshake
         self.unread = b""
         self.has_ended = False
         self.error: ssl.SSLError | None = None
@@ -88,14 +105,19 @@ class TlsSession:
         Send what ``take_outgoing`` returns then, also after an error. Raises ssl.SSLError.
         """
         self.unread += ciphertext
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                if not self._feed_record():
-                    return False
-            else:
-                return True
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    if not self._feed_record():
+                        return False
+                else:
+                    self._hello = b""
+                    return True
+        finally:
+            if self._key_log is not None:
+                self._secrets |= self._key_log.take_secrets()
 
     def end_input(self) -> None:
         """Have the handshake fail for the end of the connection."""
@@ -120,11 +142,20 @@ class TlsSession:
         self._handshake_records += 1
         if self._handshake_records > HANDSHAKE_RECORDS_MAX:
             raise _violation("too many records in the handshake")
+        if self._key_log is not None and self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
+            self._check_hello(record[_HEADER_BYTES:])
         head = self._hello_head
         if len(head) < _MESSAGE_HEADER_BYTES and self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
             self._hello_head = head = (head + record[_HEADER_BYTES : 2 * _HEADER_BYTES])[:_MESSAGE_HEADER_BYTES]
             if len(head) == _MESSAGE_HEADER_BYTES and int.from_bytes(head[1:]) > HELLO_BYTES_MAX:
                 raise _violation(f"a hello of more than {HELLO_BYTES_MAX} bytes")
+
+    def _check_hello(self, part: bytes) -> None:
+        """Stay in user space where the client wants smaller records than the kernel makes."""
+        size = _MESSAGE_HEADER_BYTES + int.from_bytes(self._hello[1:_MESSAGE_HEADER_BYTES])
+        if len(self._hello) < max(size, _MESSAGE_HEADER_BYTES):
+            self._hello += part
+            self._must_stay |= limits_record_size(self._hello)
 
     # ---- data
 
@@ -134,18 +165,20 @@ class TlsSession:
         ``ciphertext``: what ``unread`` held, and behind it what has come since. ``plaintext`` has room for as much.
         Afterwards ``waiting_record_bytes`` may tell that TLS itself has something to send.
         """
-        size, at, got, without_data = len(ciphertext), 0, 0, 0
+        size, at, got, records, without_data = len(ciphertext), 0, 0, 0, 0
         read, feed = self._read, self._feed
         while size - at >= _HEADER_BYTES:
             following = at + _HEADER_BYTES + (ciphertext[at + 3] << 8 | ciphertext[at + 4])
             if following > size and following - at <= RECORD_BYTES_MAX and ciphertext[at] in _RECORD_TYPES:
                 break
             feed(ciphertext[at:following])  # what is too long, or no record, is OpenSSL's to refuse
-            at = following
+            records += 1
+            record_bytes, at = following - at, following
             try:
                 part = read(RECORD_BYTES, plaintext[got:])
             except ssl.SSLWantReadError:  # a record without data, as of a KeyUpdate
                 without_data += 1
+                self._on_record_without_data(record_bytes)
                 if without_data <= RECORDS_WITHOUT_DATA_MAX:
                     continue
                 self.error = _violation("too many records without data")
@@ -159,18 +192,26 @@ class TlsSession:
                 self.has_ended, at = True, size
                 break
             got += part
+        self._received_records += records
         if at < size or self.unread:
             self.unread = bytes(ciphertext[at:size])
         return got
+
+    def _on_record_without_data(self, size_bytes: int) -> None:
+        if self._key_log is not None:
+            self._key_log.clear()  # where OpenSSL has written new keys
+            self._must_stay |= self._tls.server_side or size_bytes < _TICKET_RECORD_BYTES_MIN
 
     def encrypt(self, plaintext: memoryview) -> bytes:
         """Encrypt into records. Raises ssl.SSLError."""
         size, write, take = len(plaintext), self._write, self._outgoing.read
         if size <= RECORD_BYTES:
+            self._sent_records += 1
             write(plaintext)
             return take()
         records = []
         for start in range(0, size, RECORD_BYTES):
+            self._sent_records += 1
             write(plaintext[start : start + RECORD_BYTES])
             records.append(take())
         return b"".join(records)
@@ -179,6 +220,28 @@ class TlsSession:
     def waiting_record_bytes(self) -> int:
         """How much TLS itself has to send: answers to KeyUpdates, and alerts."""
         return self._outgoing.pending
+
+    # ---- into the kernel
+
+    @property
+    def can_move_to_kernel(self) -> bool:
+        """Whether ``take_kernel_keys`` may be called: all that has come was decrypted, and nothing waits to be sent."""
+        if len(self._secrets) < len(_SIDES) or self._must_stay or self.unread or self.has_ended:
+            return False
+        return not self._outgoing.pending and self._cipher_name in kernel_ciphers()
+
+    def take_kernel_keys(self) -> KeyPair:
+        """Return the keys by which the kernel goes on with this session, of which no more may be used then."""
+        ours, theirs = _SIDES if self._tls.server_side else reversed(_SIDES)
+        secrets, self._secrets = self._secrets, {}
+        return KeyPair(
+            sending=keys_from_traffic_secret(secrets[ours], self._cipher_name, self._sent_records),
+            receiving=keys_from_traffic_secret(secrets[theirs], self._cipher_name, self._received_records),
+        )
+
+    @property
+    def _cipher_name(self) -> str:
+        return (self._tls.cipher() or ("",))[0]
 
     @property
     def context(self) -> ssl.SSLContext:

@@ -1,10 +1,11 @@
-"""Many relays with random bytes in both directions, each direction checked by its SHA-256."""
+"""Many relays with random bytes in both directions, each direction checked by its SHA-256, with TLS or without."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import random
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ import trio
 from proto import commands
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.tls import TlsStream
 
 HOST = "127.0.0.1"
 SLOWEST_END_S = 60.0
 _FRAME_BYTES_MAX = 1 << 20
 _CHUNK_BYTES = 1 << 16
+
+Stream = trio.SocketStream | TlsStream
 
 
 @dataclass
@@ -43,7 +48,8 @@ class Streams:
     """So many relays through a proxy, to a broker of our own in this process.
 
     ``portion_bytes_max``: the random sizes; ``pause_s_max``: how long a sender may rest between two of them;
-    ``broker_port``: where the broker listens, 0: anywhere.
+    ``broker_port``: where the broker listens, 0: anywhere. ``client_tls``, ``broker_tls``: contexts of clients and of
+    the broker, where they use TLS.
     """
 
     proxy_port: int
@@ -51,6 +57,8 @@ class Streams:
     portion_bytes_max: int = 400_000
     pause_s_max: float = 0.01
     broker_port: int = 0
+    client_tls: ssl.SSLContext | None = None
+    broker_tls: ssl.SSLContext | None = None
     ways: list[OneWay] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _stop: trio.Event = field(default_factory=trio.Event)
@@ -91,8 +99,9 @@ class Streams:
 
     # ---- both ends
 
-    async def _connect(self, broker_port: int) -> tuple[trio.SocketStream, bytes]:
-        stream = await trio.open_tcp_stream(HOST, self.proxy_port)
+    async def _connect(self, broker_port: int) -> tuple[Stream, bytes]:
+        plain = await trio.open_tcp_stream(HOST, self.proxy_port)
+        stream = await _with_tls(plain, self.client_tls, server_side=False)
         hello = CommandConnect(client_version="streams", protocol_version=commands.PROTOCOL_VERSION)
         hello.proxy_to_broker_url = f"{HOST}:{broker_port}"
         await stream.send_all(commands.connect(hello))
@@ -100,14 +109,15 @@ class Streams:
         assert command.type == BaseCommand.CONNECTED, command
         return stream, rest
 
-    async def _be_client(self, stream: trio.SocketStream, rest: bytes) -> None:
+    async def _be_client(self, stream: Stream, rest: bytes) -> None:
         there, back = OneWay(), OneWay()
         self.ways += [there, back]
         number = len(self.ways) - 2
         await stream.send_all(number.to_bytes(4, "big"))  # which stream this is
         await self._both_ways(stream, rest, there, back)
 
-    async def _be_broker(self, stream: trio.SocketStream) -> None:
+    async def _be_broker(self, plain: trio.SocketStream) -> None:
+        stream = await _with_tls(plain, self.broker_tls, server_side=True)
         command, rest = await _first_frame(stream)
         if command.type != BaseCommand.CONNECT:  # a health check's PING
             await stream.aclose()
@@ -125,12 +135,12 @@ class Streams:
         number = int.from_bytes(rest[:4], "big")
         await self._both_ways(stream, rest[4:], self.ways[number + 1], self.ways[number])
 
-    async def _both_ways(self, stream: trio.SocketStream, rest: bytes, sending: OneWay, getting: OneWay) -> None:
+    async def _both_ways(self, stream: Stream, rest: bytes, sending: OneWay, getting: OneWay) -> None:
         async with stream, trio.open_nursery() as nursery:
             nursery.start_soon(self._send, stream, sending)
             nursery.start_soon(self._receive, stream, rest, getting)
 
-    async def _send(self, stream: trio.SocketStream, way: OneWay) -> None:
+    async def _send(self, stream: Stream, way: OneWay) -> None:
         try:
             while not self._stop.is_set():
                 portion = self._random.randbytes(self._random.choice((1, 100, 3_000, 65_536, self.portion_bytes_max)))
@@ -142,7 +152,7 @@ class Streams:
         except trio.BrokenResourceError as error:
             self.errors.append(f"sending: {error.__cause__}")
 
-    async def _receive(self, stream: trio.SocketStream, rest: bytes, way: OneWay) -> None:
+    async def _receive(self, stream: Stream, rest: bytes, way: OneWay) -> None:
         way.got.update(rest)
         way.got_bytes += len(rest)
         last = trio.current_time()
@@ -176,7 +186,7 @@ class SniStreams(Streams):
 
     _hellos: set[bytes] = field(default_factory=set)
 
-    async def _connect(self, broker_port: int) -> tuple[trio.SocketStream, bytes]:
+    async def _connect(self, broker_port: int) -> tuple[Stream, bytes]:
         del broker_port  # the proxy knows it
         stream = await trio.open_tcp_stream(HOST, self.proxy_port)
         hello = client_hello("localhost")
@@ -196,7 +206,16 @@ class SniStreams(Streams):
         await self._both_ways(stream, rest[hello + 4 :], self.ways[number + 1], self.ways[number])
 
 
-async def _first_frame(stream: trio.SocketStream) -> tuple[BaseCommand, bytes]:
+async def _with_tls(plain: trio.SocketStream, context: ssl.SSLContext | None, *, server_side: bool) -> Stream:
+    if context is None:
+        return plain
+    sock = socket.socket(fileno=plain.socket.detach())
+    stream = TlsStream(TcpStream(sock), context, server_side=server_side, host=None if server_side else HOST)
+    await stream.handshake()
+    return stream
+
+
+async def _first_frame(stream: Stream) -> tuple[BaseCommand, bytes]:
     decoder = FrameDecoder(max_frame_bytes=_FRAME_BYTES_MAX)
     while (frame := decoder.next_frame()) is None:
         data = await stream.receive_some(65536)

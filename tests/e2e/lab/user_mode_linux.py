@@ -6,6 +6,8 @@ interface. A guest program is a module that calls `be_first_process`.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -29,6 +31,9 @@ GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("cgroup2", "/sys/fs/cgroup"), ("tmpfs", GUEST_TMP))
 STOP_TIMEOUT_S = 60.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+MODULES = Path("/usr/lib/uml/modules")
+_FINIT_MODULE = 313  # of x86_64, the one architecture of this kernel
+_libc = ctypes.CDLL(None, use_errno=True)
 _IFREQ = struct.Struct("16sh22x")
 
 
@@ -77,6 +82,24 @@ def be_first_process(work: Callable[[], None]) -> None:
     finally:
         Path("/proc/sysrq-trigger").write_text("o")
         signal.pause()  # the kernel would panic at the end of its first process
+
+
+def load_modules(*names: str) -> None:
+    """In the guest: load modules of its kernel, and what they need. Raises OSError."""
+    folder = MODULES / os.uname().release
+    lines = [line.split(":") for line in (folder / "modules.dep").read_text().splitlines()]
+    needed_by = {path: needed.split() for path, needed in lines}
+    paths = {path.rpartition("/")[2].partition(".")[0].replace("-", "_"): path for path in needed_by}
+    for name in names:
+        if name in paths:  # otherwise it is built in
+            for path in (*reversed(needed_by[paths[name]]), paths[name]):
+                _load_module(folder / path)
+
+
+def _load_module(path: Path) -> None:
+    with path.open("rb") as file:
+        if _libc.syscall(_FINIT_MODULE, file.fileno(), b"", 0) and ctypes.get_errno() != errno.EEXIST:
+            raise OSError(ctypes.get_errno(), f"the module {path} cannot be loaded")
 
 
 def _bring_loopback_up() -> None:
