@@ -37,6 +37,7 @@ def cluster(authority: Authority) -> Iterator[ManyListenersCluster]:
     tables = {"brokers": {"service_url": f"pulsar://{HOST}:{free_port()}"}}
     with running(ManyListenersCluster(tables, {"tls": tls}), ready=False) as cluster:
         assert isinstance(cluster, ManyListenersCluster)
+        cluster.wait_for_log("ready for clients")  # at its other listener, too
         yield cluster
 
 
