@@ -1,4 +1,4 @@
-"""Relays whose TLS is in the kernel: in a guest that has kernel TLS (test_kernel_tls.py).
+"""Relays whose TLS is in the kernel: in a guest that has kernel TLS (test_kernel_tls_relays.py).
 
 Observations are lines of JSON on the console.
 """

@@ -1,4 +1,4 @@
-"""Relays whose TLS is in the kernel outlive their forwarders, as those without TLS do: in a guest that has kernel TLS."""
+"""Relays whose TLS is in the kernel outlive their forwarders, as those without TLS do: in a guest that has it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from .lab.kernel_tls_guest import KILLS, STREAMS
+from .lab.kernel_tls_relays_guest import KILLS, STREAMS
 from .lab.user_mode_linux import run_guest
 from .test_oom import GUEST_MEMORY_MIB, IMPORTED, IMPORTED_BY_WORKERS, PATIENCE_S
 from .test_oom import pytestmark as pytestmark  # noqa: PLC0414 -- the same guest
 
-GUEST = "tests.e2e.lab.kernel_tls_guest"
+GUEST = "tests.e2e.lab.kernel_tls_relays_guest"
 
 
 @pytest.fixture(scope="module")
