@@ -26,9 +26,8 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
 
 
 def load_unchecked(path: Path, environment: Mapping[str, str]) -> Config:
-    """Load a configuration as ``load_config``, but check no value, and no file that it names. Raises ConfigError.
-
-    Those of a running cluster may be broken by now, which is what an operator wants to read about.
+    """Load a configuration as ``load_config``, but check no value, and no file that it names: they may have been broken
+    since a cluster began to run with them, which an operator wants to read about. Raises ConfigError.
     """
     return _typed(_tree(path, environment))
 

@@ -311,11 +311,10 @@ class ForwarderService:
         denied = self._denied
         if not denied.files:
             return {}
-        read_at = round(denied.read_at_unix_s, 1)
         return {
             "deny_list": {
                 "entries": len(denied.value.kinds),
-                "read_at_unix_s": read_at,
+                "read_at_unix_s": denied.read_at_unix_s,
                 "error": denied.failure[:DENY_LIST_ERROR_CHARACTERS_MAX],
             }
         }

@@ -161,7 +161,7 @@ CASES = {
     "PulsarProxyCertificateExpiresSoon": Case(
         ends(CERTIFICATE, 30), DAY_M + 68, DAY_M - 4,
         [ends(CERTIFICATE, 31.1), ends(CERTIFICATE, 20, 40), ends(CERTIFICATE, 3, 3.5, 4, 4.5), ends(CRL, 6),
-         ends(CRL, 1.5, 1.5, 2.4)],
+         ends(CRL, 1, 1.5, 2)],
     ),
     "PulsarProxyCertificateExpires": Case(
         ends(CERTIFICATE, 7), DAY_M + 8, DAY_M - 4,
