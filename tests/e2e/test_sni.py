@@ -154,6 +154,7 @@ def test_an_upgrade_is_noticed_by_no_relay() -> None:
             async def upgrade() -> None:
                 answer = await trio.to_thread.run_sync(cluster.command, "upgrade")
                 assert answer.returncode == 0, answer.stderr
+                await trio.to_thread.run_sync(cluster.wait_for_total, ADOPTED, streams.count)
 
             trio.run(streams.run, upgrade)
             assert_whole(streams)
