@@ -226,7 +226,8 @@ if "with a filter" in ways:
     except PermissionError:
         pass
 os.write(1, b"ready")
-sock.accept()[0].recv(1)
+while True:
+    sock.accept()[0].recv(1)
 """
 WORKER_LIKE = ("with a filter",)
 
