@@ -179,8 +179,7 @@ def lookup_answer(client: WireClient, topic: str) -> Any:
 @pytest.mark.parametrize("to_broker", [False, True], ids=["plain broker", "TLS broker"])
 @pytest.mark.parametrize("to_client", [False, True], ids=["plain client", "TLS client"])
 def test_real_clients(
-    python_client: Program,
-    java_client: Program,
+    every_client: list[Program],
     clusters: dict[bool, TlsCluster],
     tls_broker: Standalone,
     authority: Authority,
@@ -189,7 +188,7 @@ def test_real_clients(
     to_client: bool,
     to_broker: bool,
 ) -> None:
-    """Both at the same time: with and without TLS, a megabyte in each message, on either side."""
+    """All at the same time: with and without TLS, a megabyte in each message, on either side."""
     url = clusters[to_broker].url(tls=to_client)
     options: dict[str, object] = {"token": tls_broker.token("alice"), "count": 10, "size": MEGABYTE}
     if to_client:
@@ -197,7 +196,7 @@ def test_real_clients(
     with ExitStack() as stack:
         runs = [
             stack.enter_context(program.start("produce_consume", url, f"{granted}-{program.name}", **options))
-            for program in (java_client, python_client)
+            for program in every_client
         ]
         for run in runs:
             result = run.wait().result
