@@ -26,7 +26,7 @@ from .lab.listeners import ManyListenersCluster
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
 from .lab.waiting import eventually
-from .lab.wire import WireClient
+from .lab.wire import Ended, WireClient
 from .lab.witness import Witness
 
 PROVIDERS = "org.apache.pulsar.broker.authentication.AuthenticationProvider"
@@ -65,6 +65,19 @@ class TlsClient(WireClient):
         """What the proxy showed."""
         assert isinstance(self._socket, ssl.SSLSocket)
         return self._socket.getpeercert(binary_form=True) or b""
+
+    def say_close_notify(self) -> None:
+        """End our direction in TLS, and not in TCP. The other side must say nothing meanwhile."""
+        assert isinstance(self._socket, ssl.SSLSocket)
+        self._socket.settimeout(0)
+        with pytest.raises(ssl.SSLWantReadError):  # the other side's own is not there
+            self._socket.unwrap()
+
+    def _read(self, deadline: float) -> bytes:
+        try:
+            return super()._read(deadline)
+        except ssl.SSLZeroReturnError:  # where ours has ended, too
+            raise Ended("end of stream") from None
 
 
 # ---- identities by certificate
