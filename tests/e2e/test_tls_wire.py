@@ -22,7 +22,7 @@ from .lab.listeners import ManyListenersCluster
 from .lab.openssl import OpenSsl, Tap
 from .lab.schema import LOOKUP_CONNECT
 from .lab.waiting import eventually
-from .lab.wire import frame
+from .lab.wire import WireClient, frame
 from .test_tls import TlsClient, trusting
 
 BULK = b"".join(b"%08d" % number for number in range(40_000))
@@ -207,3 +207,56 @@ def test_who_has_said_all_by_close_notify_still_hears_the_broker(on: Scene) -> N
         may_answer.set()
         assert client.read_to_end() == FAREWELL
     assert heard == [b"all there is"]
+
+
+# ---- what somebody on the way can read
+
+WORDS = [b"the-first-words-of-the-client", b"the-first-words-of-the-broker", b"words-in-the-relay", b"a-clients-secret"]
+
+
+def speaks_at_once(connection: Any) -> None:
+    """A broker's behaviour: says something right behind CONNECTED, and then whatever it hears."""
+    receive_command(connection)
+    connection.sendall(connected() + said(WORDS[1]))
+    while data := connection.recv(1 << 16):
+        connection.sendall(data)
+
+
+def said(words: bytes) -> bytes:
+    """A frame with these words."""
+    return frame(BaseCommand.ERROR, error={"request_id": 1, "error": 0, "message": words.decode()})
+
+
+@pytest.mark.parametrize("to_client", [True, False], ids=["TLS client", "plain client"])
+def test_what_is_relayed_is_readable_on_no_way_with_tls(on: Scene, *, to_client: bool) -> None:
+    """Neither what was sent behind CONNECT, nor what came with CONNECTED. Without TLS, a tap does read all of it."""
+    port = on.port if to_client else on.cluster.port
+    with (
+        FakeBroker(speaks_at_once, on.own_port, tls=on.context),
+        Tap(on.own_port, on.tap_port) as far,
+        Tap(port) as near,
+        on.client(near.port) if to_client else WireClient(near.port) as client,
+    ):
+        fields = {"auth_method_name": "token", "auth_data": WORDS[3], "proxy_to_broker_url": f"localhost:{on.tap_port}"}
+        connect = {"client_version": "wire", "protocol_version": 19, **fields}
+        client.send_bytes(frame(BaseCommand.CONNECT, connect=connect) + said(WORDS[0]))
+        assert client.receive().type == BaseCommand.CONNECTED
+        assert {client.receive().error.message.encode() for _ in range(2)} == set(WORDS[:2])
+        client.send_bytes(said(WORDS[2]))
+        assert client.receive().error.message.encode() == WORDS[2]
+    readable = [words for words in (*WORDS, b"fake broker") if words in near.from_client + near.from_server]
+    assert readable == ([] if to_client else [*WORDS, b"fake broker"])
+    assert not [words for words in (*WORDS, b"fake broker") if words in far.from_client + far.from_server]
+    assert min(map(len, (far.from_client, far.from_server))) > len(b"".join(WORDS[:3]))
+
+
+@pytest.mark.parametrize("to_client", [True, False], ids=["TLS client", "plain client"])
+def test_a_refusal_is_readable_on_no_way_with_tls(on: Scene, *, to_client: bool) -> None:
+    """Nor what was refused."""
+    target = f"{WORDS[3].decode()}.example:6650"
+    port = on.port if to_client else on.cluster.port
+    with Tap(port) as near, on.client(near.port) if to_client else WireClient(near.port) as client:
+        refusal = client.connect(proxy_to_broker_url=target).error.message
+    assert refusal
+    heard = near.from_client + near.from_server
+    assert {words in heard for words in (target.encode(), refusal.encode())} == {not to_client}
