@@ -32,6 +32,7 @@ func produceConsume(r *run) (result, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.size = r.number("size", 0)
 	outcome, _, err := transfer(o, consumer, r.number("count", 10000), false)
 	return outcome, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -46,11 +47,12 @@ type outbox struct {
 	producer pulsar.Producer
 	sent     int32
 	failures int32
+	size     int // with spaces behind it up to so many bytes
 }
 
 func (o *outbox) send(key string, number int) {
 	atomic.AddInt32(&o.sent, 1)
-	message := &pulsar.ProducerMessage{Payload: []byte(strconv.Itoa(number)), Key: key}
+	message := &pulsar.ProducerMessage{Payload: fmt.Appendf(nil, "%-*d", o.size, number), Key: key}
 	o.producer.SendAsync(context.Background(), message,
 		func(_ pulsar.MessageID, _ *pulsar.ProducerMessage, err error) {
 			if err != nil {
@@ -93,7 +95,7 @@ func receive(consumer pulsar.Consumer, limit time.Duration) (pulsar.Message, err
 }
 
 func numberIn(message pulsar.Message) int {
-	number, err := strconv.Atoi(string(message.Payload()))
+	number, err := strconv.Atoi(strings.TrimRight(string(message.Payload()), " "))
 	if err != nil {
 		panic(err)
 	}
