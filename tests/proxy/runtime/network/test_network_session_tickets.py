@@ -27,9 +27,9 @@ from proxy.runtime.network.tls_session import TlsSession
 
 _HANDSHAKE, _APPLICATION_DATA = 22, 23
 _NEW_SESSION_TICKET = 4
-_KEY_SHARE = 51
-_ALLOW_NO_DHE_KEX = 0x400
-"""SSL_OP_ALLOW_NO_DHE_KEX, for which Python's ssl has no name."""
+_PRE_SHARED_KEY, _KEY_SHARE = 41, 51
+_WITH_KEY_EXCHANGE, _WITHOUT_KEY_EXCHANGE = b"\x00\x2d\x00\x02\x01\x01", b"\x00\x2d\x00\x02\x01\x00"
+"""The extension by which a client says how it resumes sessions (RFC 8446, 4.2.9)."""
 
 
 @pytest.fixture(scope="module")
@@ -268,21 +268,31 @@ def test_the_ticket_counts_for_the_kernels_sequence_number(
     log.close()
 
 
+def answered_extensions(contexts: ListenerContexts, hello: bytes) -> set[int]:
+    """Those of the server's hello."""
+    ours = TlsSession(contexts.front_context, server_side=True)
+    ours.continue_handshake(hello)
+    answer = next(records(ours.take_outgoing()))[5:]
+    at = 4 + 2 + 32  # the message's header, the version, the random bytes
+    at += 1 + answer[at] + 2 + 1 + 2  # the session's id, cipher, compression, size of the extensions
+    found = set()
+    while at < len(answer):
+        found.add(int.from_bytes(answer[at : at + 2]))
+        at += 4 + int.from_bytes(answer[at + 2 : at + 4])
+    return found
+
+
 def test_a_resumed_session_has_a_key_exchange_of_its_own(pair: Pair, client: ssl.SSLContext) -> None:
     """Security: else a stolen ticket key would decrypt what was recorded."""
-    client.options |= _ALLOW_NO_DHE_KEX
     contexts = listener(pair)
     _, session = come(contexts, client)
-    ours = TlsSession(contexts.front_context, server_side=True)
     theirs = TlsSession(client, server_side=False, host="localhost")
     theirs._tls.session = session
     theirs.continue_handshake()
-    ours.continue_handshake(theirs.take_outgoing())
-    hello = next(records(ours.take_outgoing()))[5:]
-    at = 4 + 2 + 32
-    at += 1 + hello[at] + 2 + 1 + 2  # the session's id, cipher, compression, size of the extensions
-    found = set()
-    while at < len(hello):
-        found.add(int.from_bytes(hello[at : at + 2]))
-        at += 4 + int.from_bytes(hello[at + 2 : at + 4])
-    assert {41, _KEY_SHARE} <= found, "a pre-shared key, and a key share beside it"
+    hello = theirs.take_outgoing()
+    assert {_PRE_SHARED_KEY, _KEY_SHARE} <= answered_extensions(contexts, hello)
+    assert hello.count(_WITH_KEY_EXCHANGE) == 1
+    hello = hello.replace(_WITH_KEY_EXCHANGE, _WITHOUT_KEY_EXCHANGE)
+    found = answered_extensions(contexts, hello)
+    assert _KEY_SHARE in found
+    assert _PRE_SHARED_KEY not in found, "a full handshake, without a look at the ticket"
