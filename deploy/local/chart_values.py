@@ -113,6 +113,7 @@ class Tls(Values, frozen=True):
     existing_secret: Name = ""
     certificates: Annotated[list[SecretName], Meta(max_length=100)] = []
     minimum_version: TlsVersion = "1.2"
+    session_tickets: bool = False
     ciphers: TlsCiphers = ""
     groups: TlsGroups = ()
     require_client_certificate: bool = False

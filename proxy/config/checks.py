@@ -119,6 +119,7 @@ def _check_tls(config: Config) -> None:
         for number, further in enumerate(tls.certificates):
             _check_files(f"listener[{index}].tls.certificates[{number}]", further, "certificate", "key")
         _check_ciphers(f"listener[{index}].tls", tls)
+        _check_session_tickets(f"listener[{index}].tls", tls)
     brokers = config.brokers
     _check_ciphers("brokers.tls", brokers.tls)
     if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
@@ -131,6 +132,20 @@ def _check_tls(config: Config) -> None:
 def _check_ciphers(key: str, tls: ListenerTls | BrokerTls) -> None:
     if tls.ciphers and tls.minimum_version == "1.3":
         raise ConfigError(f'{key}.ciphers: these are for TLS 1.2, which minimum_version = "1.3" refuses')
+
+
+def _check_session_tickets(key: str, tls: ListenerTls) -> None:
+    """Refuse tickets where who steals their key could read traffic, or a certificate would go unchecked."""
+    if tls.session_tickets and tls.minimum_version != "1.3":
+        raise ConfigError(
+            f'{key}.session_tickets: needs minimum_version = "1.3": with TLS 1.2 the key of tickets, which is as old '
+            "as the fork server, decrypts what was recorded of their sessions"
+        )
+    if tls.session_tickets and tls.client_ca:
+        raise ConfigError(
+            f"{key}.session_tickets: not together with client_ca: the certificate of a client that resumes a session "
+            "is not checked again"
+        )
 
 
 def _check_sni(config: Config) -> None:

@@ -2,7 +2,8 @@
 
 Workers that are forked share what they import: memory, and the time of a start. For that, this process must be no way
 into a worker: it has one thread and no event loop, opens no file after its imports, is given no secret, and reads
-nothing but the supervisor's socket. It ends when the supervisor closes that socket, or dies.
+nothing but the supervisor's socket. What it makes up itself are the keys of the forwarders' session tickets
+(proxy.runtime.network.session_tickets). It ends when the supervisor closes that socket, or dies.
 
 All workers of one fork server have its layout of addresses and its seed of string hashes. Python's ``random`` and
 OpenSSL's generator notice a fork by themselves.
@@ -23,6 +24,7 @@ import setproctitle
 import auth.providers
 from proto.roles import Role
 from proxy.common.errors import ConfigError
+from proxy.runtime.network import session_tickets
 from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process import hardening, limits, seccomp
 from proxy.runtime.process.descriptors import Descriptors
@@ -56,6 +58,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     set_title("fork server")
     import_all()
+    session_tickets.make_shared_fronts()
     gc.collect()
     gc.freeze()
     forked = None
@@ -65,6 +68,8 @@ def main() -> None:
     channel.close()
     if forked is not None:
         request, descriptors = forked
+        if request.role is not Role.FORWARDER:
+            session_tickets.drop_shared_fronts()
         module, name, oom_score = SERVICES[request.role]
         os.setpgid(0, 0)  # signals to the supervisor's group, as Ctrl-C, are for the supervisor alone
         process_metrics = ProcessMetrics()  # which opens files

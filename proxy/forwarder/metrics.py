@@ -36,6 +36,12 @@ class ForwarderMetrics:
             ["listener", "result", "reason"],
             registry=registry,
         )
+        self.tls_resumed_sessions = Counter(
+            "pulsar_proxy_tls_resumed_sessions",
+            "TLS handshakes with clients that resumed a session by a ticket, by the listener's index.",
+            ["listener"],
+            registry=registry,
+        )
         self.adopted_relays = Counter(
             "pulsar_proxy_adopted_relays",
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",

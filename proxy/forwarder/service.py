@@ -444,6 +444,8 @@ class ForwarderService:
         labels = self._metrics.tls_handshakes.labels
         if isinstance(outcome, TlsStream):
             labels(listener=str(listener), result="success", reason="").inc()
+            if outcome.session.was_resumed_by_client:
+                self._metrics.tls_resumed_sessions.labels(listener=str(listener)).inc()
         elif isinstance(outcome, TlsFailed):
             labels(listener=str(listener), result="failure", reason=outcome.kind).inc()
 

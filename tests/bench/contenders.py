@@ -90,7 +90,7 @@ class Straight(Contender):
 
 
 class Ours(Contender):
-    """This project's cluster as it comes: one forwarder for each CPU, one worker of each other kind."""
+    """This project's cluster: one forwarder for each CPU, one worker of each other kind; with TLS, session tickets."""
 
     name = "ours"
     label = "pulsar-trio-proxy"
@@ -99,6 +99,8 @@ class Ours(Contender):
 [listener.tls]
 certificate = "{certificate}"
 key = "{key}"
+minimum_version = "1.3"
+session_tickets = true
 """
     _BROKERS = """
 [brokers.tls]

@@ -83,6 +83,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tls": {"certificates": ["a"]}}, "tls.certificates", f"{WITHOUT} tls.enabled is true"),
     ({"tls": {"ciphers": "HIGH"}}, "tls.ciphers", f"{WITHOUT} tls.enabled is true"),
     (merged(TLS, {"tls": {"ciphers": "HIGH", "minimumVersion": "1.3"}}), "tls.ciphers", "tls.minimumVersion is 1.2"),
+    (merged(TLS, {"tls": {"sessionTickets": True}}), "tls.sessionTickets", "set tls.minimumVersion to 1.3"),
+    (
+        merged(TLS, {"tls": {"sessionTickets": True, "minimumVersion": "1.3", "clientCa": {"secret": "ca"}}}),
+        "tls.sessionTickets",
+        "leave out tls.clientCa.secret",
+    ),
     (merged(TLS, {"tls": {"clientCrl": {"secret": "crl"}}}), "tls.clientCrl.secret", "tls.clientCa.secret is set"),
     (merged(TLS, {"tls": {"clientCrl": {"key": "x"}}}), "tls.clientCrl.key", "tls.clientCrl.secret is set"),
     ({"tls": {"enabled": True}}, "tls.enabled", "no certificate; set tls.existingSecret or tls.certManager.enabled"),

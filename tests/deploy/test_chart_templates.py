@@ -414,6 +414,9 @@ def test_tls_with_certificates_by_name_and_a_crl() -> None:
     }
     (listener,) = render(tls={**TLS, "minimumVersion": "1.3"}).configuration["listener"]
     assert listener["tls"]["minimum_version"] == "1.3"
+    assert "session_tickets" not in listener["tls"]
+    (listener,) = render(tls={**TLS, "minimumVersion": "1.3", "sessionTickets": True}).configuration["listener"]
+    assert listener["tls"]["session_tickets"] is True
 
 
 def test_tls_by_cert_manager() -> None:

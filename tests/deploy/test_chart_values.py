@@ -27,6 +27,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "tls.clientCa": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
     "tls.clientCrl": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}, "clientCrl": {"secret": "crl"}}}),
     **dict.fromkeys(("tls.certificates", "tls.minimumVersion", "tls.ciphers", "tls.groups"), _TLS),
+    "tls.sessionTickets": deep_merge(_TLS, {"tls": {"minimumVersion": "1.3"}}),
     "tls.requireClientCertificate": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
     "tls.certManager": _CERT_MANAGER,
     "workload.daemonSet": {"workload": {"kind": "DaemonSet"}},

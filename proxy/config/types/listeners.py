@@ -36,6 +36,8 @@ class ListenerTls(Strict, frozen=True):
         and all are without a CRL in force of their issuer; empty: nothing is revoked
     require_client_certificate: whether a client without a certificate is refused
     minimum_version: the oldest accepted version of TLS
+    session_tickets: whether clients get a ticket, by which they come back without the certificate's costs, at any
+        forwarder; needs `minimum_version` `1.3`, and no `client_ca`
     """
 
     certificate: NonEmpty
@@ -47,6 +49,7 @@ class ListenerTls(Strict, frozen=True):
     minimum_version: TlsVersion = "1.2"
     ciphers: TlsCiphers = ""
     groups: TlsGroups = ()
+    session_tickets: bool = False
 
 
 class Listener(Strict, frozen=True):

@@ -4,18 +4,21 @@ import ssl
 
 from proxy.common.networks import NetworkRules
 from proxy.config.types import Config, Listener
+from proxy.runtime.network.session_tickets import ticket_front
 from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
 
 class ListenerTransport:
     """The transport of one listener. Raises ConfigError where its certificate cannot be used."""
 
-    def __init__(self, key: str, config: Listener) -> None:
+    def __init__(self, index: int, config: Listener) -> None:
         self.congestion_control = config.congestion_control
         self.networks = NetworkRules(config.allowed_networks, config.denied_networks)
         self.uses_tls = config.tls is not None
         self.routes_sni = config.routing == "sni"
-        self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
+        self._tls: ListenerContexts | None = None
+        if config.tls is not None:
+            self._tls = ListenerContexts(f"listener[{index}].tls", config.tls, ticket_front(index))
 
     @property
     def must_check_files(self) -> bool:
@@ -43,4 +46,4 @@ class ListenerTransport:
 
 def listener_transports(config: Config) -> tuple[ListenerTransport, ...]:
     """Return the transports of all listeners, in the order of the configuration. Raises ConfigError."""
-    return tuple(ListenerTransport(f"listener[{index}]", listener) for index, listener in enumerate(config.listener))
+    return tuple(ListenerTransport(index, listener) for index, listener in enumerate(config.listener))

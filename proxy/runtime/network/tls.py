@@ -5,6 +5,7 @@ no method.
 """
 
 import contextlib
+import itertools
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.certificate_ends import CRL_PATTERN, crl_warning, read_ends
 from proxy.runtime.network.kernel_tls import follow_secrets
+from proxy.runtime.network.session_tickets import TicketFront
 from proxy.runtime.network.tls_certificates import NamedContexts, certificates_by_name, config_errors, load_certificate
 from proxy.runtime.network.tls_options import set_groups, set_options
 from proxy.runtime.network.tls_session import TlsSession
@@ -30,6 +32,7 @@ PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
 _NEVER_RESUMED = "TLSv1.3"  # without tickets
+_generations = itertools.count(1)
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 _KINDS = {
@@ -224,7 +227,7 @@ def continue_handshake(session: TlsSession, data: bytes | bytearray = b"", *, is
         is_done = session.continue_handshake(bytes(data))
     except ssl.SSLError as error:
         raise TlsFailed(_reason(error), _kind(error)) from None
-    if is_done and session.was_resumed_by_client:
+    if is_done and session.was_resumed_by_client and not session.gives_tickets:
         session.take_outgoing()
         raise TlsFailed("the client resumed a session, and its certificate was not checked again")
     return is_done
@@ -286,10 +289,12 @@ def _new_listener_context(key: str, config: ListenerTls, *, warns: bool = False)
     """Return a context without a certificate of its own; all of a listener treat clients alike."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     set_options(context, key, config)
-    # No session is resumed (see ListenerContexts). And a ticket that a client has not read when it closes becomes a
-    # reset behind the last bytes.
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
-    context.num_tickets = 0
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.num_tickets = int(config.session_tickets)
+    if not config.session_tickets:
+        # No session is resumed (see ListenerContexts). And a ticket that a client has not read when it closes becomes
+        # a reset behind the last bytes.
+        context.options |= ssl.OP_NO_TICKET
     context.verify_flags |= (
         ssl.VERIFY_X509_PARTIAL_CHAIN
     )  # every certificate in the file is trusted, intermediate ones too
@@ -326,22 +331,27 @@ def _load_crls(context: ssl.SSLContext, key: str, file: str, *, warns: bool) -> 
 
 
 class ListenerContexts:
-    """Contexts for a listener's connections, without session resumption, since a resumed session's certificate is not
-    checked again, although `client_ca` may have changed. Raises ConfigError.
+    """Contexts for a listener's connections. Raises ConfigError.
 
-    Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that Python's ssl
-    has no way to turn off. So a context serves no other connection once TLS 1.2 was negotiated on it: later connections
-    get a new cache. A connection that began at the same time could still resume the session; its handshake fails
-    (continue_handshake), and succeeds when the client retries.
+    Usually no session is resumed, since a resumed session's certificate is not checked again, although `client_ca` may
+    have changed. Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that
+    Python's ssl has no way to turn off. So a context serves no other connection once TLS 1.2 was negotiated on it:
+    later connections get a new cache. A connection that began at the same time could still resume the session; its
+    handshake fails (continue_handshake), and succeeds when the client retries.
 
     To load a certificate takes milliseconds, so only a front context is new each time: an empty one, which is switched
     to a loaded context once the ClientHello has arrived: the one of the name for which it asks (SNI).
+
+    With `session_tickets`, which needs TLS 1.3 and no `client_ca`, the front is ``ticket_front``, which stays. It is
+    set up at its first use: a configuration that is refused in the end does not touch it.
     """
 
-    def __init__(self, key: str, config: ListenerTls) -> None:
+    def __init__(self, key: str, config: ListenerTls, ticket_front: TicketFront | None = None) -> None:
         self._loaded_contexts = listener_contexts(key, config)
         self._loaded = self._loaded_contexts.value
-        self._front = _front(self._loaded)
+        self._tickets = (ticket_front or TicketFront()) if config.session_tickets else None
+        self._generation = next(_generations)
+        self._front: ssl.SSLContext | None = None
 
     @property
     def must_check_files(self) -> bool:
@@ -352,27 +362,33 @@ class ListenerContexts:
         """Load the files again if they have changed."""
         loaded = await self._loaded_contexts.current_value()
         if loaded is not self._loaded:
-            self._loaded, self._front = loaded, _front(loaded)
+            self._loaded, self._front = loaded, None
 
     @property
     def front_context(self) -> ssl.SSLContext:
         """The context for a new connection; call ``on_handshake_done`` with it after the handshake."""
+        if self._front is None:
+            self._front = _front(self._loaded) if self._tickets is None else self._front_with_tickets(self._tickets)
         return self._front
+
+    def _front_with_tickets(self, tickets: TicketFront) -> ssl.SSLContext:
+        context, must_set_up = tickets.context_for(self._generation, self._loaded.groups)
+        return _front(self._loaded, context) if must_set_up else context
 
     def on_handshake_done(self, context: ssl.SSLContext, version: str) -> None:
         """Replace the front context if a handshake in a version with session ids has used it."""
         if version != _NEVER_RESUMED and context is self._front:
-            self._front = _front(self._loaded)
+            self._front = None
 
 
-def _front(contexts: NamedContexts) -> ssl.SSLContext:
-    """Return an empty context that switches to one of ``contexts`` at the ClientHello.
+def _front(contexts: NamedContexts, front: ssl.SSLContext | None = None) -> ssl.SSLContext:
+    """Return an empty context that switches to one of ``contexts`` at the ClientHello: a new one, or ``front``.
 
     What is set here is what OpenSSL copies into a connection at its start; ciphers and certificates are those of the
     context that it is switched to. Keep a reference to it as long as a connection uses it: OpenSSL calls its callback
     by address.
     """
-    front, loaded = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), contexts.default
+    front, loaded = front or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), contexts.default
     front.minimum_version = loaded.minimum_version
     front.options = loaded.options
     front.num_tickets = loaded.num_tickets

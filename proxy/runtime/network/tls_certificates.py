@@ -3,7 +3,7 @@
 import contextlib
 import ssl
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ class NamedContexts:
 
     default: ssl.SSLContext
     by_name: Mapping[str, ssl.SSLContext]
-    groups: Sequence[str]
+    groups: tuple[str, ...]
 
     def for_name(self, name: str | None) -> ssl.SSLContext:
         """Return the context for a name as a client sends it; any text. It chooses a certificate, and nothing else."""

@@ -93,6 +93,11 @@ class TlsSession:
         """Whether a client has resumed an earlier session instead of a full handshake."""
         return self._tls.server_side and bool(self._tls.session_reused)
 
+    @property
+    def gives_tickets(self) -> bool:
+        """Whether clients get tickets, by which they may resume the session (`tls.session_tickets`)."""
+        return self._context.num_tickets > 0
+
     def peer_certificate(self) -> bytes:
         """Return the peer's verified certificate as DER; empty if it sent none."""
         return self._tls.getpeercert(binary_form=True) or b""
@@ -107,6 +112,7 @@ class TlsSession:
         self.unread += ciphertext
         try:
             while True:
+                pending_bytes = self._outgoing.pending
                 try:
                     self._tls.do_handshake()
                 except ssl.SSLWantReadError:
@@ -114,10 +120,21 @@ class TlsSession:
                         return False
                 else:
                     self._hello = b""
+                    if self._tls.server_side and self.gives_tickets:
+                        self._count_tickets(pending_bytes)
                     return True
         finally:
             if self._key_log is not None:
                 self._secrets |= self._key_log.take_secrets()
+
+    def _count_tickets(self, earlier_bytes: int) -> None:
+        """Count the records that the handshake's end has put behind ``earlier_bytes``: they have the keys of data."""
+        outgoing = self._outgoing.read()
+        self._outgoing.write(outgoing)
+        at = earlier_bytes
+        while at < len(outgoing):
+            self._sent_records += 1
+            at += _HEADER_BYTES + int.from_bytes(outgoing[at + 3 : at + _HEADER_BYTES])
 
     def end_input(self) -> None:
         """Have the handshake fail for the end of the connection."""

@@ -71,6 +71,7 @@ GOOD: dict[str, Tables] = {
     "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
     "tls with a CRL": listener(client_ca="FILE", client_crl="FILE"),
     "tls with several certificates": listener(certificates=[{"certificate": "FILE", "key": "FILE"}] * 2),
+    "tls with tickets": listener(session_tickets=True, minimum_version="1.3"),
     "tls with ciphers": listener(ciphers="HIGH") | brokers(tls={"ciphers": "HIGH"}),
     "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
     "tls by the system's authorities": brokers(),
@@ -146,6 +147,12 @@ BAD: list[tuple[str, Tables]] = [
         for one in [{"certificate": "FILE", "key": "FILE"}]
     ),
     ("listener[0].tls.ciphers", listener(ciphers="HIGH", minimum_version="1.3")),
+    ("listener[0].tls.session_tickets", listener(session_tickets=True)),
+    (
+        "listener[0].tls.session_tickets",
+        listener(session_tickets=True, minimum_version="1.3", client_ca="FILE", require_client_certificate=True),
+    ),
+    ("listener[0].tls.session_tickets", listener(session_tickets=True, minimum_version="1.3", client_ca="FILE")),
     ("brokers.tls.ciphers", brokers(tls={"ciphers": "HIGH", "minimum_version": "1.3"})),
     ("listener[0].tls.client_crl", listener(client_ca="FILE", client_crl="/nowhere")),
     ("listener[0].tls.require_client_certificate", listener(require_client_certificate=True)),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from importlib import import_module
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.fork_server import server
+from proxy.runtime.network import session_tickets
+from proxy.runtime.process.descriptors import Descriptors
+from proxy.runtime.process.fork_request import ForkRequest
 
 _SUPERVISE = """
 import json, os, sys, ctypes
@@ -156,3 +161,27 @@ def test_every_provider_can_be_imported() -> None:
             import_module(module)
         except ConfigError:
             assert "sasl" in module
+
+
+@pytest.mark.parametrize("role", server.SERVICES)
+def test_only_forwarders_keep_the_keys_of_session_tickets(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: they are there before the fork, which the others drop before they run."""
+    kept: list[bool] = []
+
+    def fork(_channel: object) -> tuple[ForkRequest, Descriptors]:
+        assert len(session_tickets._shared_fronts) == session_tickets.SHARED_FRONTS_MAX
+        return ForkRequest(role, ()), Descriptors(channel=-1, liveness=-1)
+
+    def run_worker(*_arguments: object) -> None:
+        kept.append(bool(session_tickets._shared_fronts))
+
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(sys, "argv", ["fork_server", "--channel", str(theirs.detach())])
+    for name in ("set_title", "import_all", "gc", "os", "hardening", "limits", "seccomp", "Confinement", "signal"):
+        monkeypatch.setattr(server, name, MagicMock())
+    monkeypatch.setattr(server, "serve", fork)
+    monkeypatch.setattr(server, "run_worker", run_worker)
+    with ours:
+        server.main()
+    session_tickets.drop_shared_fronts()
+    assert kept == [role is Role.FORWARDER]

@@ -22,10 +22,18 @@ def front_context(pair: Pair, **more: Any) -> ssl.SSLContext:
 
 
 def shake_hands(
-    server: ssl.SSLContext, client: ssl.SSLContext, host: str | None = "localhost"
+    server: ssl.SSLContext,
+    client: ssl.SSLContext,
+    host: str | None = "localhost",
+    session: ssl.SSLSession | None = None,
 ) -> tuple[TlsSession, TlsSession]:
-    """Server and client after a handshake; raises the TlsFailed of the one that refused the other first."""
+    """Server and client after a handshake; raises the TlsFailed of the one that refused the other first.
+
+    ``session``: which the client wants to resume.
+    """
     ours, theirs = TlsSession(server, server_side=True), TlsSession(client, server_side=False, host=host)
+    if session is not None:
+        theirs._tls.session = session
     is_done = False
     while not is_done:
         theirs_done = continue_handshake(theirs, ours.take_outgoing())

@@ -190,6 +190,9 @@ annotations:
 {{- if ne .Values.tls.minimumVersion "1.2" -}}
 {{- $_ := set $tls "minimum_version" .Values.tls.minimumVersion -}}
 {{- end -}}
+{{- if .Values.tls.sessionTickets -}}
+{{- $_ := set $tls "session_tickets" true -}}
+{{- end -}}
 {{- if .Values.tls.requireClientCertificate -}}
 {{- $_ := set $tls "require_client_certificate" true -}}
 {{- end -}}

@@ -48,6 +48,12 @@
 {{- if and .requireClientCertificate (not .clientCa.secret) -}}
 {{- fail "tls.requireClientCertificate: no authority signs clients' certificates; set tls.clientCa.secret" -}}
 {{- end -}}
+{{- if and .sessionTickets (ne .minimumVersion "1.3") -}}
+{{- fail "tls.sessionTickets: those of TLS 1.2 have no forward secrecy; set tls.minimumVersion to 1.3" -}}
+{{- end -}}
+{{- if and .sessionTickets .clientCa.secret -}}
+{{- fail "tls.sessionTickets: the certificate of a client that resumes a session is not checked again; leave out tls.clientCa.secret, or this" -}}
+{{- end -}}
 {{- if get ($.Values.config | default dict) "listener" -}}
 {{- fail "tls.enabled: config.listener names listeners of your own; put tls tables into config.listener, and leave tls out" -}}
 {{- end -}}

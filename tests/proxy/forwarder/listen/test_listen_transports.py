@@ -331,10 +331,10 @@ async def test_a_client_that_resumes_a_session_newer_than_its_connection_is_refu
 ) -> None:
     listener = await looked_at(tls_transport(server))
     assert listener._tls is not None
-    front = listener._tls._front
+    front = listener._tls.front_context
     context = resuming_context(authority, ssl.TLSVersion.TLSv1_2)
     client, _ = await meet(listener, context, None)
-    newer = listener._tls._front
+    newer = listener._tls.front_context
     assert newer is not front, "one for each connection with TLS 1.2"
     listener._tls._front = front
     _, failure = await meet(listener, context, client.session._tls.session)
@@ -347,9 +347,9 @@ async def test_a_client_that_resumes_a_session_newer_than_its_connection_is_refu
 async def test_tls_1_3_needs_no_context_of_its_own(authority: Authority, server: Pair) -> None:
     listener = await looked_at(tls_transport(server))
     assert listener._tls is not None
-    front = listener._tls._front
+    front = listener._tls.front_context
     await meet(listener, resuming_context(authority, ssl.TLSVersion.TLSv1_3), None)
-    assert listener._tls._front is front
+    assert listener._tls.front_context is front
 
 
 def copy_file(source: str, target: Path) -> None:
