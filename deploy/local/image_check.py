@@ -27,6 +27,39 @@ for name in ("auth", "lookup", "proto", "proxy"):
 """
 """Run in an image of this machine's architecture. `gssapi` is not in the image."""
 
+POST_QUANTUM = """
+import datetime, os, ssl, tempfile
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from proxy.config.types import ListenerTls
+from proxy.runtime.network.tls import ListenerContexts
+
+key, name, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), datetime.datetime.now(datetime.timezone.utc)
+until, serial = now + datetime.timedelta(days=1), x509.random_serial_number()
+builder = x509.CertificateBuilder(name, name, key.public_key(), serial, now, until)
+builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+encoding = serialization.Encoding.PEM
+with tempfile.TemporaryDirectory() as folder:
+    files = os.path.join(folder, "certificate.pem"), os.path.join(folder, "key.pem")
+    pem = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for file, content in zip(files, (builder.sign(key, hashes.SHA256()).public_bytes(encoding), pem)):
+        with open(file, "wb") as target:
+            target.write(content)
+    contexts = ListenerContexts("listener.tls", ListenerTls(certificate=files[0], key=files[1]))
+hello, answer = ssl.MemoryBIO(), ssl.MemoryBIO()
+client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost")
+server = contexts.front_context.wrap_bio(hello, answer, server_side=True)
+for side in (client, server):
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+# key_share of ServerHello (RFC 8446, 4.2.8): 0x11ec is X25519MLKEM768, with 1,120 bytes.
+assert bytes.fromhex("0033046411ec0460") in answer.read(), f"not X25519MLKEM768: {ssl.OPENSSL_VERSION}"
+"""
+"""Run as IMPORTS: a listener agrees on keys by X25519MLKEM768 with a client of the image's own OpenSSL."""
+
 
 def problems(root: Path) -> Iterator[str]:
     """Name what is wrong with an unpacked image."""

@@ -149,8 +149,9 @@ def _check(identity: str, architecture: str, progress: Progress) -> None:
     with _mounted(identity, architecture) as (container, root):
         found = list(image_check.problems(root))
         if architecture == NATIVE:
-            imports = ["buildah", "run", "--isolation", "chroot", container, "--", "python3", "-c", image_check.IMPORTS]
-            _run(imports, "Importing the proxy's modules in the image", progress)
+            python = ["buildah", "run", "--isolation", "chroot", container, "--", "python3", "-c"]
+            _run([*python, image_check.IMPORTS], "Importing the proxy's modules in the image", progress)
+            _run([*python, image_check.POST_QUANTUM], "A TLS handshake in the image", progress)
     if (user := _inspect(identity, "{{.OCIv1.Config.User}}")) != image_check.USER:
         found.append(f"its user is {user!r}, not {image_check.USER}")
     if found:

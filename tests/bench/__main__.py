@@ -9,8 +9,8 @@ from pathlib import Path
 
 from local.console import print_status
 
-from tests.bench import documents, generator, host, latency, sizing, timing
-from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Ours, Straight, haproxy_path
+from tests.bench import documents, flood, generator, host, latency, sizing, timing
+from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight, haproxy_path
 from tests.bench.generator import BenchError
 from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared, run_tls
 from tests.bench.report import Report
@@ -32,6 +32,7 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--timing", action="store_true", help="only this: does an error's time tell who exists?")
     parser.add_argument("--latency", action="store_true", help="only this: how long does a producer wait?")
+    parser.add_argument("--handshake-flood", action="store_true", help="only this: what do relays notice of one?")
     parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
     options = parser.parse_args(arguments)
     if options.write and (options.rows or options.contenders != parser.get_default("contenders")):
@@ -89,6 +90,13 @@ def main() -> int:
         print_status.line(f"\n{latency.table(rate, produced)}\n")
         if options.write:
             documents.write_latency(rate, produced, machine)
+        return 0
+    if options.handshake_flood:
+        machine = host.description()
+        samples = flood.measure(options.rounds, with_java=Java.name in options.contenders)
+        print_status.line(f"\n{flood.table(samples)}\n")
+        if options.write:
+            documents.write_flood(samples, machine)
         return 0
     contenders = list(options.contenders)
     if HAProxy.name in contenders and not haproxy_path():

@@ -201,6 +201,7 @@ class Java(_Program):
 
     name = "java"
     label = f"Pulsar proxy {PULSAR.version}"
+    more_settings: Mapping[str, str] = {}
     warm_up_s = 10.0  # after that much the JIT has compiled what it will: 40,000 connects, 500,000 round trips
 
     def command(self) -> list[str]:
@@ -232,6 +233,7 @@ class Java(_Program):
                 "brokerWebServiceURLTLS": f"https://{self.broker.address}",
                 "brokerClientTrustCertsFilePath": self.broker.trust,
             }
+        settings |= self.more_settings
         # A Java properties file, where the last of equal keys wins.
         lines = [(home / "conf" / "proxy.conf").read_text(), *(f"{key}={value}" for key, value in settings.items())]
         (self.directory / "proxy.conf").write_text("\n".join(lines) + "\n")

@@ -5,7 +5,7 @@ from pathlib import Path
 from local.console import print_status
 from local.environment import ROOT
 
-from tests.bench import latency
+from tests.bench import flood, latency
 from tests.bench.report import Report
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -13,6 +13,8 @@ PICTURE = PAGE.with_suffix(".svg")
 LATENCY_PICTURE = PAGE.with_name("latency.svg")
 _RESULTS = "<!-- results: begin (written by make bench ARGS=--write) -->", "<!-- results: end -->"
 _LATENCY = '<!-- latency: begin (written by make bench ARGS="--latency --write") -->', "<!-- latency: end -->"
+
+_FLOOD = '<!-- flood: begin (written by make bench ARGS="--handshake-flood --write") -->', "<!-- flood: end -->"
 
 
 def write(report: Report, machine: list[tuple[str, str]], rounds: int, window_s: float) -> None:
@@ -36,8 +38,15 @@ def write_latency(rate: int, found: dict[str, list[latency.Produced]], machine: 
     _print_written(LATENCY_PICTURE)
 
 
-def _print_written(picture: Path) -> None:
-    for path in (PAGE, picture):
+def write_flood(samples: flood.Samples, machine: list[tuple[str, str]]) -> None:
+    """Replace the table of what relays wait in a flood of handshakes."""
+    about = "\n".join(f"* {what}: {value}" for what, value in machine)
+    PAGE.write_text(replaced(PAGE.read_text(), f"{about}\n\n{flood.table(samples)}", _FLOOD))
+    _print_written()
+
+
+def _print_written(*pictures: Path) -> None:
+    for path in (PAGE, *pictures):
         print_status.line(f"written: {_shown(path)}")
 
 

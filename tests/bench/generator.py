@@ -106,6 +106,11 @@ class Load:
         """Let it run for its window."""
         return Window(**json.loads(self.run_next_step()))
 
+    def take_report(self) -> dict[str, float]:
+        """Return what the load reports for the time since its last step."""
+        report: dict[str, float] = json.loads(self.run_next_step())
+        return report
+
     def run_next_step(self) -> str:
         """Make the load run its next step; return the line that it prints then."""
         assert self._process.stdin is not None

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,3 +214,12 @@ def test_the_size_is_checked(good: Path) -> None:
         file.truncate(image_check.BYTES_MAX + 1)
     (good / "opt/large").chmod(0o644)
     assert list(image_check.problems(good)) == ["120000001 bytes unpacked, more than 120000000"]
+
+
+def test_the_group_of_a_handshake_is_checked() -> None:
+    """Run here as in the image: only an OpenSSL that has the group passes."""
+    result = subprocess.run([sys.executable, "-c", image_check.POST_QUANTUM], capture_output=True, text=True)
+    if ssl.OPENSSL_VERSION_INFO >= (3, 5):
+        assert result.returncode == 0, result.stderr
+    else:
+        assert f"AssertionError: not X25519MLKEM768: {ssl.OPENSSL_VERSION}" in result.stderr

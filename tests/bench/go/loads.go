@@ -16,7 +16,8 @@ const (
 	blocksUnderWay = 2
 )
 
-// runEcho: each connection sends a message and waits until all of it has come back.
+// runEcho: each connection sends a message and waits until all of it has come back; with an interval it then waits until
+// its next message is due.
 func runEcho(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
@@ -29,11 +30,27 @@ func runEcho(s settings) {
 		c.writeAll(out)
 	}
 	measure(s, func(deadline int64, r *result) {
-		for _, c := range clients {
-			send(c, monotonic())
+		var resting []*client // in the order in which they are due
+		waiting := len(clients)
+		for i, c := range clients {
+			c.sentAt = monotonic() - int64(s.interval) + int64(s.interval)*int64(i)/int64(len(clients))
+			resting = append(resting, c)
 		}
-		for waiting := len(clients); waiting > 0; {
-			for _, event := range d.poller.waitOrDie() {
+		for waiting > 0 {
+			now := monotonic()
+			for len(resting) > 0 && resting[0].sentAt+int64(s.interval) <= now {
+				send(resting[0], now)
+				resting = resting[1:]
+			}
+			timeoutMs := stalledMs
+			if len(resting) > 0 {
+				timeoutMs = 1
+			}
+			events := d.poller.wait(timeoutMs)
+			if len(events) == 0 && len(resting) == 0 {
+				die("nothing has moved for %d s", stalledMs/1000)
+			}
+			for _, event := range events {
 				c := d.byFd[event.Fd]
 				n := c.read(in)
 				if n == 0 {
@@ -46,10 +63,12 @@ func runEcho(s settings) {
 				r.Operations++
 				r.Bytes += messageBytes
 				r.latencies = append(r.latencies, now-c.sentAt)
-				if now < deadline {
+				if now >= deadline {
+					waiting--
+				} else if s.interval == 0 {
 					send(c, now)
 				} else {
-					waiting--
+					resting = append(resting, c)
 				}
 			}
 		}

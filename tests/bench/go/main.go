@@ -24,6 +24,9 @@ type settings struct {
 	tls         string
 	certificate string
 	key         string
+	addresses   int
+	rate        int
+	interval    time.Duration
 	warmUp      time.Duration
 	window      time.Duration
 }
@@ -38,11 +41,12 @@ var programs = map[string]func(settings){
 	"lookup":    runLookups,
 	"fresh":     runFresh,
 	"idle":      runIdle,
+	"flood":     runFlood,
 }
 
 func main() {
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
-		die("usage: generator broker|echo|bulk|bulk-down|connect|reconnect|lookup|fresh|idle [options]")
+		die("usage: generator broker|echo|bulk|bulk-down|connect|reconnect|lookup|fresh|idle|flood [options]")
 	}
 	var s settings
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -55,6 +59,9 @@ func main() {
 	flags.StringVar(&s.tls, "tls", "", "full|resumed: which handshake of TLS 1.3 the load makes; empty: no TLS")
 	flags.StringVar(&s.certificate, "certificate", "", "PEM file of a broker with TLS")
 	flags.StringVar(&s.key, "key", "", "PEM file of its private key")
+	flags.IntVar(&s.addresses, "addresses", sourceAddresses, "of a flood: so many that it comes from")
+	flags.IntVar(&s.rate, "rate", 1000, "of a flood: handshakes a second")
+	flags.DurationVar(&s.interval, "interval", 0, "of an echo: between two messages of a connection")
 	flags.DurationVar(&s.warmUp, "warm-up", 200*time.Millisecond, "the same load before the window")
 	flags.DurationVar(&s.window, "window", 1500*time.Millisecond, "how long to measure")
 	_ = flags.Parse(os.Args[2:])
