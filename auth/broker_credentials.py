@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from auth.jwt_rules import claimed_expiry_unix_ms, parse_unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
 from proxy.common.reloading_file import HeldFile
@@ -29,6 +30,7 @@ class SecretCredentials(OneForAllBrokers):
         read = _read_token if method == "token" else read_secret
         self._secret = HeldFile(KEY, [file], lambda: read(file))
 
+    @eager
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the secret, for CONNECT and for every challenge."""
         return self._secret.value
@@ -41,6 +43,7 @@ class FixedCredentials(OneForAllBrokers):
         self.method = method
         self._data = data
 
+    @eager
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the secret, for CONNECT and for every challenge."""
         return self._data

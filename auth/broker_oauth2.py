@@ -11,6 +11,7 @@ from auth.broker_credentials import KEY, read_secret
 from auth.http import HttpFailed, IssuerClient, discovery_url
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import CredentialsUnavailable, OneForAllBrokers
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import HeldFile
 from proxy.config.types import BrokerCredentials
@@ -54,6 +55,7 @@ class OAuth2Credentials(OneForAllBrokers):
         """Read the key file again, as a reload does with all files. Raises ConfigError."""
         self._account.read_again()
 
+    @eager
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """Return the token, for CONNECT and for every challenge."""
         account = self._account.value

@@ -26,6 +26,7 @@ import trio
 from auth.state import AuthenticationDenied, ClientContext
 from proto.addresses import client_network, wide_network
 from proto.connect_rules import OVERLOADED, is_client_fault
+from proxy.common.eager import enter_task
 from proxy.runtime.fairness.fair_queue import FairQueue
 
 CHECKS_PER_SLOT_MAX = 128
@@ -135,6 +136,7 @@ class CheckQueue:
         ``proved_user``: the user of a credential that ``matches_recent_proof``. Raises AuthenticationDenied where too
         many checks wait, or as the check does, which is remembered of the address.
         """
+        await enter_task()
         owner = _Owner(True, proved_user) if proved_user else _address_owner(client)
         turn = _WaitingCheck()
         dropped = self._queue.enqueue(owner, turn)

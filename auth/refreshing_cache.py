@@ -13,6 +13,7 @@ import trio
 
 from auth.errors import AuthError
 from auth.http import HttpFailed
+from proxy.common.eager import enter_task
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.single_flight import SingleFlight
 
@@ -96,6 +97,8 @@ class RefreshingCache(Generic[ValueT]):
 
     async def _wait_for_fetch(self) -> None:
         if self._flight.is_under_way:
+            await enter_task()
+        if self._flight.is_under_way:  # still: without a run there would be a new one
             await self._flight.result()
 
     async def _run_fetch(self) -> None:

@@ -16,6 +16,7 @@ from auth.state import (
     Provider,
     new_auth_state,
 )
+from proxy.common.eager import call_eagerly, eager
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
 from proxy.config.proxy_roles import ALL_METHODS
@@ -138,6 +139,7 @@ class _Anonymous(AuthenticationProvider):
     def __init__(self, role: str) -> None:
         self._role = role
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         return Identity(self._role)
 
@@ -165,6 +167,7 @@ class _EitherProvider(AuthenticationProvider):
         """The method of both."""
         return self._both[0].method
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Return the first identity that one of them finds; where neither does, raise the more specific denial."""
         first, second = self._both
@@ -180,7 +183,7 @@ class _EitherProvider(AuthenticationProvider):
 
 async def _identity(provider: Provider, data: bytes, client: ClientContext) -> Identity:
     state = new_auth_state(provider, client)
-    challenge = await state.authenticate(data)
+    challenge = await call_eagerly(state.authenticate, data)
     if challenge is not None or not state.is_complete():
         raise AuthenticationDenied("several_rounds", "two providers share a method of several rounds")
     return state.get_identity()

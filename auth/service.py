@@ -38,6 +38,7 @@ from proto.rpc_pb2 import (
 )
 from proto.sealed_principal import seal
 from proxy.common.deny_list import KEY, read_deny_list
+from proxy.common.eager import call_eagerly
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
@@ -48,7 +49,7 @@ from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX, owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import Handler, RpcRefused
+from proxy.runtime.rpc.server import EagerHandler, RpcRefused
 
 ISSUER_NAME_TIMEOUT_S = 3.0
 ISSUER_NAME_TTL_MAX_S = 30.0
@@ -106,9 +107,12 @@ class AuthService:
             lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2
         )
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, EagerHandler]:
         """Return the methods served to forwarders and lookup workers."""
-        return {Method.AUTHENTICATE: self._authenticate, Method.BROKER_CREDENTIALS: self._broker_credentials}
+        return {
+            Method.AUTHENTICATE: EagerHandler(self._authenticate),
+            Method.BROKER_CREDENTIALS: EagerHandler(self._broker_credentials),
+        }
 
     async def start(self) -> None:
         """Start to watch the proxy's own token; keys were read when the service was made."""
@@ -197,7 +201,7 @@ class AuthService:
             return
         if self._has_deny_file:
             exchange = replace(exchange, credentials=(*exchange.credentials, *_data_digests(request)))
-        challenge = await exchange.state.authenticate(request.data)
+        challenge = await call_eagerly(exchange.state.authenticate, request.data)
         complete = exchange.state.is_complete()
         if complete and not challenge:
             await self._complete_exchange(request.method, exchange, response)
@@ -260,7 +264,7 @@ class AuthService:
             state, number, challenge = found.state, found.rounds_done, request.challenge
         else:
             state = broker.get_auth_data(request.broker_host)
-        answer = await state.authenticate(challenge)
+        answer = await call_eagerly(state.authenticate, challenge)
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
         exchanges.store_exchange(key, broker.method, state, number=number + 1, replaces_oldest=True)
         return answer, state

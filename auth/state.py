@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from auth.errors import AuthError
+from proxy.common.eager import call_eagerly, eager
 
 ROLE_CHARACTERS_MAX = 1024
 
@@ -126,12 +127,13 @@ class OneStageAuthState(Identified):
         self._client = client
         self._asked = False
 
+    @eager
     async def authenticate(self, data: bytes) -> bytes | None:
         """Judge the one round's data; a second round is denied."""
         if self._asked:
             raise AuthenticationDenied("unexpected_round", "data after the only round of this method")
         self._asked = True
-        self._identity = await self._provider.identify(data, self._client)
+        self._identity = await call_eagerly(self._provider.identify, data, self._client)
         return None
 
 

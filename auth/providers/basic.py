@@ -24,6 +24,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
 from auth.check_queue import CheckQueue
 from auth.stand_ins import StandIns
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
@@ -82,6 +83,7 @@ class BasicProvider(AuthenticationProvider):
         self._checks = CheckQueue(slots=config.threads_max, key="authentication.basic.threads_max")
         self._threads = trio.CapacityLimiter(config.threads_max)
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""
         user, password = _user_and_password(data)

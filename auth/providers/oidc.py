@@ -26,6 +26,7 @@ from auth.jwt_rules import (
 )
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
+from proxy.common.eager import eager
 from proxy.common.logs import get_logger
 from proxy.config.issuer_roles import fits_entry
 from proxy.config.types import OidcAuthentication
@@ -59,6 +60,7 @@ class OidcProvider(AuthenticationProvider):
         )
         self._issuers = {issuer: _Issuer(issuer, client, config) for issuer in config.allowed_issuers}
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""
         check_token_size(data)

@@ -20,6 +20,7 @@ from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
 from auth.stand_ins import StandIns
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
@@ -122,6 +123,7 @@ class ScramAuthState(Identified):
         self._user = ""
         self._is_known = False
 
+    @eager
     async def authenticate(self, data: bytes) -> bytes | None:
         """Judge one message; returns the server's in answer to it."""
         self._rounds += 1

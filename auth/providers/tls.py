@@ -19,6 +19,7 @@ from auth.state import (
     Identity,
     is_fit_for_a_role,
 )
+from proxy.common.eager import eager
 from proxy.config.principal_rules import compile_principal_rules, map_principal
 from proxy.config.types import TlsAuthentication
 
@@ -47,6 +48,7 @@ class TlsProvider(AuthenticationProvider):
             config.principal_mapping_rules, "authentication.tls.principal_mapping_rules"
         )
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- all is in the certificate
         """Return the role in the certificate."""
         if not client.certificate:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from auth.jwt_rules import Key, check_token_size, expires_at_unix_ms, public_key_algorithms, role_in, verify_token
 from auth.state import AuthenticationProvider, ClientContext, Identity
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.files import read_file
 from proxy.common.reloading_file import ReloadingFile
@@ -33,6 +34,7 @@ class TokenProvider(AuthenticationProvider):
         )
         self._keys = ReloadingFile("authentication.token", files, lambda: _all_keys(config))
 
+    @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Verify a token."""
         check_token_size(data)

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import trio
 
+from proxy.common.eager import enter_task
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
 
@@ -83,6 +84,8 @@ class ReloadingFile(Generic[ValueT]):
     async def current_value(self) -> ValueT:
         """Return the value, rebuilt if its files have changed. While one caller rebuilds it, others get the old one."""
         if self.is_check_due:
+            await enter_task()
+        if self.is_check_due:  # nobody else has begun meanwhile
             now = trio.current_time()
             self._checking = True
             try:

@@ -171,18 +171,66 @@ async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
             on_data(data)
 
 
-async def _until_end(reactor: Reactor, descriptor: int, on_data: OnData) -> None:
-    ended = trio.Event()
+async def read_in_turns(
+    stream: trio.abc.ReceiveStream,
+    on_data: Callable[[bytes | bytearray], bool],
+    process_turn: Callable[[], bool],
+) -> None:
+    """Pass all that arrives to ``on_data`` until the stream's end; where it returns True, much is left to do.
+
+    Nothing is read then until ``process_turn`` has returned False. Before each of its calls it is the turn of other
+    connections and tasks. Raises what the two raise, and trio.BrokenResourceError.
+    """
+    reactor, sock = current_reactor(), plain_socket(stream)
+    if reactor is not None and sock is not None:
+        await _until_end(reactor, sock.fileno(), on_data, process_turn)
+        return
+    tick = current_tick()
+    while data := await stream.receive_some(RECEIVE_BYTES):
+        with tick:
+            much_left = on_data(data)
+        if much_left:
+            await _process_turns(process_turn)
+
+
+async def _process_turns(process_turn: Callable[[], bool]) -> None:
+    much_left, tick = True, current_tick()
+    while much_left:
+        await trio.lowlevel.checkpoint()
+        with tick:
+            much_left = process_turn()
+
+
+async def _until_end(
+    reactor: Reactor,
+    descriptor: int,
+    on_data: Callable[[bytes | bytearray], bool | None],
+    process_turn: Callable[[], bool] = lambda: False,
+) -> None:
+    ended = False
     errors: list[Exception] = []
+    wake = trio.Event()
+
+    def on_chunk(data: bytes | bytearray) -> None:
+        if on_data(data):
+            reading.pause()
+            wake.set()
 
     def on_end(error: Exception | None) -> None:
+        nonlocal ended
+        ended = True
         if error is not None:
             errors.append(error)
-        ended.set()
+        wake.set()
 
-    reading = reactor.start_reading(descriptor, on_data, on_end)
+    reading = reactor.start_reading(descriptor, on_chunk, on_end)
     try:
-        await ended.wait()
+        while not ended:
+            await wake.wait()
+            if not ended:
+                wake = trio.Event()
+                await _process_turns(process_turn)
+                reading.resume()
     finally:
         reading.pause()
     if errors:

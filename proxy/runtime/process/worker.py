@@ -49,10 +49,10 @@ from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.server import (
     RPC_FRAME_OVERHEAD_BYTES,
     WAITING_BYTES_MAX,
+    AnyHandler,
     Handler,
     RpcRefused,
     RpcServer,
-    StreamingHandler,
 )
 
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -119,7 +119,7 @@ class Confinement:
 class Service(Protocol):
     """The service of one role, which a worker process runs."""
 
-    def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
+    def handlers(self) -> Mapping[int, AnyHandler]:
         """Return the RPC methods that this role serves to other workers; none for forwarders."""
         ...
 

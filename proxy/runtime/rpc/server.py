@@ -1,9 +1,10 @@
 """The serving side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import trio
 from google.protobuf.message import DecodeError
@@ -11,9 +12,10 @@ from google.protobuf.message import DecodeError
 from proto.roles import may_call
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Method, Status
+from proxy.common.eager import continue_in_task, start_eagerly
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
-from proxy.runtime.loop.reactor import read_all
+from proxy.runtime.loop.reactor import read_in_turns
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
@@ -25,6 +27,11 @@ CONNECTIONS_PER_CALLER_MAX = 4
 """A caller has one; another may be there until this process has noticed the end of the one before."""
 
 CALLS_PER_CONNECTION_MAX = 20_000
+
+EAGER_CALLS_PER_TURN_MAX = 64
+"""So many calls of one connection are answered without a task, before it is others' turn: other connections', and that
+of the process's tasks. Its further calls wait meanwhile, and nothing is read from it.
+"""
 
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 """Bound of replies that wait, over all connections of a server, because callers do not read. Above it the caller for
@@ -68,6 +75,17 @@ class StreamingHandler:
     unauthorized_response: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class EagerHandler:
+    """A handler that is started without a task, which its call gets where it calls ``enter_task``
+    (proxy.common.eager). A call's deadline and its cancellation concern that task.
+    """
+
+    handle: Callable[[bytes, Caller], Coroutine[Any, Any, bytes]]
+
+
+AnyHandler = Handler | StreamingHandler | EagerHandler
+
 Identify = Callable[[trio.socket.SocketType], Caller | None]
 
 
@@ -88,7 +106,7 @@ class RpcServer:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler | StreamingHandler],
+        handlers: Mapping[int, AnyHandler],
         *,
         max_frame_bytes: int,
         max_waiting_bytes: int = WAITING_BYTES_MAX,
@@ -169,7 +187,7 @@ class _Connection:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler | StreamingHandler],
+        handlers: Mapping[int, AnyHandler],
         caller: Caller,
         stream: trio.abc.HalfCloseableStream,
         max_frame_bytes: int,
@@ -182,6 +200,7 @@ class _Connection:
         self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
         self._calls = 0
+        self._eager_calls_left = EAGER_CALLS_PER_TURN_MAX
         self._over = False
         self._backlog: deque[tuple[bytes, bool]] = deque()
         """Parts of replies that wait for room; True marks the last part of a call."""
@@ -223,12 +242,19 @@ class _Connection:
             self._nursery.cancel_scope.cancel()
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        def on_data(data: bytes | bytearray) -> None:
-            self._decoder.receive_data(data)
-            while (frame := self._decoder.next_frame()) is not None:
+        def process_turn() -> bool:
+            self._eager_calls_left = EAGER_CALLS_PER_TURN_MAX
+            while self._eager_calls_left:
+                if (frame := self._decoder.next_frame()) is None:
+                    return False
                 self._on_frame(frame, nursery)
+            return True
 
-        await read_all(self._stream, on_data)
+        def on_data(data: bytes | bytearray) -> bool:
+            self._decoder.receive_data(data)
+            return process_turn()
+
+        await read_in_turns(self._stream, on_data, process_turn)
 
     def _on_frame(self, frame: Frame, nursery: trio.Nursery) -> None:
         if isinstance(frame, Cancel):
@@ -257,8 +283,10 @@ class _Connection:
             self._calls += 1
             if isinstance(handler, StreamingHandler):
                 self._start_streaming_call(handler, call)
+            elif isinstance(handler, EagerHandler):
+                self._start_eager_call(handler, call)
             else:
-                nursery.start_soon(self._run_call, handler, call)
+                nursery.start_soon(self._run_call, partial(handler, call.request, self.caller), call)
 
     def _refuse(self, call: Call, status: int, detail: str) -> None:
         self.write_in_order(_reply(call, status, detail), ends_call=False)
@@ -269,6 +297,19 @@ class _Connection:
             handler.handle(call.request, self.caller, replies)
         except Exception as error:  # noqa: BLE001 -- see _run_call
             replies.send_failure(error)
+
+    def _start_eager_call(self, handler: EagerHandler, call: Call) -> None:
+        self._eager_calls_left -= 1
+        coroutine = handler.handle(call.request, self.caller)
+        try:
+            finished = start_eagerly(coroutine)
+        except Exception as error:  # noqa: BLE001 -- see _run_call
+            self.write_in_order(_failure(call, error), ends_call=True)
+            return
+        if finished is None:
+            self._nursery.start_soon(self._run_call, partial(continue_in_task, coroutine), call)
+        else:
+            self.write_in_order(_reply(call, _OK, "", finished.value), ends_call=True)
 
     def write_in_order(self, reply: bytes, *, ends_call: bool) -> None:
         """Write a reply, or queue it behind those that wait already: the parts of a reply must keep their order.
@@ -320,12 +361,12 @@ class _Connection:
             await self._backlog_progress.wait()
         await self._writer.wait_until_sent()
 
-    async def _run_call(self, handler: Handler, call: Call) -> None:
+    async def _run_call(self, answer: Callable[[], Awaitable[bytes]], call: Call) -> None:
         scope = self._scopes[call.correlation_id] = trio.CancelScope()
         response = b""
         try:
             with trio.fail_after(seconds(call.timeout_ms)), scope:
-                response = await handler(call.request, self.caller)
+                response = await answer()
             reply = _reply(call, _OK, "", response)  # to a cancelled call: the caller drops it
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
