@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from e2e.lab.certificates import Authority
 from forwarder_fakes import ALICE, CLIENT, SECRET, connect, make_config
-from relay_fakes import until
+from relay_fakes import reset, until
 from test_workers_clients import FakePool
 
 from proto import commands
@@ -32,6 +34,8 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
     Status,
 )
+from proxy.config.types import ListenerTls
+from proxy.forwarder.relay.copy_pump import Stream, transport_of
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import (
     KNOWN_MAX,
@@ -48,6 +52,7 @@ from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerL
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.tls import TlsStream, listener_contexts
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
 BOB = Principal(type="User", name="bob", method="token")
@@ -56,13 +61,24 @@ BOB = Principal(type="User", name="bob", method="token")
 class Setup:
     """One broker that listens, a lookup worker that the test speaks for, and openings."""
 
-    def __init__(self, nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, **brokers: Any) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        reactor: Reactor,
+        deadlines: Deadlines,
+        authority: Authority | None = None,
+        **brokers: Any,
+    ) -> None:
+        """``authority``: of the broker's certificate; None: it is on plain TCP."""
+        self.context = server_context(authority) if authority is not None else None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
         self.target = f"127.0.0.1:{self.port}"
         self.auth, self.lookup = FakePool(), FakePool()
-        config = make_config(brokers={"service_url": f"pulsar://{self.target}"} | brokers)
+        tls = {} if authority is None else {"trust": authority.file}
+        scheme = "pulsar" if authority is None else "pulsar+ssl"
+        config = make_config(brokers={"service_url": f"{scheme}://{self.target}", "tls": tls} | brokers)
         self.links = BrokerLinks(config, self.auth, self.lookup, nursery)  # type: ignore[arg-type]
         self.reactor, self.deadlines, self.tasks = reactor, deadlines, nursery
         self.outcomes: list[Outcome] = []
@@ -106,7 +122,16 @@ class Setup:
             link = await self.links.open_link(self.request(connect))
         await link.stream.aclose()
 
-    async def accept(self) -> TcpStream:
+    async def accept(self) -> Stream:
+        """The broker's end of the next connection, behind the TLS handshake, if there is one."""
+        stream = await self.accept_tcp()
+        if self.context is None:
+            return stream
+        tls = TlsStream(stream, self.context, server_side=True)
+        await tls.handshake()
+        return tls
+
+    async def accept_tcp(self) -> TcpStream:
         await trio.lowlevel.wait_readable(self.listener)
         sock, _ = self.listener.accept()
         sock.setblocking(False)
@@ -129,7 +154,7 @@ class Setup:
         on_reply = self.auth.clients[-1].asked_now[-1][2]
         on_reply(Reply(1, Status.OK, response.SerializeToString()) if reply is None else reply)
 
-    async def received_connect(self, **credentials: Any) -> TcpStream:
+    async def received_connect(self, **credentials: Any) -> Stream:
         """The broker's end of an opening that has sent CONNECT, with the credentials that it was given."""
         self.open()
         self.answer_credentials(**credentials)
@@ -137,12 +162,12 @@ class Setup:
         await read_command(broker)
         return broker
 
-    async def challenge_proxy(self, broker: TcpStream, method: str) -> None:
+    async def challenge_proxy(self, broker: Stream, method: str) -> None:
         """Have the broker challenge the proxy, and wait until the auth worker is asked for the answer."""
         await broker.send_all(commands.auth_challenge("v", 19, method, b"q"))
         await until(lambda: len(self.auth.clients[-1].asked_now) == 2)
 
-    async def dialled(self) -> TcpStream:
+    async def dialled(self) -> Stream:
         """The broker's end of an opening, once CONNECT is there."""
         self.open()
         stream = await self.accept()
@@ -163,6 +188,9 @@ class Setup:
         return bool(self.reactor._watched)
 
 
+MakeSetup = Callable[..., Setup]
+
+
 @pytest.fixture
 async def reactor(nursery: trio.Nursery) -> Reactor:
     reactor = Reactor()
@@ -178,11 +206,46 @@ async def deadlines(nursery: trio.Nursery) -> Deadlines:
     return deadlines
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "ours")
+
+
+def server_context(authority: Authority) -> ssl.SSLContext:
+    pair = authority.server("broker")
+    config = ListenerTls(certificate=pair.certificate, key=pair.key)
+    return listener_contexts("listener[0].tls", config).value.default
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def tls(request: pytest.FixtureRequest, authority: Authority) -> Authority | None:
+    """Of the broker's certificate; None: it is on plain TCP."""
+    return authority if request.param else None
+
+
+WITHOUT_TLS = pytest.mark.parametrize("tls", [False], indirect=True)
+WITH_TLS = pytest.mark.parametrize("tls", [True], indirect=True)
+
+
 @pytest.fixture
-async def setup(nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines) -> AsyncIterator[Setup]:
-    setup = Setup(nursery, reactor, deadlines)
-    yield setup
-    close(setup)
+async def make_setup(
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, tls: Authority | None
+) -> AsyncIterator[MakeSetup]:
+    """Make one with these keys of ``[brokers]``."""
+    made: list[Setup] = []
+
+    def make(**brokers: Any) -> Setup:
+        made.append(Setup(nursery, reactor, deadlines, tls, **brokers))
+        return made[-1]
+
+    yield make
+    for setup in made:
+        close(setup)
+
+
+@pytest.fixture
+async def setup(make_setup: MakeSetup) -> Setup:
+    return make_setup()
 
 
 def close(setup: Setup) -> None:
@@ -191,11 +254,10 @@ def close(setup: Setup) -> None:
         stream.socket.close()
     for outcome in setup.outcomes:
         if isinstance(outcome, BrokerLink):
-            assert isinstance(outcome.stream, TcpStream)
-            outcome.stream.socket.close()
+            transport_of(cast("Stream", outcome.stream)).socket.close()
 
 
-async def read_command(stream: TcpStream) -> BaseCommand:
+async def read_command(stream: Stream) -> BaseCommand:
     decoder = FrameDecoder(max_frame_bytes=100_000)
     while (frame := decoder.next_frame()) is None:
         decoder.receive_data(await stream.receive_some())
@@ -322,15 +384,6 @@ async def test_a_target_that_may_be_the_proxy_itself_is_left_to_the_task_that_lo
     assert setup.links.known_target(setup.request()) is None
 
 
-async def test_with_tls_towards_brokers_all_is_a_tasks(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, service_url="pulsar+ssl://127.0.0.1:6651")
-    setup.links._remember_target(setup.request(), setup.allowed())
-    assert setup.links.known_target(setup.request()) is None
-    close(setup)
-
-
 # ---- the broker that a client's TLS names
 
 
@@ -340,6 +393,7 @@ def named(setup: Setup, service_url: str, **keys: Any) -> BrokerLinks:
     return BrokerLinks(config, setup.auth, setup.lookup, setup.tasks)  # type: ignore[arg-type]
 
 
+@WITHOUT_TLS
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
 async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Setup, scheme: str) -> None:
     port = setup.port if scheme == "pulsar+ssl" else 7650
@@ -355,6 +409,7 @@ async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Set
     assert not setup.auth.clients
 
 
+@WITHOUT_TLS
 async def test_a_named_broker_without_a_port_with_tls_is_refused(setup: Setup) -> None:
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example")
     with pytest.raises(TargetRefused, match=r"brokers\.port_pairs has no port with TLS for it") as refused:
@@ -418,8 +473,7 @@ async def test_a_broker_that_breaks_the_handshake_off(setup: Setup, breaks: str)
     if breaks == "closes":
         await broker.send_eof()
     elif breaks == "resets":
-        broker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        broker.socket.close()
+        reset(transport_of(broker))
     else:
         await broker.send_all(b"\xff" * 100)
     failed = await setup.outcome()
@@ -441,17 +495,14 @@ async def test_pings_and_challenges_are_answered(setup: Setup) -> None:
     assert isinstance(await setup.outcome(), BrokerLink)
 
 
-async def test_a_broker_that_says_nothing_is_too_slow(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=300)
+async def test_a_broker_that_says_nothing_is_too_slow(make_setup: MakeSetup) -> None:
+    setup = make_setup(handshake_timeout_ms=300)
     broker = await setup.dialled()
     failed = await setup.outcome()
     assert isinstance(failed, BrokerLinkFailed)
     assert failed.reason == "timeout"
     assert str(failed) == f"{setup.target} did not finish the handshake within 0.3 s"
     assert await broker.receive_some() == b""
-    close(setup)
 
 
 @pytest.mark.parametrize(
@@ -462,10 +513,12 @@ async def test_a_broker_that_says_nothing_is_too_slow(
     ],
 )
 async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_timeout(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, timeouts_ms: dict[str, int], detail: str
+    make_setup: MakeSetup,
+    timeouts_ms: dict[str, int],
+    detail: str,
 ) -> None:
     """Its queue is full, so that the kernel drops what asks for a connection."""
-    setup = Setup(nursery, reactor, deadlines, **timeouts_ms)
+    setup = make_setup(**timeouts_ms)
     setup.listener.listen(0)
     queued = [socket.socket() for _ in range(4)]
     for one in queued:
@@ -477,16 +530,12 @@ async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_ti
     assert str(failed) == detail.format(setup.target)
     for one in queued:
         one.close()
-    close(setup)
 
 
-async def test_the_connect_timeout_ends_with_the_connection(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, connect_timeout_ms=30_000, handshake_timeout_ms=600_000)
+async def test_the_connect_timeout_ends_with_the_connection(make_setup: MakeSetup) -> None:
+    setup = make_setup(connect_timeout_ms=30_000, handshake_timeout_ms=600_000)
     await setup.dialled()
     assert setup.ends_in_s() > 500
-    close(setup)
 
 
 async def test_a_large_connect_is_sent_as_the_broker_takes_it(setup: Setup) -> None:
@@ -519,18 +568,16 @@ LATER_MS = 4_000_000_000_000
 
 
 @pytest.fixture
-async def secured(nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines) -> AsyncIterator[Setup]:
-    setup = Setup(nursery, reactor, deadlines, **CREDENTIALS)
-    yield setup
-    close(setup)
+async def secured(make_setup: MakeSetup) -> Setup:
+    return make_setup(**CREDENTIALS)
 
 
 async def test_the_proxys_credentials_are_asked_for_once_and_go_with_connect(secured: Setup) -> None:
     secured.links._remember_target(secured.request(), secured.allowed())
     assert secured.links.known_target(secured.request()) is not None
-    secured.open(host="b0")
+    secured.open(host="localhost")
     request = secured.asked()
-    assert (request.broker_host, request.HasField("challenge")) == ("b0", False)
+    assert (request.broker_host, request.HasField("challenge")) == ("localhost", False)
     secured.answer_credentials()
     broker = await secured.accept()
     command = (await read_command(broker)).connect
@@ -595,14 +642,12 @@ async def test_an_opening_abandoned_while_credentials_are_awaited_dials_no_broke
 
 @pytest.mark.parametrize("awaited", ["credentials", "broker", "answer"])
 async def test_one_deadline_holds_for_all_steps(
-    nursery: trio.Nursery,
-    reactor: Reactor,
-    deadlines: Deadlines,
+    make_setup: MakeSetup,
     autojump_clock: trio.testing.MockClock,
     awaited: str,
 ) -> None:
     """Each wait before has taken a part of it. Here all is called by the test: what the clock skips is no broker's."""
-    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=3000, connect_timeout_ms=2500, **CREDENTIALS)
+    setup = make_setup(handshake_timeout_ms=3000, connect_timeout_ms=2500, **CREDENTIALS)
     started_at = trio.current_time()
     opening = setup.open()
     if awaited != "credentials":
@@ -616,7 +661,6 @@ async def test_one_deadline_holds_for_all_steps(
     assert str(failed) == f"{setup.target} did not finish the handshake within 3.0 s"
     assert trio.current_time() - started_at == pytest.approx(3.0, abs=0.2)
     assert setup.auth.clients[0].cancelled == ([] if awaited == "broker" else [1])
-    close(setup)
 
 
 @pytest.mark.parametrize("expires_at_unix_ms", [0, LATER_MS])
