@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -52,7 +52,7 @@ from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerL
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.network.tls import TlsStream, listener_contexts
+from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake, listener_contexts
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
 BOB = Principal(type="User", name="bob", method="token")
@@ -258,10 +258,18 @@ def close(setup: Setup) -> None:
 
 
 async def read_command(stream: Stream) -> BaseCommand:
+    (command,) = await read_commands(stream, 1)
+    return command
+
+
+async def read_commands(stream: Stream, count: int) -> list[BaseCommand]:
     decoder = FrameDecoder(max_frame_bytes=100_000)
-    while (frame := decoder.next_frame()) is None:
-        decoder.receive_data(await stream.receive_some())
-    return commands.parse_command(frame.command)
+    found: list[BaseCommand] = []
+    while len(found) < count:
+        while (frame := decoder.next_frame()) is None:
+            decoder.receive_data(await stream.receive_some())
+        found.append(commands.parse_command(frame.command))
+    return found
 
 
 CONNECTED = commands.connected(CommandConnected(server_version="the broker"))
@@ -746,3 +754,199 @@ async def test_a_broker_that_refuses_while_an_answer_is_awaited(secured: Setup) 
     assert failed.message == CREDENTIALS_REFUSED
     assert SECRET.decode() not in f"{failed!r}{failed.message}{logs}"
     assert len(secured.outcomes) == 1
+
+
+# ---- TLS towards brokers
+
+Behaviour = Callable[[TcpStream], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "strange")
+
+
+async def failed_on_both_ways(setup: Setup, behave: Behaviour, host: str = "127.0.0.1") -> BrokerLinkFailed:
+    """What becomes of an opening where the broker behaves like this, by callback and in a task: the same."""
+
+    async def serve() -> None:
+        await behave(await setup.accept_tcp())
+
+    setup.tasks.start_soon(serve)
+    setup.open(host=host)
+    failed = await setup.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert not setup.is_watched()
+    assert not setup.deadlines._by_grain
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host=host)
+    setup.tasks.start_soon(serve)
+    with pytest.raises(BrokerLinkFailed) as in_task:
+        await setup.links.open_link(setup.request())
+    assert (failed.reason, failed.code, failed.message) == (
+        in_task.value.reason,
+        in_task.value.code,
+        in_task.value.message,
+    )
+    assert str(failed) == str(in_task.value)
+    return failed
+
+
+@WITH_TLS
+@pytest.mark.parametrize(
+    ("breaks", "detail"),
+    [
+        ("closes", "unexpected eof"),
+        ("resets", "the connection broke off during the TLS handshake: [Errno 104]"),
+        ("is on plain TCP", "the peer does not speak TLS"),
+    ],
+)
+async def test_a_broker_that_breaks_off_within_the_tls_handshake(setup: Setup, breaks: str, detail: str) -> None:
+    async def behave(broker: TcpStream) -> None:
+        await broker.receive_some()
+        if breaks == "closes":
+            await broker.send_eof()
+        elif breaks == "resets":
+            reset(broker)
+        else:
+            await broker.send_all(CONNECTED)
+
+    failed = await failed_on_both_ways(setup, behave)
+    assert failed.reason == "tls"
+    assert detail in str(failed)
+
+
+@WITH_TLS
+@pytest.mark.parametrize("is_strange", [True, False], ids=["of a stranger", "for another name"])
+async def test_a_certificate_that_is_not_the_brokers(setup: Setup, stranger: Authority, is_strange: bool) -> None:
+    """Security: neither another authority's nor another host's is accepted, and no CONNECT goes there."""
+    alerts: list[str] = []
+    if is_strange:
+        setup.context = server_context(stranger)
+
+    async def behave(broker: TcpStream) -> None:
+        assert setup.context is not None
+        with pytest.raises(TlsFailed) as refused:
+            await TlsStream(broker, setup.context, server_side=True).handshake()
+        alerts.append(str(refused.value))
+
+    failed = await failed_on_both_ways(setup, behave, host="127.0.0.1" if is_strange else "b0.example")
+    assert failed.reason == "tls"
+    assert "the peer's certificate is not accepted" in str(failed)
+    await until(lambda: len(alerts) == 2)
+    assert {alert.split(" alert ")[1] for alert in alerts} == {"unknown ca" if is_strange else "bad certificate"}
+
+
+@WITH_TLS
+async def test_the_proxys_own_certificate_is_shown(make_setup: MakeSetup, authority: Authority) -> None:
+    ours = authority.client("proxy")
+    setup = make_setup(tls={"trust": authority.file, "certificate": ours.certificate, "key": ours.key})
+    assert setup.context is not None
+    setup.context.load_verify_locations(authority.file)
+    setup.context.verify_mode = ssl.CERT_REQUIRED
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    assert b"proxy" in broker.peer_certificate()
+
+
+@WITH_TLS
+async def test_the_connect_timeout_includes_the_tls_handshake(
+    make_setup: MakeSetup, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The broker's kernel accepts the connection, and nobody answers the hello."""
+    setup = make_setup(connect_timeout_ms=2500, handshake_timeout_ms=60_000)
+    started_at = trio.current_time()
+    setup.open()
+    failed = await setup.outcome()
+    assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: no answer within 2500 ms"
+    assert failed.reason == "unreachable"
+    assert trio.current_time() - started_at == pytest.approx(2.5, abs=0.2)
+
+
+@WITH_TLS
+async def test_an_opening_that_is_abandoned_within_the_tls_handshake(setup: Setup) -> None:
+    opening = setup.open()
+    broker = await setup.accept_tcp()
+    assert await broker.receive_some()
+    opening.abandon()
+    assert await broker.receive_some() == b""
+    assert setup.outcomes == []
+    assert not setup.is_watched()
+    assert not setup.deadlines._by_grain
+
+
+@WITH_TLS
+@pytest.mark.parametrize("in_records", [False, True], ids=["in bytes", "in records of a byte"])
+async def test_connected_comes_in_pieces(setup: Setup, in_records: bool) -> None:
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    pieces = [bytes([byte]) for byte in (CONNECTED if in_records else broker.encrypt(memoryview(CONNECTED)))]
+    for piece in pieces:
+        await (broker if in_records else broker.transport).send_all(piece)
+    link = await setup.outcome()
+    assert link.connected.frame.encode() == CONNECTED
+
+
+@WITH_TLS
+async def test_what_follows_connected_is_the_relays(setup: Setup) -> None:
+    """Whole records are decrypted, and the beginning of one is left in the session."""
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    whole = broker.encrypt(memoryview(CONNECTED + b"more")) + broker.encrypt(memoryview(b" and more"))
+    part = broker.encrypt(memoryview(b"the rest"))
+    await broker.transport.send_all(whole + part[:7])
+    link = await setup.outcome()
+    assert link.connected.trailing_data == b"more and more"
+    assert isinstance(link.stream, TlsStream)
+    assert (link.stream.session.unread, link.stream.take_read_ahead()) == (part[:7], b"")
+    await broker.transport.send_all(part[7:])
+    assert await link.stream.receive_some() == b"the rest"
+
+
+@WITH_TLS
+async def test_tickets_are_no_end(setup: Setup) -> None:
+    """They are records without data."""
+    assert setup.context is not None
+    setup.context.options &= ~ssl.OP_NO_TICKET
+    setup.context.num_tickets = 2
+    broker = await setup.dialled()
+    await broker.send_all(commands.ping())  # at the latest now all tickets are there
+    assert (await read_command(broker)).type == BaseCommand.PONG
+    await broker.send_all(CONNECTED)
+    assert isinstance(await setup.outcome(), BrokerLink)
+
+
+@WITH_TLS
+async def test_what_comes_with_the_end_of_the_tls_handshake_is_kept(setup: Setup) -> None:
+    """In TLS 1.2 the server is the last to speak."""
+    assert setup.context is not None
+    setup.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    setup.open()
+    transport = await setup.accept_tcp()
+    broker = TlsStream(transport, setup.context, server_side=True)
+    while not continue_handshake(broker.session, await transport.receive_some()):
+        await transport.send_all(broker.session.take_outgoing())
+    await transport.send_all(broker.session.take_outgoing() + broker.encrypt(memoryview(commands.ping())))
+    assert [command.type for command in await read_commands(broker, 2)] == [BaseCommand.CONNECT, BaseCommand.PONG]
+
+
+@WITH_TLS
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [("damaged record", "bad record mac"), ("close_notify", "the broker closed the connection during the handshake")],
+)
+@pytest.mark.parametrize("first", [b"", commands.ping()], ids=["alone", "behind a ping"])
+async def test_tls_that_ends_before_connected(setup: Setup, end: str, detail: str, first: bytes) -> None:
+    """TCP goes on; and what came before needs an answer, for which there is no more TLS."""
+
+    async def behave(transport: TcpStream) -> None:
+        assert setup.context is not None
+        broker = TlsStream(transport, setup.context, server_side=True)
+        await broker.handshake()
+        await read_command(broker)
+        records = broker.encrypt(memoryview(first)) if first else b""
+        last = broker.encrypt(memoryview(b"x"))[:-1] + b"\0" if end == "damaged record" else broker.session.close()
+        await transport.send_all(records + last)
+
+    failed = await failed_on_both_ways(setup, behave)
+    assert failed.reason == "handshake"
+    assert first or detail in str(failed).lower().replace("_", " "), "of the answer the failure tells otherwise"
