@@ -32,6 +32,7 @@ from proxy.config.sni import tls_port
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
 from proxy.forwarder.workers.dial_check import DialCheck
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
@@ -54,6 +55,7 @@ from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refu
 from proxy.runtime.network.credentials import AuthData, CredentialExchange, Credentials, NoCredentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer, DialFailed
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
@@ -183,7 +185,13 @@ class BrokerLinks:
         return explain_refusal(failed, target.original_data, shown)
 
     def start_opening(
-        self, asked: BrokerRequest, deadlines: Deadlines, tasks: TaskSpawner, on_done: Callable[[Outcome], None]
+        self,
+        asked: BrokerRequest,
+        deadlines: Deadlines,
+        turns: HandshakeTurns,
+        tasks: TaskSpawner,
+        *,
+        on_done: Callable[[Outcome], None],
     ) -> "BrokerOpening | None":
         """Start to open a link without a task; return None where that is not possible.
 
@@ -192,7 +200,7 @@ class BrokerLinks:
         reactor, target = current_reactor(), self.known_target(asked)
         if reactor is None or target is None:
             return None
-        opening = BrokerOpening(self, reactor, deadlines, tasks, asked, target=target, on_done=on_done)
+        opening = BrokerOpening(self, reactor, deadlines, turns, tasks, asked=asked, target=target, on_done=on_done)
         opening.start()
         return opening
 
@@ -319,6 +327,7 @@ class BrokerOpening:
         "_target",
         "_tasks",
         "_tls",
+        "_turns",
         "_unsent",
     )
 
@@ -327,15 +336,17 @@ class BrokerOpening:
         links: BrokerLinks,
         reactor: Reactor,
         deadlines: Deadlines,
+        turns: HandshakeTurns,
         tasks: TaskSpawner,
-        asked: BrokerRequest,
         *,
+        asked: BrokerRequest,
         target: ResolveTargetResponse,
         on_done: Callable[[Outcome], None],
     ) -> None:
         self._links = links
         self._reactor = reactor
         self._deadline = deadlines.new_deadline(self._on_deadline)
+        self._turns = turns
         self._tasks = tasks
         self._asked = asked
         self._on_done = on_done
@@ -400,6 +411,7 @@ class BrokerOpening:
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())
+            self._turns.remove(self._owner, self)
             sock.close()
 
     def _finish(self, outcome: Outcome) -> None:
@@ -434,8 +446,23 @@ class BrokerOpening:
     def _on_ready(self) -> None:
         if self._unsent:
             self._send()
-        if self._is_reached and self._sock is not None:
+        if self._sock is None or not self._is_reached:
+            return
+        if self._is_connected:
             self._receive(self._sock.fileno())
+        else:
+            self._reactor.forget(self._sock.fileno())  # until it has had its turn
+            self._turns.add(self._owner, self)
+
+    def take_turn(self) -> None:
+        """Continue the TLS handshake with what is there from the broker."""
+        assert self._sock is not None  # what has ended has no turn
+        self._receive(self._sock.fileno())
+
+    @property
+    def _owner(self) -> str:
+        role = self._links.config.authentication.anonymous_role
+        return owner_of(self._asked.identity.role, self._asked.client_address, role)
 
     def _send_data(self, data: bytes) -> None:
         try:
@@ -471,6 +498,7 @@ class BrokerOpening:
         try:
             data = os.read(descriptor, RECEIVE_BYTES)
         except BlockingIOError:
+            self._send()
             return
         except OSError as error:
             self._on_error(error)
@@ -509,7 +537,7 @@ class BrokerOpening:
             self._send_data(self._connect)
             if not self._is_over:
                 self._receive_records(tls)
-        elif self._unsent:
+        else:
             self._send()
 
     def _receive_records(self, tls: TlsStream, records: bytes | None = None) -> None:

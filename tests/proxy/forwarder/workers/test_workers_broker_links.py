@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
@@ -52,6 +53,7 @@ from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerL
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake, listener_contexts
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
@@ -81,6 +83,7 @@ class Setup:
         config = make_config(brokers={"service_url": f"{scheme}://{self.target}", "tls": tls} | brokers)
         self.links = BrokerLinks(config, self.auth, self.lookup, nursery)  # type: ignore[arg-type]
         self.reactor, self.deadlines, self.tasks = reactor, deadlines, nursery
+        self.turns = HandshakeTurns()
         self.outcomes: list[Outcome] = []
         self.accepted: list[TcpStream] = []
 
@@ -95,8 +98,9 @@ class Setup:
             self.links,
             self.reactor,
             self.deadlines,
+            self.turns,
             self.tasks,
-            self.request(connect, identity),
+            asked=self.request(connect, identity),
             target=self.allowed(host=host, **fields),
             on_done=self.outcomes.append,
         )
@@ -305,7 +309,9 @@ async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
 
 async def test_a_link_to_a_known_target_is_opened_by_callback(setup: Setup) -> None:
     def start() -> BrokerOpening | None:
-        return setup.links.start_opening(setup.request(), setup.deadlines, setup.tasks, setup.outcomes.append)
+        return setup.links.start_opening(
+            setup.request(), setup.deadlines, setup.turns, setup.tasks, on_done=setup.outcomes.append
+        )
 
     assert start() is None
     await setup.open_in_task(setup.allowed())
@@ -950,3 +956,33 @@ async def test_tls_that_ends_before_connected(setup: Setup, end: str, detail: st
     failed = await failed_on_both_ways(setup, behave)
     assert failed.reason == "handshake"
     assert first or detail in str(failed).lower().replace("_", " "), "of the answer the failure tells otherwise"
+
+
+@WITH_TLS
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_a_tls_handshake_waits_for_its_turn(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    """Security: to verify a broker's certificate takes up to a millisecond, and any client causes it."""
+    monkeypatch.setattr(setup.turns, "flush", lambda: None)
+    started: list[Stream] = []
+
+    async def accept() -> None:
+        with contextlib.suppress(TlsFailed):  # of the opening that is abandoned
+            started.append(await setup.accept())
+
+    opening = setup.open()
+    setup.tasks.start_soon(accept)
+    await until(lambda: setup.turns.are_waiting)
+    assert setup.turns._waiting.count_waiting("principal alice") == 1
+    assert not setup.is_watched()
+    if is_abandoned:
+        opening.abandon()
+        assert not setup.turns.are_waiting
+        return
+    assert not started
+    setup.turns.remove("principal alice", opening)
+    opening.take_turn()
+    assert setup.is_watched()
+    await until(lambda: started)
+    assert (await read_command(started[0])).type == BaseCommand.CONNECT
