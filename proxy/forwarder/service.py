@@ -34,7 +34,7 @@ from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
 from proxy.forwarder.listen.eviction import Place
-from proxy.forwarder.listen.tls_opening import HandshakeTurns, Outcome, TlsOpening
+from proxy.forwarder.listen.tls_opening import Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
@@ -47,6 +47,7 @@ from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.kernel_tls import use_kernel_tls
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
@@ -362,6 +363,7 @@ class ForwarderService:
                 self._deadlines,
                 lambda: self._denied.value,
                 self._seen_hellos,
+                self._handshake_turns,
             )
         return services
 

@@ -128,6 +128,7 @@ TLS_ROWS = (
     Row("tls-resume-ecdsa", "connect, 16 at once, ECDSA, resumed", "connect", 16, tls=_ECDSA, resumed=True),
     Row("tls-broker-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_BROKER),
     Row("tls-broker-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_BROKER),
+    Row("tls-broker-connect", "connect, 16 at once", "connect", 16, tls=_BROKER),
     Row("tls-both-echo32", "echo of 100 B, 32 connections", "echo", 32, tls=_BOTH),
     Row("tls-both-up1", "bulk to the broker, 1 connection", "bulk", 1, tls=_BOTH),
 )

@@ -177,7 +177,7 @@ class Handshake:
         self._broker_started_at = self._tick.now
         self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
         self._opening = self._workers.broker_links.start_opening(
-            self._asked, self._services.deadlines, self._tasks, self._on_opened
+            self._asked, self._services.deadlines, self._services.turns, self._tasks, on_done=self._on_opened
         )
         if self._opening is None:
             self._tasks.start_soon(self._open_in_task)

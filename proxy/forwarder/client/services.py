@@ -12,6 +12,7 @@ from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class ConnectionServices:
     """The services of one forwarder for its clients; a reload makes another value, for connections that begin later.
 
     ``handshakes`` counts the connections of which it is not decided whether they serve lookups or become relays.
-    ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task.
+    ``nursery`` is for the connections' tasks, ``deadlines`` for their timeouts, which need no task,
+    and ``turns`` are those of TLS handshakes with brokers.
     ``denied`` returns the deny list in force.
     """
 
@@ -31,3 +33,4 @@ class ConnectionServices:
     deadlines: Deadlines
     denied: Callable[[], DenyList] = DenyList
     seen_hellos: SeenHellos = field(default_factory=SeenHellos)
+    turns: HandshakeTurns = field(default_factory=HandshakeTurns)

@@ -1,81 +1,27 @@
 """The TLS handshakes of clients, by callback in the reactor: none costs a task, unless it fails.
 
-A private key's operation costs up to a millisecond. So a handshake that can go on waits for its turn, in a queue that
-is fair between addresses, and few turns are taken before relays and everything else of this process get theirs.
+They take turns, fairly between addresses.
 """
 
 import contextlib
 import os
 import select
-import sys
 from collections.abc import Callable
 
 import trio
 
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.transports import ListenerTransport
-from proxy.runtime.fairness.fair_queue import FairQueue
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import close_gracefully
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
 
 RECEIVE_BYTES = 16_384
 
-TURNS_PER_WAKE_UP_MAX = 4
-"""Handshakes that are moved forward at the end of a tick, or in one round of Trio.
-
-The reactor may run several ticks in a wake-up, of which it begins none after epoll_loop.LINGER_S. So what else this
-process has to do waits for that time and so many turns at most.
-"""
-
 Outcome = TlsStream | Exception | DisconnectCause
-
-
-class HandshakeTurns:
-    """The handshakes that can go on. Their number is bounded by ``limits.max_unauthenticated_connections``."""
-
-    def __init__(self) -> None:
-        self._waiting: FairQueue[str, TlsOpening] = FairQueue(slots=1, waiting_max=sys.maxsize)
-        self._is_going_on = False
-
-    @property
-    def are_waiting(self) -> bool:
-        """Whether a handshake waits for its turn: nobody should poll for events meanwhile."""
-        return self._waiting.waiting_count > 0
-
-    def add(self, owner: str, opening: "TlsOpening") -> None:
-        """Give a handshake its turn, at the end of this tick or later."""
-        self._waiting.enqueue(owner, opening)
-        current_tick().schedule_flush(self)
-
-    def remove(self, owner: str, opening: "TlsOpening") -> None:
-        """Give a handshake that is over no turn."""
-        self._waiting.remove_waiting(owner, opening)
-
-    def flush(self) -> None:
-        """Take some turns, unless others wait for theirs already."""
-        if not self._is_going_on:
-            self._take_turns()
-
-    def _take_turns(self) -> None:
-        for _ in range(TURNS_PER_WAKE_UP_MAX):
-            following = self._waiting.start_next()
-            if following is None:
-                return
-            owner, opening = following
-            self._waiting.release_slot(owner)
-            opening.take_turn()
-        if self._waiting.waiting_count:
-            self._is_going_on = True
-            trio.lowlevel.current_trio_token().run_sync_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._is_going_on = False
-        with current_tick():
-            self._take_turns()
 
 
 class TlsOpening:

@@ -1,11 +1,12 @@
 """Links to brokers for relays: the target is checked by a lookup worker and here, then dialled in the client's name.
 
 A link is opened in a task (BrokerLinks.open_link), or by callback (BrokerOpening), where the connection and the
-handshake need no task. That is for what is usual: brokers on plain TCP, and a target with one address, to which a link
-was opened a moment ago (BrokerLinks.known_target). The proxy's own credentials, where it has some, come from an auth
+handshakes, of TLS too, need no task. That is for what is usual: a target with one address, to which a link was opened a
+moment ago (BrokerLinks.known_target). The proxy's own credentials, where it has some, come from an auth
 worker; to an opening by callback they come by callback, too, for CONNECT and for each challenge of the broker.
 """
 
+import contextlib
 import math
 import os
 import select
@@ -31,6 +32,7 @@ from proxy.config.sni import tls_port
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
 from proxy.forwarder.workers.dial_check import DialCheck
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
@@ -53,6 +55,8 @@ from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refu
 from proxy.runtime.network.credentials import AuthData, CredentialExchange, Credentials, NoCredentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer, DialFailed
+from proxy.runtime.network.handshake_turns import HandshakeTurns
+from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.pool import RpcPool
 
@@ -125,7 +129,7 @@ class BrokerLinks:
         """
         name, sealed = bound_to = _bound_to(asked)
         is_simple = len(target.addresses) == 1 and "%" not in target.addresses[0]  # a scope would be looked up
-        if not (name and is_simple and self.dialer.is_plain and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
+        if not (name and is_simple and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
             return
         if target.others or self.dialer.may_lead_back(target.port):
             return
@@ -181,7 +185,13 @@ class BrokerLinks:
         return explain_refusal(failed, target.original_data, shown)
 
     def start_opening(
-        self, asked: BrokerRequest, deadlines: Deadlines, tasks: TaskSpawner, on_done: Callable[[Outcome], None]
+        self,
+        asked: BrokerRequest,
+        deadlines: Deadlines,
+        turns: HandshakeTurns,
+        tasks: TaskSpawner,
+        *,
+        on_done: Callable[[Outcome], None],
     ) -> "BrokerOpening | None":
         """Start to open a link without a task; return None where that is not possible.
 
@@ -190,7 +200,7 @@ class BrokerLinks:
         reactor, target = current_reactor(), self.known_target(asked)
         if reactor is None or target is None:
             return None
-        opening = BrokerOpening(self, reactor, deadlines, tasks, asked, target=target, on_done=on_done)
+        opening = BrokerOpening(self, reactor, deadlines, turns, tasks, asked=asked, target=target, on_done=on_done)
         opening.start()
         return opening
 
@@ -300,6 +310,7 @@ class BrokerOpening:
         "_address",
         "_asked",
         "_broker",
+        "_connect",
         "_connect_ends_at",
         "_credentials",
         "_deadline",
@@ -308,12 +319,15 @@ class BrokerOpening:
         "_handshake_timeout_s",
         "_is_connected",
         "_is_over",
+        "_is_reached",
         "_links",
         "_on_done",
         "_reactor",
         "_sock",
         "_target",
         "_tasks",
+        "_tls",
+        "_turns",
         "_unsent",
     )
 
@@ -322,15 +336,17 @@ class BrokerOpening:
         links: BrokerLinks,
         reactor: Reactor,
         deadlines: Deadlines,
+        turns: HandshakeTurns,
         tasks: TaskSpawner,
-        asked: BrokerRequest,
         *,
+        asked: BrokerRequest,
         target: ResolveTargetResponse,
         on_done: Callable[[Outcome], None],
     ) -> None:
         self._links = links
         self._reactor = reactor
         self._deadline = deadlines.new_deadline(self._on_deadline)
+        self._turns = turns
         self._tasks = tasks
         self._asked = asked
         self._on_done = on_done
@@ -338,10 +354,11 @@ class BrokerOpening:
         self._handshake: BrokerHandshake
         self._is_over = False
         self._sock: socket.socket | None = None
-        self._unsent = b""
+        self._tls: TlsStream | None = None
+        self._connect = self._unsent = b""
         self._target = target
         self._broker, self._address = HostPort(target.host, target.port), target.addresses[0]
-        self._is_connected = False
+        self._is_reached = self._is_connected = False  # by TCP; with TLS, too
         self._handshake_timeout_s = seconds(links.config.brokers.handshake_timeout_ms)
         self._connect_ends_at = math.inf
         self._ends_at = current_tick().now + self._handshake_timeout_s
@@ -358,9 +375,8 @@ class BrokerOpening:
         elif self._sock is None:
             self._dial(*outcome)
         else:
-            self._unsent += self._links.challenge_answer(*outcome)
             self._handshake.on_answer_sent(complete=self._credentials.complete)
-            self._send()
+            self._send_data(self._links.challenge_answer(*outcome))
 
     def _dial(self, method: str, data: bytes) -> None:
         links = self._links
@@ -368,15 +384,20 @@ class BrokerOpening:
             max_frame_bytes=links.config.limits.max_broker_frame_bytes, complete=self._credentials.complete
         )
         connect = links.connect_for(self._asked, self._target, self._credentials, method, data)
-        self._unsent = commands.connect(connect)
+        self._connect = commands.connect(connect)
         self._connect_ends_at = current_tick().now + seconds(links.config.brokers.connect_timeout_ms)
         self._deadline.set(min(self._connect_ends_at, self._ends_at))
         try:
             self._sock = links.dialer.start_connection(self._address, self._broker.port)
-        except OSError as error:
+            self._tls = links.dialer.new_tls_stream(TcpStream(self._sock), self._broker.host)
+        except (OSError, TlsFailed) as error:
             self._finish(self._not_reached(error))
-        else:
+            return
+        if self._tls is None:
+            self._unsent = self._connect
             self._send()  # to a broker nearby the connection is established already
+        else:
+            self._continue_tls(self._tls)
 
     def abandon(self) -> None:
         """Close what is open, and ask for no more: the client has gone."""
@@ -390,6 +411,7 @@ class BrokerOpening:
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())
+            self._turns.remove(self._owner, self)
             sock.close()
 
     def _finish(self, outcome: Outcome) -> None:
@@ -398,7 +420,9 @@ class BrokerOpening:
 
     # ---- the connection
 
-    def _not_reached(self, error: OSError) -> BrokerLinkFailed:
+    def _not_reached(self, error: OSError | TlsFailed) -> BrokerLinkFailed:
+        if isinstance(error, TlsFailed):
+            return not_reached(self._broker, "tls", f"{self._address}: {error}")
         return not_reached(self._broker, "unreachable", f"{self._address}: {error.strerror or error}")
 
     def _on_deadline(self) -> None:
@@ -408,11 +432,45 @@ class BrokerOpening:
             detail = f"{self._address}: no answer within {self._links.config.brokers.connect_timeout_ms} ms"
             self._finish(not_reached(self._broker, "unreachable", detail))
 
+    def _on_error(self, error: OSError) -> None:
+        """Finish for an error of the socket."""
+        if self._is_connected:
+            failed = broken_off(self._broker, error)
+        elif self._is_reached:
+            text = f"the connection broke off during the TLS handshake: {error}"
+            failed = self._not_reached(TlsFailed(text, "broke_off"))
+        else:
+            failed = self._not_reached(error)
+        self._finish(failed)
+
     def _on_ready(self) -> None:
         if self._unsent:
             self._send()
-        if self._is_connected and self._sock is not None:
+        if self._sock is None or not self._is_reached:
+            return
+        if self._is_connected:
             self._receive(self._sock.fileno())
+        else:
+            self._reactor.forget(self._sock.fileno())  # until it has had its turn
+            self._turns.add(self._owner, self)
+
+    def take_turn(self) -> None:
+        """Continue the TLS handshake with what is there from the broker."""
+        assert self._sock is not None  # what has ended has no turn
+        self._receive(self._sock.fileno())
+
+    @property
+    def _owner(self) -> str:
+        role = self._links.config.authentication.anonymous_role
+        return owner_of(self._asked.identity.role, self._asked.client_address, role)
+
+    def _send_data(self, data: bytes) -> None:
+        try:
+            self._unsent += data if self._tls is None else self._tls.encrypt(memoryview(data))
+        except trio.BrokenResourceError as error:  # a record that was damaged came with what this answers
+            self._finish(broken_off(self._broker, error.__cause__ or error))
+        else:
+            self._send()
 
     def _send(self) -> None:
         """Send what is to be sent, as far as the broker takes it, and wait for what follows."""
@@ -423,28 +481,80 @@ class BrokerOpening:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._finish(broken_off(self._broker, error) if self._is_connected else self._not_reached(error))
+            self._on_error(error)
             return
         self._unsent = self._unsent[sent:]
-        if sent and not self._is_connected:
-            self._is_connected = True
-            self._deadline.set(self._ends_at)
+        if sent and not self._is_reached:
+            self._is_reached = True
+            if self._tls is None:
+                self._on_broker_reached()
         self._reactor.watch(descriptor, _IN_AND_OUT if self._unsent else _IN, self._on_ready)
+
+    def _on_broker_reached(self) -> None:
+        self._is_connected = True
+        self._deadline.set(self._ends_at)
 
     def _receive(self, descriptor: int) -> None:
         try:
             data = os.read(descriptor, RECEIVE_BYTES)
         except BlockingIOError:
+            self._send()
             return
         except OSError as error:
-            self._finish(broken_off(self._broker, error))
+            self._on_error(error)
             return
+        if self._tls is None:
+            self._receive_data(data)
+        elif self._is_connected:
+            self._receive_records(self._tls, data)
+        else:
+            self._continue_tls(self._tls, data, is_end=not data)
+
+    def _receive_data(self, data: bytes) -> None:
         try:
             self._handshake.receive_data(data)
             while not self._is_over and (event := self._handshake.next_event()) is not None:
                 self._handle_event(event)
         except RemoteProtocolError as error:
             self._finish(broken_off(self._broker, error))
+
+    # ---- TLS
+
+    def _continue_tls(self, tls: TlsStream, data: bytes = b"", *, is_end: bool = False) -> None:
+        """Continue the TLS handshake, and send CONNECT behind it."""
+        session = tls.session
+        try:
+            is_done = continue_handshake(session, data, is_end=is_end)
+        except TlsFailed as error:
+            assert self._sock is not None  # it is dialled, and not closed
+            with contextlib.suppress(OSError):
+                os.write(self._sock.fileno(), self._unsent + session.take_outgoing())  # the alert, with the reason
+            self._finish(self._not_reached(error))
+            return
+        self._unsent += session.take_outgoing()
+        if is_done:
+            self._on_broker_reached()
+            self._send_data(self._connect)
+            if not self._is_over:
+                self._receive_records(tls)
+        else:
+            self._send()
+
+    def _receive_records(self, tls: TlsStream, records: bytes | None = None) -> None:
+        """Take what the broker has sent, at last its end: ``records`` is empty then, and None behind the handshake."""
+        session = tls.session
+        data = tls.take_read_ahead(records or b"")
+        session.has_ended |= records == b""
+        if data:
+            self._receive_data(data)
+        if self._is_over:
+            return
+        if session.error is not None:
+            self._finish(broken_off(self._broker, session.error))
+        elif session.has_ended:
+            self._receive_data(b"")
+        elif session.waiting_record_bytes:
+            self._send_data(b"")
 
     def _handle_event(self, event: HandshakeEvent) -> None:
         match event:
@@ -454,8 +564,7 @@ class BrokerOpening:
                 failed = refused_by(self._broker, event)
                 self._finish(self._links.explain_failure(self._asked, self._target, failed))
             case SendData():
-                self._unsent += event.data
-                self._send()
+                self._send_data(event.data)
             case Challenged():
                 self._credentials.start_round(event.data, self._tasks, self._on_credentials)
 
@@ -463,7 +572,7 @@ class BrokerOpening:
         sock, self._sock = self._sock, None
         assert sock is not None  # something was received
         self._reactor.forget(sock.fileno())
-        stream = TcpStream(sock)
+        stream = self._tls or TcpStream(sock)
         answers = bool(self._links.answers_challenges(self._asked, self._target, self._credentials))
         original_data = self._target.original_data
         self._finish(BrokerLink(self._broker, stream, connected, answers, original_data))

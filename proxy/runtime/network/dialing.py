@@ -44,7 +44,6 @@ class Dialer:
         self._own_ports = frozenset(parse_host_port(bind).port for bind in own_binds)
         speaks = speaks_tls(config.service_url) and not passes_tls
         self._tls = broker_context(config.tls) if speaks else None
-        self.is_plain = self._tls is None
 
     def may_lead_back(self, port: int) -> bool:
         """Return whether one of the proxy's own listeners has this port."""
@@ -53,6 +52,18 @@ class Dialer:
     def start_connection(self, address: str, port: int) -> socket.socket:
         """Start to connect to an IP address, and return the socket, which does not block. Raises OSError."""
         return _start_connection(address, port, self.config.congestion_control)
+
+    def new_tls_stream(self, transport: TcpStream, host: str) -> TlsStream | None:
+        """Return a stream for the TLS handshake with the broker of this name; None where brokers are on plain TCP.
+
+        Raises TlsFailed for a name that no certificate can have.
+        """
+        if self._tls is None:
+            return None
+        try:
+            return TlsStream(transport, self._tls.value, server_side=False, host=host)
+        except ValueError as error:
+            raise TlsFailed(f"{host!r} is no name for a certificate: {error}") from None
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
         """Connect to a broker at the first of its IP addresses that answers (RFC 8305, 5). Raises DialFailed.
@@ -98,24 +109,20 @@ class Dialer:
         failed.set()
 
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
-        context = None if self._tls is None else self._tls.value
         transport = await _connect(address, broker.port, self.config.congestion_control)
         if self.may_lead_back(broker.port) and _leads_back(transport, self._own_binds):
             await trio.aclose_forcefully(transport)
             raise OSError(errno.ELOOP, "is this proxy itself; does brokers.service_url name the brokers?")
-        if context is None:
-            return transport
         shaken = False
         try:
-            stream = TlsStream(transport, context, server_side=False, host=broker.host)
-            await stream.handshake()
+            stream = self.new_tls_stream(transport, broker.host)
+            if stream is not None:
+                await stream.handshake()
             shaken = True
-        except ValueError as error:
-            raise TlsFailed(f"{broker.host!r} is no name for a certificate: {error}") from None
         finally:
             if not shaken:
                 await trio.aclose_forcefully(transport)
-        return stream
+        return stream or transport
 
 
 @dataclass(slots=True)

@@ -20,12 +20,12 @@ from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.listen.tls_opening import TURNS_PER_WAKE_UP_MAX, HandshakeTurns, Outcome, TlsOpening
+from proxy.forwarder.listen.tls_opening import Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 
 TIMEOUT_S = 3
@@ -418,54 +418,6 @@ async def test_a_hello_that_never_ends(server: Pair, autojump_clock: trio.testin
         assert await stream.receive_some() == b"", "closed"
 
     assert "not finished within" in await refused(await looked_at(tls_transport(server)), client)
-
-
-class FakeOpening:
-    """Notes its turns."""
-
-    def __init__(self, name: str, turns: list[str]) -> None:
-        self._name, self._turns = name, turns
-
-    def take_turn(self) -> None:
-        self._turns.append(self._name)
-
-
-async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> None:
-    """Security: a flood of hellos keeps neither another address's waiting nor the relays."""
-    order: list[str] = []
-    turns = HandshakeTurns()
-
-    async def serve_relay() -> None:
-        await trio.lowlevel.checkpoint()
-        order.append("a relay")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_relay)
-        with current_tick():
-            for number in range(50):
-                turns.add("address flood", FakeOpening(f"flood {number}", order))  # type: ignore[arg-type]
-            turns.add("address other", FakeOpening("other", order))  # type: ignore[arg-type]
-        assert len(order) == TURNS_PER_WAKE_UP_MAX
-        assert order.index("other") == 1
-        with current_tick():
-            turns.add("address late", FakeOpening("late", order))  # type: ignore[arg-type]
-        assert len(order) == TURNS_PER_WAKE_UP_MAX, "the others' turns are not over"
-        while len(order) < 53:
-            await trio.lowlevel.checkpoint()
-    assert order.index("a relay") <= 4 * TURNS_PER_WAKE_UP_MAX
-    assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX
-
-
-async def test_handshakes_that_wait_keep_the_reactor_from_polling() -> None:
-    order: list[str] = []
-    turns = HandshakeTurns()
-    with current_tick():
-        for number in range(TURNS_PER_WAKE_UP_MAX + 1):
-            turns.add("address", FakeOpening(str(number), order))  # type: ignore[arg-type]
-    assert turns.are_waiting
-    await trio.testing.wait_all_tasks_blocked()
-    assert len(order) == TURNS_PER_WAKE_UP_MAX + 1
-    assert not turns.are_waiting
 
 
 @pytest.mark.parametrize("is_looked_at", [True, False])

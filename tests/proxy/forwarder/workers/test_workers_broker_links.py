@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from e2e.lab.certificates import Authority
 from forwarder_fakes import ALICE, CLIENT, SECRET, connect, make_config
-from relay_fakes import until
+from relay_fakes import reset, until
 from test_workers_clients import FakePool
 
 from proto import commands
@@ -32,6 +35,8 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
     Status,
 )
+from proxy.config.types import ListenerTls
+from proxy.forwarder.relay.copy_pump import Stream, transport_of
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import (
     KNOWN_MAX,
@@ -48,6 +53,8 @@ from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerL
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.handshake_turns import HandshakeTurns
+from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake, listener_contexts
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
 BOB = Principal(type="User", name="bob", method="token")
@@ -56,15 +63,27 @@ BOB = Principal(type="User", name="bob", method="token")
 class Setup:
     """One broker that listens, a lookup worker that the test speaks for, and openings."""
 
-    def __init__(self, nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, **brokers: Any) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        reactor: Reactor,
+        deadlines: Deadlines,
+        authority: Authority | None = None,
+        **brokers: Any,
+    ) -> None:
+        """``authority``: of the broker's certificate; None: it is on plain TCP."""
+        self.context = server_context(authority) if authority is not None else None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
         self.target = f"127.0.0.1:{self.port}"
         self.auth, self.lookup = FakePool(), FakePool()
-        config = make_config(brokers={"service_url": f"pulsar://{self.target}"} | brokers)
+        tls = {} if authority is None else {"trust": authority.file}
+        scheme = "pulsar" if authority is None else "pulsar+ssl"
+        config = make_config(brokers={"service_url": f"{scheme}://{self.target}", "tls": tls} | brokers)
         self.links = BrokerLinks(config, self.auth, self.lookup, nursery)  # type: ignore[arg-type]
         self.reactor, self.deadlines, self.tasks = reactor, deadlines, nursery
+        self.turns = HandshakeTurns()
         self.outcomes: list[Outcome] = []
         self.accepted: list[TcpStream] = []
 
@@ -79,8 +98,9 @@ class Setup:
             self.links,
             self.reactor,
             self.deadlines,
+            self.turns,
             self.tasks,
-            self.request(connect, identity),
+            asked=self.request(connect, identity),
             target=self.allowed(host=host, **fields),
             on_done=self.outcomes.append,
         )
@@ -106,7 +126,16 @@ class Setup:
             link = await self.links.open_link(self.request(connect))
         await link.stream.aclose()
 
-    async def accept(self) -> TcpStream:
+    async def accept(self) -> Stream:
+        """The broker's end of the next connection, behind the TLS handshake, if there is one."""
+        stream = await self.accept_tcp()
+        if self.context is None:
+            return stream
+        tls = TlsStream(stream, self.context, server_side=True)
+        await tls.handshake()
+        return tls
+
+    async def accept_tcp(self) -> TcpStream:
         await trio.lowlevel.wait_readable(self.listener)
         sock, _ = self.listener.accept()
         sock.setblocking(False)
@@ -129,7 +158,7 @@ class Setup:
         on_reply = self.auth.clients[-1].asked_now[-1][2]
         on_reply(Reply(1, Status.OK, response.SerializeToString()) if reply is None else reply)
 
-    async def received_connect(self, **credentials: Any) -> TcpStream:
+    async def received_connect(self, **credentials: Any) -> Stream:
         """The broker's end of an opening that has sent CONNECT, with the credentials that it was given."""
         self.open()
         self.answer_credentials(**credentials)
@@ -137,12 +166,12 @@ class Setup:
         await read_command(broker)
         return broker
 
-    async def challenge_proxy(self, broker: TcpStream, method: str) -> None:
+    async def challenge_proxy(self, broker: Stream, method: str) -> None:
         """Have the broker challenge the proxy, and wait until the auth worker is asked for the answer."""
         await broker.send_all(commands.auth_challenge("v", 19, method, b"q"))
         await until(lambda: len(self.auth.clients[-1].asked_now) == 2)
 
-    async def dialled(self) -> TcpStream:
+    async def dialled(self) -> Stream:
         """The broker's end of an opening, once CONNECT is there."""
         self.open()
         stream = await self.accept()
@@ -163,6 +192,9 @@ class Setup:
         return bool(self.reactor._watched)
 
 
+MakeSetup = Callable[..., Setup]
+
+
 @pytest.fixture
 async def reactor(nursery: trio.Nursery) -> Reactor:
     reactor = Reactor()
@@ -178,11 +210,46 @@ async def deadlines(nursery: trio.Nursery) -> Deadlines:
     return deadlines
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "ours")
+
+
+def server_context(authority: Authority) -> ssl.SSLContext:
+    pair = authority.server("broker")
+    config = ListenerTls(certificate=pair.certificate, key=pair.key)
+    return listener_contexts("listener[0].tls", config).value.default
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def tls(request: pytest.FixtureRequest, authority: Authority) -> Authority | None:
+    """Of the broker's certificate; None: it is on plain TCP."""
+    return authority if request.param else None
+
+
+WITHOUT_TLS = pytest.mark.parametrize("tls", [False], indirect=True)
+WITH_TLS = pytest.mark.parametrize("tls", [True], indirect=True)
+
+
 @pytest.fixture
-async def setup(nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines) -> AsyncIterator[Setup]:
-    setup = Setup(nursery, reactor, deadlines)
-    yield setup
-    close(setup)
+async def make_setup(
+    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, tls: Authority | None
+) -> AsyncIterator[MakeSetup]:
+    """Make one with these keys of ``[brokers]``."""
+    made: list[Setup] = []
+
+    def make(**brokers: Any) -> Setup:
+        made.append(Setup(nursery, reactor, deadlines, tls, **brokers))
+        return made[-1]
+
+    yield make
+    for setup in made:
+        close(setup)
+
+
+@pytest.fixture
+async def setup(make_setup: MakeSetup) -> Setup:
+    return make_setup()
 
 
 def close(setup: Setup) -> None:
@@ -191,15 +258,22 @@ def close(setup: Setup) -> None:
         stream.socket.close()
     for outcome in setup.outcomes:
         if isinstance(outcome, BrokerLink):
-            assert isinstance(outcome.stream, TcpStream)
-            outcome.stream.socket.close()
+            transport_of(cast("Stream", outcome.stream)).socket.close()
 
 
-async def read_command(stream: TcpStream) -> BaseCommand:
+async def read_command(stream: Stream) -> BaseCommand:
+    (command,) = await read_commands(stream, 1)
+    return command
+
+
+async def read_commands(stream: Stream, count: int) -> list[BaseCommand]:
     decoder = FrameDecoder(max_frame_bytes=100_000)
-    while (frame := decoder.next_frame()) is None:
-        decoder.receive_data(await stream.receive_some())
-    return commands.parse_command(frame.command)
+    found: list[BaseCommand] = []
+    while len(found) < count:
+        while (frame := decoder.next_frame()) is None:
+            decoder.receive_data(await stream.receive_some())
+        found.append(commands.parse_command(frame.command))
+    return found
 
 
 CONNECTED = commands.connected(CommandConnected(server_version="the broker"))
@@ -235,7 +309,9 @@ async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
 
 async def test_a_link_to_a_known_target_is_opened_by_callback(setup: Setup) -> None:
     def start() -> BrokerOpening | None:
-        return setup.links.start_opening(setup.request(), setup.deadlines, setup.tasks, setup.outcomes.append)
+        return setup.links.start_opening(
+            setup.request(), setup.deadlines, setup.turns, setup.tasks, on_done=setup.outcomes.append
+        )
 
     assert start() is None
     await setup.open_in_task(setup.allowed())
@@ -322,15 +398,6 @@ async def test_a_target_that_may_be_the_proxy_itself_is_left_to_the_task_that_lo
     assert setup.links.known_target(setup.request()) is None
 
 
-async def test_with_tls_towards_brokers_all_is_a_tasks(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, service_url="pulsar+ssl://127.0.0.1:6651")
-    setup.links._remember_target(setup.request(), setup.allowed())
-    assert setup.links.known_target(setup.request()) is None
-    close(setup)
-
-
 # ---- the broker that a client's TLS names
 
 
@@ -340,6 +407,7 @@ def named(setup: Setup, service_url: str, **keys: Any) -> BrokerLinks:
     return BrokerLinks(config, setup.auth, setup.lookup, setup.tasks)  # type: ignore[arg-type]
 
 
+@WITHOUT_TLS
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
 async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Setup, scheme: str) -> None:
     port = setup.port if scheme == "pulsar+ssl" else 7650
@@ -355,6 +423,7 @@ async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Set
     assert not setup.auth.clients
 
 
+@WITHOUT_TLS
 async def test_a_named_broker_without_a_port_with_tls_is_refused(setup: Setup) -> None:
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example")
     with pytest.raises(TargetRefused, match=r"brokers\.port_pairs has no port with TLS for it") as refused:
@@ -418,8 +487,7 @@ async def test_a_broker_that_breaks_the_handshake_off(setup: Setup, breaks: str)
     if breaks == "closes":
         await broker.send_eof()
     elif breaks == "resets":
-        broker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        broker.socket.close()
+        reset(transport_of(broker))
     else:
         await broker.send_all(b"\xff" * 100)
     failed = await setup.outcome()
@@ -441,17 +509,14 @@ async def test_pings_and_challenges_are_answered(setup: Setup) -> None:
     assert isinstance(await setup.outcome(), BrokerLink)
 
 
-async def test_a_broker_that_says_nothing_is_too_slow(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=300)
+async def test_a_broker_that_says_nothing_is_too_slow(make_setup: MakeSetup) -> None:
+    setup = make_setup(handshake_timeout_ms=300)
     broker = await setup.dialled()
     failed = await setup.outcome()
     assert isinstance(failed, BrokerLinkFailed)
     assert failed.reason == "timeout"
     assert str(failed) == f"{setup.target} did not finish the handshake within 0.3 s"
     assert await broker.receive_some() == b""
-    close(setup)
 
 
 @pytest.mark.parametrize(
@@ -462,10 +527,12 @@ async def test_a_broker_that_says_nothing_is_too_slow(
     ],
 )
 async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_timeout(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines, timeouts_ms: dict[str, int], detail: str
+    make_setup: MakeSetup,
+    timeouts_ms: dict[str, int],
+    detail: str,
 ) -> None:
     """Its queue is full, so that the kernel drops what asks for a connection."""
-    setup = Setup(nursery, reactor, deadlines, **timeouts_ms)
+    setup = make_setup(**timeouts_ms)
     setup.listener.listen(0)
     queued = [socket.socket() for _ in range(4)]
     for one in queued:
@@ -477,16 +544,12 @@ async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_ti
     assert str(failed) == detail.format(setup.target)
     for one in queued:
         one.close()
-    close(setup)
 
 
-async def test_the_connect_timeout_ends_with_the_connection(
-    nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines
-) -> None:
-    setup = Setup(nursery, reactor, deadlines, connect_timeout_ms=30_000, handshake_timeout_ms=600_000)
+async def test_the_connect_timeout_ends_with_the_connection(make_setup: MakeSetup) -> None:
+    setup = make_setup(connect_timeout_ms=30_000, handshake_timeout_ms=600_000)
     await setup.dialled()
     assert setup.ends_in_s() > 500
-    close(setup)
 
 
 async def test_a_large_connect_is_sent_as_the_broker_takes_it(setup: Setup) -> None:
@@ -519,18 +582,16 @@ LATER_MS = 4_000_000_000_000
 
 
 @pytest.fixture
-async def secured(nursery: trio.Nursery, reactor: Reactor, deadlines: Deadlines) -> AsyncIterator[Setup]:
-    setup = Setup(nursery, reactor, deadlines, **CREDENTIALS)
-    yield setup
-    close(setup)
+async def secured(make_setup: MakeSetup) -> Setup:
+    return make_setup(**CREDENTIALS)
 
 
 async def test_the_proxys_credentials_are_asked_for_once_and_go_with_connect(secured: Setup) -> None:
     secured.links._remember_target(secured.request(), secured.allowed())
     assert secured.links.known_target(secured.request()) is not None
-    secured.open(host="b0")
+    secured.open(host="localhost")
     request = secured.asked()
-    assert (request.broker_host, request.HasField("challenge")) == ("b0", False)
+    assert (request.broker_host, request.HasField("challenge")) == ("localhost", False)
     secured.answer_credentials()
     broker = await secured.accept()
     command = (await read_command(broker)).connect
@@ -595,14 +656,12 @@ async def test_an_opening_abandoned_while_credentials_are_awaited_dials_no_broke
 
 @pytest.mark.parametrize("awaited", ["credentials", "broker", "answer"])
 async def test_one_deadline_holds_for_all_steps(
-    nursery: trio.Nursery,
-    reactor: Reactor,
-    deadlines: Deadlines,
+    make_setup: MakeSetup,
     autojump_clock: trio.testing.MockClock,
     awaited: str,
 ) -> None:
     """Each wait before has taken a part of it. Here all is called by the test: what the clock skips is no broker's."""
-    setup = Setup(nursery, reactor, deadlines, handshake_timeout_ms=3000, connect_timeout_ms=2500, **CREDENTIALS)
+    setup = make_setup(handshake_timeout_ms=3000, connect_timeout_ms=2500, **CREDENTIALS)
     started_at = trio.current_time()
     opening = setup.open()
     if awaited != "credentials":
@@ -616,7 +675,6 @@ async def test_one_deadline_holds_for_all_steps(
     assert str(failed) == f"{setup.target} did not finish the handshake within 3.0 s"
     assert trio.current_time() - started_at == pytest.approx(3.0, abs=0.2)
     assert setup.auth.clients[0].cancelled == ([] if awaited == "broker" else [1])
-    close(setup)
 
 
 @pytest.mark.parametrize("expires_at_unix_ms", [0, LATER_MS])
@@ -702,3 +760,229 @@ async def test_a_broker_that_refuses_while_an_answer_is_awaited(secured: Setup) 
     assert failed.message == CREDENTIALS_REFUSED
     assert SECRET.decode() not in f"{failed!r}{failed.message}{logs}"
     assert len(secured.outcomes) == 1
+
+
+# ---- TLS towards brokers
+
+Behaviour = Callable[[TcpStream], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "strange")
+
+
+async def failed_on_both_ways(setup: Setup, behave: Behaviour, host: str = "127.0.0.1") -> BrokerLinkFailed:
+    """What becomes of an opening where the broker behaves like this, by callback and in a task: the same."""
+
+    async def serve() -> None:
+        await behave(await setup.accept_tcp())
+
+    setup.tasks.start_soon(serve)
+    setup.open(host=host)
+    failed = await setup.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert not setup.is_watched()
+    assert not setup.deadlines._by_grain
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host=host)
+    setup.tasks.start_soon(serve)
+    with pytest.raises(BrokerLinkFailed) as in_task:
+        await setup.links.open_link(setup.request())
+    assert (failed.reason, failed.code, failed.message) == (
+        in_task.value.reason,
+        in_task.value.code,
+        in_task.value.message,
+    )
+    assert str(failed) == str(in_task.value)
+    return failed
+
+
+@WITH_TLS
+@pytest.mark.parametrize(
+    ("breaks", "detail"),
+    [
+        ("closes", "unexpected eof"),
+        ("resets", "the connection broke off during the TLS handshake: [Errno 104]"),
+        ("is on plain TCP", "the peer does not speak TLS"),
+    ],
+)
+async def test_a_broker_that_breaks_off_within_the_tls_handshake(setup: Setup, breaks: str, detail: str) -> None:
+    async def behave(broker: TcpStream) -> None:
+        await broker.receive_some()
+        if breaks == "closes":
+            await broker.send_eof()
+        elif breaks == "resets":
+            reset(broker)
+        else:
+            await broker.send_all(CONNECTED)
+
+    failed = await failed_on_both_ways(setup, behave)
+    assert failed.reason == "tls"
+    assert detail in str(failed)
+
+
+@WITH_TLS
+@pytest.mark.parametrize("is_strange", [True, False], ids=["of a stranger", "for another name"])
+async def test_a_certificate_that_is_not_the_brokers(setup: Setup, stranger: Authority, is_strange: bool) -> None:
+    """Security: neither another authority's nor another host's is accepted, and no CONNECT goes there."""
+    alerts: list[str] = []
+    if is_strange:
+        setup.context = server_context(stranger)
+
+    async def behave(broker: TcpStream) -> None:
+        assert setup.context is not None
+        with pytest.raises(TlsFailed) as refused:
+            await TlsStream(broker, setup.context, server_side=True).handshake()
+        alerts.append(str(refused.value))
+
+    failed = await failed_on_both_ways(setup, behave, host="127.0.0.1" if is_strange else "b0.example")
+    assert failed.reason == "tls"
+    assert "the peer's certificate is not accepted" in str(failed)
+    await until(lambda: len(alerts) == 2)
+    assert {alert.split(" alert ")[1] for alert in alerts} == {"unknown ca" if is_strange else "bad certificate"}
+
+
+@WITH_TLS
+async def test_the_proxys_own_certificate_is_shown(make_setup: MakeSetup, authority: Authority) -> None:
+    ours = authority.client("proxy")
+    setup = make_setup(tls={"trust": authority.file, "certificate": ours.certificate, "key": ours.key})
+    assert setup.context is not None
+    setup.context.load_verify_locations(authority.file)
+    setup.context.verify_mode = ssl.CERT_REQUIRED
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    assert b"proxy" in broker.peer_certificate()
+
+
+@WITH_TLS
+async def test_the_connect_timeout_includes_the_tls_handshake(
+    make_setup: MakeSetup, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The broker's kernel accepts the connection, and nobody answers the hello."""
+    setup = make_setup(connect_timeout_ms=2500, handshake_timeout_ms=60_000)
+    started_at = trio.current_time()
+    setup.open()
+    failed = await setup.outcome()
+    assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: no answer within 2500 ms"
+    assert failed.reason == "unreachable"
+    assert trio.current_time() - started_at == pytest.approx(2.5, abs=0.2)
+
+
+@WITH_TLS
+async def test_an_opening_that_is_abandoned_within_the_tls_handshake(setup: Setup) -> None:
+    opening = setup.open()
+    broker = await setup.accept_tcp()
+    assert await broker.receive_some()
+    opening.abandon()
+    assert await broker.receive_some() == b""
+    assert setup.outcomes == []
+    assert not setup.is_watched()
+    assert not setup.deadlines._by_grain
+
+
+@WITH_TLS
+@pytest.mark.parametrize("in_records", [False, True], ids=["in bytes", "in records of a byte"])
+async def test_connected_comes_in_pieces(setup: Setup, in_records: bool) -> None:
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    pieces = [bytes([byte]) for byte in (CONNECTED if in_records else broker.encrypt(memoryview(CONNECTED)))]
+    for piece in pieces:
+        await (broker if in_records else broker.transport).send_all(piece)
+    link = await setup.outcome()
+    assert link.connected.frame.encode() == CONNECTED
+
+
+@WITH_TLS
+async def test_what_follows_connected_is_the_relays(setup: Setup) -> None:
+    """Whole records are decrypted, and the beginning of one is left in the session."""
+    broker = await setup.dialled()
+    assert isinstance(broker, TlsStream)
+    whole = broker.encrypt(memoryview(CONNECTED + b"more")) + broker.encrypt(memoryview(b" and more"))
+    part = broker.encrypt(memoryview(b"the rest"))
+    await broker.transport.send_all(whole + part[:7])
+    link = await setup.outcome()
+    assert link.connected.trailing_data == b"more and more"
+    assert isinstance(link.stream, TlsStream)
+    assert (link.stream.session.unread, link.stream.take_read_ahead()) == (part[:7], b"")
+    await broker.transport.send_all(part[7:])
+    assert await link.stream.receive_some() == b"the rest"
+
+
+@WITH_TLS
+async def test_tickets_are_no_end(setup: Setup) -> None:
+    """They are records without data."""
+    assert setup.context is not None
+    setup.context.options &= ~ssl.OP_NO_TICKET
+    setup.context.num_tickets = 2
+    broker = await setup.dialled()
+    await broker.send_all(commands.ping())  # at the latest now all tickets are there
+    assert (await read_command(broker)).type == BaseCommand.PONG
+    await broker.send_all(CONNECTED)
+    assert isinstance(await setup.outcome(), BrokerLink)
+
+
+@WITH_TLS
+async def test_what_comes_with_the_end_of_the_tls_handshake_is_kept(setup: Setup) -> None:
+    """In TLS 1.2 the server is the last to speak."""
+    assert setup.context is not None
+    setup.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    setup.open()
+    transport = await setup.accept_tcp()
+    broker = TlsStream(transport, setup.context, server_side=True)
+    while not continue_handshake(broker.session, await transport.receive_some()):
+        await transport.send_all(broker.session.take_outgoing())
+    await transport.send_all(broker.session.take_outgoing() + broker.encrypt(memoryview(commands.ping())))
+    assert [command.type for command in await read_commands(broker, 2)] == [BaseCommand.CONNECT, BaseCommand.PONG]
+
+
+@WITH_TLS
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [("damaged record", "bad record mac"), ("close_notify", "the broker closed the connection during the handshake")],
+)
+@pytest.mark.parametrize("first", [b"", commands.ping()], ids=["alone", "behind a ping"])
+async def test_tls_that_ends_before_connected(setup: Setup, end: str, detail: str, first: bytes) -> None:
+    """TCP goes on; and what came before needs an answer, for which there is no more TLS."""
+
+    async def behave(transport: TcpStream) -> None:
+        assert setup.context is not None
+        broker = TlsStream(transport, setup.context, server_side=True)
+        await broker.handshake()
+        await read_command(broker)
+        records = broker.encrypt(memoryview(first)) if first else b""
+        last = broker.encrypt(memoryview(b"x"))[:-1] + b"\0" if end == "damaged record" else broker.session.close()
+        await transport.send_all(records + last)
+
+    failed = await failed_on_both_ways(setup, behave)
+    assert failed.reason == "handshake"
+    assert first or detail in str(failed).lower().replace("_", " "), "of the answer the failure tells otherwise"
+
+
+@WITH_TLS
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_a_tls_handshake_waits_for_its_turn(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    """Security: to verify a broker's certificate takes up to a millisecond, and any client causes it."""
+    monkeypatch.setattr(setup.turns, "flush", lambda: None)
+    started: list[Stream] = []
+
+    async def accept() -> None:
+        with contextlib.suppress(TlsFailed):  # of the opening that is abandoned
+            started.append(await setup.accept())
+
+    opening = setup.open()
+    setup.tasks.start_soon(accept)
+    await until(lambda: setup.turns.are_waiting)
+    assert setup.turns._waiting.count_waiting("principal alice") == 1
+    assert not setup.is_watched()
+    if is_abandoned:
+        opening.abandon()
+        assert not setup.turns.are_waiting
+        return
+    assert not started
+    setup.turns.remove("principal alice", opening)
+    opening.take_turn()
+    assert setup.is_watched()
+    await until(lambda: started)
+    assert (await read_command(started[0])).type == BaseCommand.CONNECT
