@@ -31,7 +31,7 @@ RECEIVE_BYTES = 65536
 PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
-_NEVER_RESUMED = "TLSv1.3"  # without tickets
+_NEVER_RESUMED = "TLSv1.3"  # by an id: only by tickets, where they are on
 _generations = itertools.count(1)
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 

@@ -39,7 +39,12 @@ class KernelTlsCluster(ProxyCluster):
         self.tls_port = free_port()
         self._listener = {
             "bind": f"{HOST}:{self.tls_port}",
-            "tls": {"certificate": certificate.certificate, "key": certificate.key},
+            "tls": {
+                "certificate": certificate.certificate,
+                "key": certificate.key,
+                "minimum_version": "1.3",
+                "session_tickets": True,  # each is a record before the first that the kernel sends
+            },
         }
         super().__init__(tables, ready_timeout_s=PATIENCE_S)
 
