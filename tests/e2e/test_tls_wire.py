@@ -177,22 +177,29 @@ def in_lookup_mode(_on: Scene, client: OpenSsl) -> None:
     client.wait_for_output(b"pulsar-trio-proxy")
 
 
-MODES = pytest.mark.parametrize("mode", [in_relay, in_lookup_mode])
+ENDS = {
+    in_relay: ("a relay ends, since TLS has failed", "side=client"),
+    in_lookup_mode: ("a client's connection ends, since TLS has failed",),
+}
+MODES = pytest.mark.parametrize("mode", ENDS)
 
 
 @MODES
 def test_a_renegotiation_is_refused(on: Scene, mode: Callable[[Scene, OpenSsl], None]) -> None:
     """Of TLS 1.2. OpenSSL's client ends then."""
+    since = len(on.cluster.log_text())
     with others_unharmed(on), Tap(on.port) as tap, on.s_client("-tls1_2", port=tap.port) as client:
         mode(on, client)
         client.order("R", tap.from_client)
         client.wait_for_end()
         assert b"no renegotiation" in client.report
+    on.cluster.wait_for_log(*ENDS[mode], "reason=", since=since)
 
 
 @MODES
 def test_many_new_keys_at_once_end_their_connection(on: Scene, mode: Callable[[Scene, OpenSsl], None]) -> None:
     """Security: each costs the proxy much more than its few bytes."""
+    since = len(on.cluster.log_text())
     with others_unharmed(on), Tap(on.port) as tap, on.s_client("-tls1_3", port=tap.port) as client:
         mode(on, client)
         tap.hold()
@@ -200,6 +207,7 @@ def test_many_new_keys_at_once_end_their_connection(on: Scene, mode: Callable[[S
             client.order("k", tap.held)
         tap.release()
         client.wait_for_end()
+    on.cluster.wait_for_log(*ENDS[mode], "too many records without data", since=since)
 
 
 def test_who_has_said_all_by_close_notify_still_hears_the_broker(on: Scene) -> None:
@@ -311,7 +319,7 @@ def test_a_hundred_relays_end_in_the_second_half_of_an_upgrade(tmp_path: Path) -
         eventually(lambda: len(children(on.cluster.pid, "forwarder")) == 1, what="the old forwarder has ended")
         to_broker, to_client = streams.ways[::2], streams.ways[1::2]
         assert (streams.errors, len(to_client)) == ([], RELAYS)
-        assert [way for way in to_client if not way.is_whole] == []
+        assert [way for way in streams.ways if not way.is_beginning] == []
         for number, ended_after_s in enumerate(sorted(way.over_at_s - began_at_s for way in to_client)):
             assert ended_after_s >= DRAIN_S / 2 * (1 + SPREAD_SHARE * (number + 0.5) / RELAYS), number
         connected_bytes = len(commands.connected(CommandConnected(server_version="streams", protocol_version=21)))

@@ -28,12 +28,16 @@ Stream = trio.SocketStream | TlsStream
 
 @dataclass
 class OneWay:
-    """One direction of one stream: what its sender sent, and what its receiver got."""
+    """One direction of one stream: what its sender sent, and what its receiver got.
+
+    ``sent_before``: digests of what was sent up to a number of bytes, where FollowingStreams send.
+    """
 
     sent_bytes: int = 0
     got_bytes: int = 0
     over: trio.Event = field(default_factory=trio.Event)
     over_at_s: float = 0.0
+    sent_before: dict[int, bytes] = field(default_factory=dict)
     longest_silence_s: float = 0.0
     sent: hashlib._Hash = field(default_factory=hashlib.sha256)
     got: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -42,6 +46,11 @@ class OneWay:
     def is_whole(self) -> bool:
         """Whether all bytes arrived, none of them twice or changed."""
         return self.sent_bytes == self.got_bytes and self.sent.digest() == self.got.digest()
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether what arrived are whole portions, from the first one on, none of them twice or changed."""
+        return self.sent_before.get(self.got_bytes) == self.got.digest()
 
 
 @dataclass
@@ -186,9 +195,10 @@ class FollowingStreams(Streams):
         try:
             while not ended.is_set():
                 portion = self._random.randbytes(self._random.choice((1, 100, 3_000)))
-                await stream.send_all(portion)
                 way.sent.update(portion)
                 way.sent_bytes += len(portion)
+                way.sent_before[way.sent_bytes] = way.sent.digest()
+                await stream.send_all(portion)
                 with trio.move_on_after(self._random.random() * self.pause_s_max):
                     await ended.wait()
             await stream.send_eof()
