@@ -1,4 +1,4 @@
-"""TLS on the wire: what OpenSSL's own programs may ask for in a relay, and what somebody on the way can read."""
+"""TLS on the wire: what OpenSSL's own programs may ask for in a relay, and what an eavesdropper can read."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_who_has_said_all_by_close_notify_still_hears_the_broker(on: Scene) -> N
     assert heard == [b"all there is"]
 
 
-# ---- what somebody on the way can read
+# ---- what an eavesdropper can read
 
 WORDS = [b"the-first-words-of-the-client", b"the-first-words-of-the-broker", b"words-in-the-relay", b"a-clients-secret"]
 

@@ -235,12 +235,8 @@ class ClientConnection:
                 self._on_internal_error(error)
 
     def _log_tls_violation(self, error: trio.BrokenResourceError) -> None:
-        get_logger().warning(
-            "a client's connection ends, since TLS has failed",
-            client=self.address,
-            principal=self.identity.role,
-            reason=str(error),
-        )
+        event = "a client's connection ends, since TLS has failed"
+        get_logger().warning(event, client=self.address, principal=self.identity.role, reason=str(error))
 
     async def _close_when_answered(self) -> None:
         """Close behind the last answer: a client that has only ended its own direction may still wait for some."""
