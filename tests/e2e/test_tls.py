@@ -9,19 +9,21 @@ import ssl
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from local.ports import free_port
 from local.standalone import Standalone
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
-from .lab.certificates import OTHER_HOST, Authority, Pair
+from .lab.certificates import OTHER_HOST, Authority, Pair, replace
 from .lab.cluster import ProxyCluster, Tables
-from .lab.fakes import FakeBroker
+from .lab.fakes import FakeBroker, connected, read_to_end, receive_command
 from .lab.listeners import ManyListenersCluster
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
@@ -498,6 +500,86 @@ def test_a_certificate_replaced_on_disk_is_for_the_next_client(
         eventually(lambda: shown() != before, what="the new certificate is shown")
         assert lookup_answer(client, granted).proxy_through_service_url
     assert cluster.wait_for_log("took over a changed file", cluster.server.certificate)
+
+
+def test_the_proxys_own_certificate_is_replaced_under_load(
+    every_client: list[Program],
+    cluster: TlsCluster,
+    authority: Authority,
+    stranger: Authority,
+    *,
+    tls_broker: Standalone,
+    broker_tls_port: int,
+    bad_ports: dict[str, int],
+    granted: str,
+) -> None:
+    """One that no broker accepts is for no connection; one that a broker accepts is for all from then on. No relay is
+    cut, and real clients lose nothing.
+    """
+    shown: list[int] = []
+    port, files = bad_ports["wants another"], cluster.tables["brokers"]["tls"]
+    token = {"token": tls_broker.token("alice")}
+
+    def shows(connection: ssl.SSLSocket) -> None:
+        shown.append(serial_number(connection.getpeercert(binary_form=True) or b""))
+        receive_command(connection)
+        connection.sendall(connected())
+        read_to_end(connection)
+
+    def shown_now() -> int:
+        with TlsClient(cluster.tls_port, trusting(authority)) as client:
+            answer = client.connect(**token, proxy_to_broker_url=f"localhost:{port}")
+            assert answer.type == BaseCommand.CONNECTED
+        return shown[-1]
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    fake = authority.server("fake-broker")
+    context.load_cert_chain(fake.certificate, fake.key)
+    context.load_verify_locations(authority.file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with ExitStack() as stack:
+        stack.enter_context(FakeBroker(shows, port, tls=context))
+        bystander = stack.enter_context(TlsClient(cluster.tls_port, trusting(authority)))
+        answer = bystander.connect(**token, proxy_to_broker_url=f"localhost:{broker_tls_port}")
+        assert answer.type == BaseCommand.CONNECTED
+        start = partial(Program.start, url=cluster.url(tls=True), trust=authority.file, **token)
+        streams = [
+            stack.enter_context(start(program, "stream", topic=f"{granted}-{program.name}")) for program in every_client
+        ]
+        for stream in streams:
+            stream.wait_for_progress(200)
+        reconnects = [stream.reconnects() for stream in streams]  # a client may log its settings, which name them
+        since = len(cluster.log_text())
+        old = shown_now()
+        wrong = stranger.client("another-proxy")
+        for source, file in ((wrong.key, files["key"]), (wrong.certificate, files["certificate"])):
+            replace(Path(file), Path(source).read_bytes())
+        cluster.wait_for_log("a changed file is not in force", "brokers", files["certificate"], since=since)
+        assert shown_now() == old
+        renewed = authority.client("proxy")
+        assert (renewed.certificate, renewed.key) == (files["certificate"], files["key"])
+        cluster.wait_for_log("took over a changed file", "brokers", renewed.certificate, since=since)
+        new = serial_number(ssl.PEM_cert_to_DER_cert(first_certificate(renewed.certificate)))
+        assert (shown_now(), new != old) == (new, True)
+        with start(every_client[0], "produce_consume", topic=f"{granted}-new", count=100) as run:
+            assert run.wait().result["received"] == 100, "the broker accepts the new one"
+        for stream in streams:
+            stream.wait_for_progress(200)
+        assert bystander.ping().type == BaseCommand.PONG
+        assert [stream.reconnects() for stream in streams] == reconnects
+        for stream in streams:
+            result = stream.stop().result
+            assert (result["ok"], result["missing"], result["duplicates"]) == (True, 0, 0), result
+
+
+def first_certificate(file: str) -> str:
+    """Of a PEM file."""
+    return Path(file).read_text().partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER + "\n"
+
+
+def serial_number(certificate: bytes) -> int:
+    """Of a certificate in DER form."""
+    return x509.load_der_x509_certificate(certificate).serial_number
 
 
 def test_a_reload_with_tls(

@@ -1,4 +1,4 @@
-"""TLS on the wire: what OpenSSL's own programs may ask for in a relay, and what a listener on the way can read."""
+"""TLS on the wire: what OpenSSL's own programs may ask for in a relay, and what an eavesdropper can read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from local.ports import free_port
 
-from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proto import commands
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+from proxy.forwarder.relay.closing import SPREAD_SHARE
 from proxy.runtime.network.tls_session import RECORDS_WITHOUT_DATA_MAX
 
 from .conftest import running
@@ -20,7 +24,9 @@ from .lab.certificates import Authority, Pair
 from .lab.fakes import ANSWER_LATEST_S, FAREWELL, FakeBroker, LookupBroker, connected, read_to_end, receive_command
 from .lab.listeners import ManyListenersCluster
 from .lab.openssl import OpenSsl, Tap
+from .lab.processes import children
 from .lab.schema import LOOKUP_CONNECT
+from .lab.streams import FollowingStreams
 from .lab.waiting import eventually
 from .lab.wire import WireClient, frame
 from .test_tls import TlsClient, trusting
@@ -86,9 +92,10 @@ def connect_frame(target: int) -> bytes:
     return frame(BaseCommand.CONNECT, connect={name.name: value for name, value in connect.ListFields()})
 
 
-@pytest.fixture(scope="module")
-def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
+@contextmanager
+def scene(certificates: Path, **limits: int) -> Iterator[Scene]:
+    """A cluster of which all workers run."""
+    authority = Authority(certificates, "ours")
     server = authority.server("server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.certificate, server.key)
@@ -97,7 +104,7 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         lookup_broker = stack.enter_context(FakeBroker(lookups, tls=context))
         echo_broker = stack.enter_context(FakeBroker(echo, tls=context))
         own_port, tap_port = free_port(), free_port()
-        tables = {
+        tables: dict[str, dict[str, Any]] = {
             "cluster": {"forwarders": 1},
             "brokers": {
                 "service_url": f"pulsar+ssl://localhost:{lookup_broker.port}",
@@ -105,10 +112,18 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 "tls": {"trust": authority.file},
             },
         }
+        if limits:
+            tables["limits"] = limits
         tls = {"certificate": server.certificate, "key": server.key}
         cluster = stack.enter_context(running(ManyListenersCluster(tables, {"tls": tls})))
         assert isinstance(cluster, ManyListenersCluster)
         yield Scene(cluster, authority, server, context, echo_broker.port, own_port, tap_port)
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("certificates")) as made:
+        yield made
 
 
 @contextmanager
@@ -162,22 +177,29 @@ def in_lookup_mode(_on: Scene, client: OpenSsl) -> None:
     client.wait_for_output(b"pulsar-trio-proxy")
 
 
-MODES = pytest.mark.parametrize("mode", [in_relay, in_lookup_mode])
+ENDS = {
+    in_relay: ("a relay ends, since TLS has failed", "side=client"),
+    in_lookup_mode: ("a client's connection ends, since TLS has failed",),
+}
+MODES = pytest.mark.parametrize("mode", ENDS)
 
 
 @MODES
 def test_a_renegotiation_is_refused(on: Scene, mode: Callable[[Scene, OpenSsl], None]) -> None:
     """Of TLS 1.2. OpenSSL's client ends then."""
+    since = len(on.cluster.log_text())
     with others_unharmed(on), Tap(on.port) as tap, on.s_client("-tls1_2", port=tap.port) as client:
         mode(on, client)
         client.order("R", tap.from_client)
         client.wait_for_end()
         assert b"no renegotiation" in client.report
+    on.cluster.wait_for_log(*ENDS[mode], "reason=", since=since)
 
 
 @MODES
 def test_many_new_keys_at_once_end_their_connection(on: Scene, mode: Callable[[Scene, OpenSsl], None]) -> None:
     """Security: each costs the proxy much more than its few bytes."""
+    since = len(on.cluster.log_text())
     with others_unharmed(on), Tap(on.port) as tap, on.s_client("-tls1_3", port=tap.port) as client:
         mode(on, client)
         tap.hold()
@@ -185,6 +207,7 @@ def test_many_new_keys_at_once_end_their_connection(on: Scene, mode: Callable[[S
             client.order("k", tap.held)
         tap.release()
         client.wait_for_end()
+    on.cluster.wait_for_log(*ENDS[mode], "too many records without data", since=since)
 
 
 def test_who_has_said_all_by_close_notify_still_hears_the_broker(on: Scene) -> None:
@@ -209,7 +232,7 @@ def test_who_has_said_all_by_close_notify_still_hears_the_broker(on: Scene) -> N
     assert heard == [b"all there is"]
 
 
-# ---- what a listener on the way can read
+# ---- what an eavesdropper can read
 
 WORDS = [b"the-first-words-of-the-client", b"the-first-words-of-the-broker", b"words-in-the-relay", b"a-clients-secret"]
 
@@ -260,3 +283,47 @@ def test_a_refusal_is_readable_on_no_way_with_tls(on: Scene, *, to_client: bool)
     assert refusal
     heard = near.from_client + near.from_server
     assert {words in heard for words in (target.encode(), refusal.encode())} == {not to_client}
+
+
+# ---- through an upgrade
+
+RELAYS = 100
+DRAIN_S = 20.0
+BYTES = "pulsar_proxy_principal_bytes_total"
+
+
+def test_a_hundred_relays_end_in_the_second_half_of_an_upgrade(tmp_path: Path) -> None:
+    """Their keys are in the forwarder that they have. None of them is cut before its time is over, they end one after
+    the other, and each byte of them has been counted once.
+    """
+    with scene(tmp_path, drain_timeout_ms=int(DRAIN_S * 1000)) as on:
+        streams = FollowingStreams(
+            on.port,
+            RELAYS,
+            pause_s_max=1.0,
+            broker_port=on.own_port,
+            client_tls=trusting(on.authority),
+            broker_tls=on.context,
+        )
+        began_at_s = 0.0
+
+        async def upgrade() -> None:
+            nonlocal began_at_s
+            began_at_s = trio.current_time()
+            answer = await trio.to_thread.run_sync(on.cluster.command, "upgrade")
+            assert answer.returncode == 0, answer.stderr
+            for way in streams.ways:
+                await way.over.wait()
+
+        trio.run(streams.run, upgrade)
+        eventually(lambda: len(children(on.cluster.pid, "forwarder")) == 1, what="the old forwarder has ended")
+        to_broker, to_client = streams.ways[::2], streams.ways[1::2]
+        assert (streams.errors, len(to_client)) == ([], RELAYS)
+        assert [way for way in streams.ways if not way.is_beginning] == []
+        for number, ended_after_s in enumerate(sorted(way.over_at_s - began_at_s for way in to_client)):
+            assert ended_after_s >= DRAIN_S / 2 * (1 + SPREAD_SHARE * (number + 0.5) / RELAYS), number
+        connected_bytes = len(commands.connected(CommandConnected(server_version="streams", protocol_version=21)))
+        for direction, ways, others in (("to_broker", to_broker, 4), ("to_client", to_client, connected_bytes)):
+            moved = sum(way.got_bytes for way in ways) + RELAYS * others
+            on.cluster.wait_for_total(BYTES, moved, direction=direction)
+        print(f"{streams.moved_bytes} bytes; the last one after {max(way.over_at_s for way in to_client) - began_at_s}")

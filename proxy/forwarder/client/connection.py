@@ -8,6 +8,7 @@ of the machine here.
 """
 
 import enum
+import ssl
 from collections.abc import Callable
 from functools import partial
 
@@ -225,11 +226,17 @@ class ClientConnection:
             case None:
                 self._close_on(Event.CLIENT_CLOSED, DisconnectCause.CLIENT_CLOSED)
             case trio.BrokenResourceError():
+                if isinstance(error.__cause__, ssl.SSLError):
+                    self._log_tls_violation(error)
                 self._close_on(Event.CLIENT_CLOSED, DisconnectCause.CLIENT_BROKE_OFF)
             case ClientSlow():
                 self._close_on(Event.CLIENT_STALLED, DisconnectCause.CLIENT_DOES_NOT_READ)
             case _:
                 self._on_internal_error(error)
+
+    def _log_tls_violation(self, error: trio.BrokenResourceError) -> None:
+        event = "a client's connection ends, since TLS has failed"
+        get_logger().warning(event, client=self.address, principal=self.identity.role, reason=str(error))
 
     async def _close_when_answered(self) -> None:
         """Close behind the last answer: a client that has only ended its own direction may still wait for some."""

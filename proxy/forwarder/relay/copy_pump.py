@@ -8,15 +8,17 @@ Such relays end with their process.
 """
 
 import contextlib
+import ssl
 from collections.abc import Callable
 
 from proto.relay_frames import FrameCutter
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.tls import TlsStream
+from proxy.runtime.network.tls import TlsStream, reason_of
 from proxy.runtime.network.tls_session import RECORD_BYTES_MAX, TlsSession
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable, row
 
@@ -299,9 +301,25 @@ class CopyPump(Pump):
 
     def _pass_end_on(self, direction: CopyDirection) -> None:
         """End a direction of which all was sent."""
-        direction.relay.broken |= direction.decrypts is not None and direction.decrypts.error is not None
+        error = None if direction.decrypts is None else direction.decrypts.error
+        if error is not None:
+            direction.relay.broken = True
+            if not direction.has_sent_end:  # otherwise it is in the log
+                self._log_violation(direction, error)
         if direction.encrypts is not None and not direction.has_sent_end:
             direction.has_sent_end = True
             if (records := direction.encrypts.close()) and not self._send(direction, records, 0):
                 return
         self.end_direction(direction)
+
+    @staticmethod
+    def _log_violation(direction: CopyDirection, error: ssl.SSLError) -> None:
+        about = direction.relay.record
+        get_logger().warning(
+            "a relay ends, since TLS has failed",
+            client=about.client_address,
+            principal=about.principal,
+            broker=about.target,
+            side="client" if direction is direction.relay.to_broker else "broker",
+            reason=reason_of(error),
+        )

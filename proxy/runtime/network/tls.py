@@ -120,7 +120,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         if not waited:
             await trio.lowlevel.checkpoint()
         if not self._read_ahead and (error := self.end_error) is not None:
-            raise error from session.error
+            raise error
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
@@ -143,8 +143,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
     @property
     def end_error(self) -> trio.BrokenResourceError | None:
         """The error by which what the peer sends has ended; None: it goes on, or has ended properly."""
-        error = self.session.error
-        return None if error is None else trio.BrokenResourceError(_reason(error))
+        if (cause := self.session.error) is None:
+            return None
+        error = trio.BrokenResourceError(reason_of(cause))
+        error.__cause__ = cause
+        return error
 
     def _decrypt(self, ciphertext: bytes | bytearray = b"") -> None:
         session = self.session
@@ -173,7 +176,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         try:
             return self.session.encrypt(data)
         except ssl.SSLError as error:
-            raise trio.BrokenResourceError(_reason(error)) from error
+            raise trio.BrokenResourceError(reason_of(error)) from error
 
     async def _flush(self) -> None:
         async with self._send_lock_held():
@@ -226,7 +229,7 @@ def continue_handshake(session: TlsSession, data: bytes | bytearray = b"", *, is
     try:
         is_done = session.continue_handshake(bytes(data))
     except ssl.SSLError as error:
-        raise TlsFailed(_reason(error), _kind(error)) from None
+        raise TlsFailed(reason_of(error), _kind(error)) from None
     if is_done and session.was_resumed_by_client and not session.gives_tickets:
         session.take_outgoing()
         raise TlsFailed("the client resumed a session, and its certificate was not checked again")
@@ -241,7 +244,8 @@ def _kind(error: ssl.SSLError) -> str:
     return "not_tls" if error.reason in _NOT_TLS else _KINDS.get(error.reason or "", "other")
 
 
-def _reason(error: ssl.SSLError) -> str:
+def reason_of(error: ssl.SSLError) -> str:
+    """Return why TLS has failed, for a log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is not accepted: {error.verify_message}"
     if error.reason in _NOT_TLS:

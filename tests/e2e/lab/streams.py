@@ -28,11 +28,16 @@ Stream = trio.SocketStream | TlsStream
 
 @dataclass
 class OneWay:
-    """One direction of one stream: what its sender sent, and what its receiver got."""
+    """One direction of one stream: what its sender sent, and what its receiver got.
+
+    ``sent_before``: digests of what was sent up to a number of bytes, where FollowingStreams send.
+    """
 
     sent_bytes: int = 0
     got_bytes: int = 0
     over: trio.Event = field(default_factory=trio.Event)
+    over_at_s: float = 0.0
+    sent_before: dict[int, bytes] = field(default_factory=dict)
     longest_silence_s: float = 0.0
     sent: hashlib._Hash = field(default_factory=hashlib.sha256)
     got: hashlib._Hash = field(default_factory=hashlib.sha256)
@@ -41,6 +46,11 @@ class OneWay:
     def is_whole(self) -> bool:
         """Whether all bytes arrived, none of them twice or changed."""
         return self.sent_bytes == self.got_bytes and self.sent.digest() == self.got.digest()
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether what arrived are whole portions, from the first one on, none of them twice or changed."""
+        return self.sent_before.get(self.got_bytes) == self.got.digest()
 
 
 @dataclass
@@ -166,7 +176,34 @@ class Streams:
         except trio.BrokenResourceError as error:
             self.errors.append(f"receiving: {error.__cause__}")
         finally:
+            way.over_at_s = trio.current_time()
             way.over.set()
+
+
+@dataclass
+class FollowingStreams(Streams):
+    """The same between peers that end as soon as the other has, as clients and brokers do. Their portions are so small
+    that a socket always has room for one: none is left half sent.
+    """
+
+    async def _both_ways(self, stream: Stream, rest: bytes, sending: OneWay, getting: OneWay) -> None:
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_until, getting.over, stream, sending)
+            nursery.start_soon(self._receive, stream, rest, getting)
+
+    async def _send_until(self, ended: trio.Event, stream: Stream, way: OneWay) -> None:
+        try:
+            while not ended.is_set():
+                portion = self._random.randbytes(self._random.choice((1, 100, 3_000)))
+                way.sent.update(portion)
+                way.sent_bytes += len(portion)
+                way.sent_before[way.sent_bytes] = way.sent.digest()
+                await stream.send_all(portion)
+                with trio.move_on_after(self._random.random() * self.pause_s_max):
+                    await ended.wait()
+            await stream.send_eof()
+        except trio.BrokenResourceError as error:
+            self.errors.append(f"sending: {error.__cause__}")
 
 
 def client_hello(name: str) -> bytes:

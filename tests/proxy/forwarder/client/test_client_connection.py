@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -208,19 +209,25 @@ async def test_an_authentication_that_is_over_is_not_given_up(play: Start) -> No
     assert it.workers.authentication.given_up == []
 
 
-async def test_the_connection_breaks(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cause", [ConnectionResetError(), ssl.SSLError(1, "too many records without data")])
+async def test_the_connection_breaks(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, cause: OSError) -> None:
+    """Nobody needs to know of a reset, but of what a peer has done to TLS."""
     it = await Play(nursery).in_lookup_mode()
     gate = trio.Event()
 
     async def reset(_size: int) -> bytes:
         await gate.wait()
-        raise trio.BrokenResourceError
+        raise trio.BrokenResourceError("why") from cause
 
     monkeypatch.setattr(it.stream, "receive_some", reset)
     await it.client.send(commands.ping())
     await it.client.expect_command(BaseCommand.PONG)
-    gate.set()
-    assert await it.end() == "client_broke_off"
+    with structlog.testing.capture_logs() as logs:
+        gate.set()
+        assert await it.end() == "client_broke_off"
+    events = [(line["event"], line["reason"]) for line in logs]
+    is_tls = isinstance(cause, ssl.SSLError)
+    assert events == ([("a client's connection ends, since TLS has failed", "why")] if is_tls else [])
 
 
 async def test_a_client_that_is_gone_when_its_error_is_to_be_said(

@@ -597,9 +597,15 @@ async def test_an_end_behind_bytes_that_are_not_taken_keeps_a_relay_no_longer_th
 async def test_a_damaged_record_ends_its_relay_behind_what_came_before(copies: Copies, kind: str) -> None:
     tls, relay = await copies.open(kind)
     peer = Peer(tls, kind)
-    await peer.transport.send_all(peer.record(b"good ") + peer.record(b"too") + peer.damaged() + peer.record(b"bad"))
-    assert await read_all(peer.sink) == b"good too"
+    with structlog.testing.capture_logs() as logs:
+        data = peer.record(b"good ") + peer.record(b"too") + peer.damaged() + peer.record(b"bad")
+        await peer.transport.send_all(data)
+        assert await read_all(peer.sink) == b"good too"
     assert relay.broken
+    [line] = logs
+    assert (line["event"], line["log_level"]) == ("a relay ends, since TLS has failed", "warning")
+    assert line["side"] == kind.partition(" ")[0]
+    assert line["reason"] in {"decryption failed or bad record mac", "bad record mac"}
     with pytest.raises(trio.BrokenResourceError, match=r"bad record mac|decryption failed"):
         await peer.stream.receive_some()  # it is told by an alert
     with structlog.testing.capture_logs() as logs:
