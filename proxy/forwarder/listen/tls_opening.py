@@ -1,7 +1,7 @@
 """The TLS handshakes of clients, by callback in the reactor: none costs a task, unless it fails.
 
 A private key's operation costs up to a millisecond. So a handshake that can go on waits for its turn, in a queue that
-is fair between addresses, and few turns are taken before relays and everything else of this process get theirs.
+is fair between addresses. After each turn relays get theirs; after a few, everything else of this process.
 """
 
 import contextlib
@@ -35,9 +35,13 @@ Outcome = TlsStream | Exception | DisconnectCause
 
 
 class HandshakeTurns:
-    """The handshakes that can go on. Their number is bounded by ``limits.max_unauthenticated_connections``."""
+    """The handshakes that can go on. Their number is bounded by ``limits.max_unauthenticated_connections``.
 
-    def __init__(self) -> None:
+    ``run_relays`` is called after each turn: it moves what has arrived in relays meanwhile.
+    """
+
+    def __init__(self, run_relays: Callable[[], None]) -> None:
+        self._run_relays = run_relays
         self._waiting: FairQueue[str, TlsOpening] = FairQueue(slots=1, waiting_max=sys.maxsize)
         self._is_going_on = False
 
@@ -68,6 +72,7 @@ class HandshakeTurns:
             owner, opening = following
             self._waiting.release_slot(owner)
             opening.take_turn()
+            self._run_relays()
         if self._waiting.waiting_count:
             self._is_going_on = True
             trio.lowlevel.current_trio_token().run_sync_soon(self._go_on)

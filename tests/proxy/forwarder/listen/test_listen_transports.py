@@ -102,7 +102,7 @@ async def opening(
         nursery.start_soon(deadlines.run)
         one = TlsOpening(
             reactor,
-            HandshakeTurns(),
+            HandshakeTurns(lambda: None),
             deadlines,
             nursery,
             listener,
@@ -431,9 +431,9 @@ class FakeOpening:
 
 
 async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> None:
-    """Security: a flood of hellos keeps neither another address's waiting nor the relays."""
+    """Security: a flood of hellos keeps neither another address's waiting nor other tasks."""
     order: list[str] = []
-    turns = HandshakeTurns()
+    turns = HandshakeTurns(lambda: None)
 
     async def serve_relay() -> None:
         await trio.lowlevel.checkpoint()
@@ -456,9 +456,20 @@ async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> Non
     assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX
 
 
+async def test_relays_move_between_any_two_turns() -> None:
+    """Security: a flood of hellos delays a relay's bytes by one turn, however many more are taken in this tick."""
+    order: list[str] = []
+    turns = HandshakeTurns(lambda: order.append("relays"))
+    with current_tick():
+        for number in range(3 * TURNS_PER_WAKE_UP_MAX):
+            turns.add("address", FakeOpening(str(number), order))  # type: ignore[arg-type]
+    await trio.testing.wait_all_tasks_blocked()
+    assert order == [step for number in range(3 * TURNS_PER_WAKE_UP_MAX) for step in (str(number), "relays")]
+
+
 async def test_handshakes_that_wait_keep_the_reactor_from_polling() -> None:
     order: list[str] = []
-    turns = HandshakeTurns()
+    turns = HandshakeTurns(lambda: None)
     with current_tick():
         for number in range(TURNS_PER_WAKE_UP_MAX + 1):
             turns.add("address", FakeOpening(str(number), order))  # type: ignore[arg-type]
