@@ -109,7 +109,8 @@ class ForwarderService:
         self._sni_connections: set[SniConnection] = set()
         self._seen_hellos = SeenHellos()
         self._openings: set[TlsOpening] = set()
-        self._handshake_turns = HandshakeTurns()
+        # The relays are there from the start on, before any client.
+        self._handshake_turns = HandshakeTurns(lambda: self._relays.run_between())  # noqa: PLW0108
         context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()

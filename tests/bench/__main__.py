@@ -9,7 +9,7 @@ from pathlib import Path
 
 from local.console import print_status
 
-from tests.bench import documents, flood, generator, host, latency, sizing, timing
+from tests.bench import documents, flood, generator, host, idle_clients, latency, sizing, timing
 from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight, haproxy_path
 from tests.bench.generator import BenchError
 from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared, run_tls
@@ -33,6 +33,7 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timing", action="store_true", help="only this: does an error's time tell who exists?")
     parser.add_argument("--latency", action="store_true", help="only this: how long does a producer wait?")
     parser.add_argument("--handshake-flood", action="store_true", help="only this: what do relays notice of one?")
+    parser.add_argument("--idle-clients", action="store_true", help="only this: which CPUs do 10,000 need?")
     parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
     options = parser.parse_args(arguments)
     if options.write and (options.rows or options.contenders != parser.get_default("contenders")):
@@ -75,28 +76,35 @@ def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace
     return results
 
 
-def main() -> int:
-    """Measure, print, write if told so."""
-    options = _arguments()
+def _run_alone(options: argparse.Namespace) -> bool:
+    """Measure what is asked for instead of rows; return whether something was."""
     if options.sizing:
         sizing.run()
-        return 0
-    if options.timing:
+    elif options.timing:
         timing.run()
-        return 0
-    if options.latency:
+    elif options.idle_clients:
+        print_status.line(f"\n{idle_clients.table(idle_clients.measure(options.rounds))}\n")
+    elif options.latency:
         machine = host.description()
         rate, produced = latency.measure(options.rounds)
         print_status.line(f"\n{latency.table(rate, produced)}\n")
         if options.write:
             documents.write_latency(rate, produced, machine)
-        return 0
-    if options.handshake_flood:
+    elif options.handshake_flood:
         machine = host.description()
         samples = flood.measure(options.rounds, with_java=Java.name in options.contenders)
         print_status.line(f"\n{flood.table(samples)}\n")
         if options.write:
             documents.write_flood(samples, machine)
+    else:
+        return False
+    return True
+
+
+def main() -> int:
+    """Measure, print, write if told so."""
+    options = _arguments()
+    if _run_alone(options):
         return 0
     contenders = list(options.contenders)
     if HAProxy.name in contenders and not haproxy_path():

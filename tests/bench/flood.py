@@ -89,7 +89,8 @@ def _sample(program: Path, broker: Broker, target: Target, relay: str, addresses
     return Sample(window.p50_us, window.p99_us, report.get("done", 0.0), report.get("failed", 0.0), cpu)
 
 
-def _ours(stack: ExitStack, broker: Broker, pair: Pair) -> Target:
+def start_ours(stack: ExitStack, broker: Broker, pair: Pair) -> Target:
+    """Start this proxy with one forwarder and two listeners, one of them with TLS."""
     cluster = ManyListenersCluster(
         {"cluster": {"forwarders": 1}, "brokers": {"service_url": broker.url}},
         {"tls": {"certificate": pair.certificate, "key": pair.key}},
@@ -99,7 +100,8 @@ def _ours(stack: ExitStack, broker: Broker, pair: Pair) -> Target:
     return Target(_OURS, ports, cluster.ports[0], cluster.pid)
 
 
-def _java(stack: ExitStack, program: Path, broker: Broker, pair: Pair, directory: Path) -> Target:
+def start_java(stack: ExitStack, program: Path, broker: Broker, pair: Pair, directory: Path) -> Target:
+    """Start the Java proxy with a plain port and one with TLS, and warm it up."""
     java = Java(broker, directory, pair)
     plain_port = free_port(avoid=(java.port,))
     java.more_settings = {"servicePort": str(plain_port)}
@@ -124,11 +126,11 @@ def measure(rounds: int, *, with_java: bool) -> Samples:
         directory = Path(name)
         pair = Authority(directory, "flood").server("flooded")
         broker = stack.enter_context(generator.broker(program, directory / "broker.log"))
-        ours = _ours(stack, broker, pair)
+        ours = start_ours(stack, broker, pair)
         straight = Target(Straight.label, {"plain": broker.port}, ours.flooded_port, ours.pid)
         targets = [ours, straight]
         if with_java:
-            targets.append(_java(stack, program, broker, pair, directory))
+            targets.append(start_java(stack, program, broker, pair, directory))
         for turn in range(rounds):
             for target in targets:
                 for relay in target.ports:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight
 from tests.bench.figures import Figure, figure, ratio, text
 from tests.bench.measuring import Memory, Results, Sample
-from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Metric, Row
+from tests.bench.rows import GIB, IDLE_BYTES_MAX, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Metric, Row
 
 _KIB, _MIB = 1 << 10, 1 << 20
+
+OPERATOR_BYTES = 100e6
+OPERATOR_OPERATIONS = 10_000
+_COUNTED_ROWS = frozenset({"echo32", "tls-echo32", "tls-broker-echo32", "tls-both-echo32"})
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Report:
         if self.tls_rows:
             parts += ["### TLS 1.3: CPU time of the proxy (µs an operation; bulk: s a GiB)", self._tls()]
             parts += [f"Cipher suites to clients: {self._ciphers()}."]
+        if self.rows and self.tls_rows:
+            parts += ["### CPUs as an operator counts them", self._cpus()]
         if self.results.memory:
             parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
         if self.results.broker_connections:
@@ -67,6 +73,19 @@ class Report:
             to_haproxy = ratio(ours, self.metric(row, HAProxy.name, metric))
             figures = [text(figure(self.metric(row, name, metric))) for name in self.contenders]
             lines.append([row.title, *figures, text(to_java), _target(row, metric, to_java), text(to_haproxy)])
+        return _table(lines)
+
+    def _cpus(self) -> str:
+        """Costs of a GiB and of an operation, as the CPUs that 100 MB/s or 10,000 operations a second need."""
+        lines = [["CPUs for", Ours.label, Java.label, "ours / Java"]]
+        for row in (*self.rows, *self.tls_rows):
+            if not row.in_bytes and row.name not in _COUNTED_ROWS:
+                continue
+            factor = OPERATOR_BYTES / GIB if row.in_bytes else OPERATOR_OPERATIONS / MICRO
+            ours, java = ([cost * factor for cost in self.metric(row, one.name, "cost")] for one in (Ours, Java))
+            unit = "100 MB/s" if row.in_bytes else f"{OPERATOR_OPERATIONS:,} a second"
+            cells = (figure(ours), figure(java), ratio(ours, java))
+            lines.append([f"{unit}: {row.title_with_sides}", *map(text, cells)])
         return _table(lines)
 
     def _latencies(self) -> str:
@@ -129,7 +148,7 @@ class Report:
             cells = [f"{text(figure(costs[name]))}{self._resumed(row, name)}" for name in self.contenders]
             busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in self.contenders]
             shares = " / ".join(f"{share.median:.0%}" if share else "-" for share in busy)
-            lines.append([f"{row.tls}: {row.title}", *cells, *ratios, shares])
+            lines.append([row.title_with_sides, *cells, *ratios, shares])
         return _table(lines)
 
     def _resumed(self, row: Row, contender: str) -> str:

@@ -65,6 +65,11 @@ class Row:
     resumed: bool = False
 
     @property
+    def title_with_sides(self) -> str:
+        """The title behind the sides that have TLS, if any."""
+        return f"{self.tls}: {self.title}" if self.tls.client or self.tls.broker else self.title
+
+    @property
     def in_bytes(self) -> bool:
         """Whether it counts GiB; otherwise operations."""
         return self.program in {"bulk", "bulk-down"}

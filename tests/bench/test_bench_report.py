@@ -19,6 +19,8 @@ from tests.bench.report import Report
 from tests.bench.rows import FRAMED_ROWS, ROWS, TLS_ROWS, Target, Tls
 from tests.e2e.lab.certificates import Authority
 
+_OPERATORS_ROWS = ("bulk1", "echo32", "tls-echo32")
+
 
 def _sample(cost: float, rate: float) -> Sample:
     return Sample(rate=rate, cost=cost, generator_cost=1.0, load_busy=0.5, p50_us=100.0, p99_us=200.0)
@@ -112,6 +114,21 @@ def test_tls_has_a_table_of_its_own_that_tells_who_gives_no_usable_ticket() -> N
     assert full[1:] == ["30.0", "10.0", "5.00", "3.00", "6.00", "50% / 50% / 50%"]
     assert again[1:4] == ["30.0; no usable ticket", "10.0; 50% resumed", "5.00; 100% resumed"]
     assert text.endswith("Cipher suites to clients: pulsar-trio-proxy A, Pulsar proxy 4.0.8 B, HAProxy A.")
+
+
+def test_costs_are_told_as_cpus_for_a_load() -> None:
+    results = Results()
+    bulk, echo, tls = (next(row for row in (*ROWS, *TLS_ROWS) if row.name == name) for name in _OPERATORS_ROWS)
+    for row, ours, java in ((bulk, 1.073741824, 2.147483648), (echo, 20, 10), (tls, 40, 40)):
+        results.samples[row.name, "ours"] = [_sample(ours, 1)]
+        results.samples[row.name, "java"] = [_sample(java, 1)]
+    lines = Report(results, [bulk, echo], ["ours", "java"], tls_rows=[tls])._cpus().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells == [
+        ["100 MB/s: bulk, 1 connection", "0.10", "0.20", "0.50"],
+        ["10,000 a second: echo of 100 B, 32 connections", "0.20", "0.10", "2.00"],
+        ["10,000 a second: TLS to clients: echo of 100 B, 32 connections", "0.40", "0.40", "1.00"],
+    ]
 
 
 def test_tls_rows_are_chosen_apart_from_the_others() -> None:

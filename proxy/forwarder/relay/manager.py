@@ -260,6 +260,10 @@ class RelayManager(Collector):
         self._engine.run_once()
         return True
 
+    def run_between(self) -> None:
+        """Move what has arrived in a few relays, between two long steps of another task."""
+        self._engine.run_between()
+
     def _prepare_start(self, start: RelayStart) -> ExpiringSession | None:
         """Open the rows of a relay that starts, and return its session. Raises RelayStartFailed."""
         if self._ledger.is_handing_over:

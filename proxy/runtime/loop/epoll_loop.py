@@ -102,13 +102,16 @@ class EpollLoop:
         if not self._is_processing:
             self._timer.fire_now()
 
-    def process_once(self) -> None:
-        """Process one batch of what is ready, for a caller that is another task of the same Trio loop."""
+    def process_once(self, process: Callable[[Events], None] | None = None, events_max: int = EVENTS_PER_BATCH) -> None:
+        """Process one batch of what is ready, for a caller that is another task of the same Trio loop.
+
+        ``process``: in place of the loop's own; it may leave the run queue as it is.
+        """
         if self._is_processing or self._is_stopped or self.epoll.closed:
             return
         self._is_processing = True
         try:
-            self._process(self.epoll.poll(0, EVENTS_PER_BATCH))
+            (process or self._process)(self.epoll.poll(0, events_max))
         finally:
             self._is_processing = False
         if self._run_queue:

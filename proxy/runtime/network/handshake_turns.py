@@ -1,11 +1,12 @@
 """Turns of TLS handshakes by callback, clients' and those with brokers.
 
 The private key's operation of a server costs up to a millisecond, and to verify a broker's certificate as much. So a
-handshake that can go on waits for its turn, in a queue that is fair between owners, and few turns are taken before
-relays and everything else of this process get theirs.
+handshake that can go on waits for its turn, in a queue that is fair between owners. After each turn relays get theirs;
+after a few, everything else of this process.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -31,9 +32,13 @@ class Opening(Protocol):
 
 
 class HandshakeTurns:
-    """The handshakes that can go on. Each is a connection's, so their number is bounded by ``limits``."""
+    """The handshakes that can go on. Each is a connection's, so their number is bounded by ``limits``.
 
-    def __init__(self) -> None:
+    ``run_relays`` is called after each turn: it moves what has arrived in relays meanwhile.
+    """
+
+    def __init__(self, run_relays: Callable[[], None] = lambda: None) -> None:
+        self._run_relays = run_relays
         self._waiting: FairQueue[str, Opening] = FairQueue(slots=1, waiting_max=sys.maxsize)
         self._is_going_on = False
 
@@ -67,6 +72,7 @@ class HandshakeTurns:
                 opening.take_turn()
             except Exception as error:  # noqa: BLE001 -- the other handshakes go on
                 get_logger().error("a TLS handshake met a defect", exc_info=error)
+            self._run_relays()
         if self._waiting.waiting_count:
             self._is_going_on = True
             trio.lowlevel.current_trio_token().run_sync_soon(self._go_on)

@@ -102,7 +102,7 @@ async def opening(
         nursery.start_soon(deadlines.run)
         one = TlsOpening(
             reactor,
-            HandshakeTurns(),
+            HandshakeTurns(lambda: None),
             deadlines,
             nursery,
             listener,

@@ -5,6 +5,7 @@ Splicing is the kernel's, so nothing but sockets can show it; they are pairs wit
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -106,6 +107,37 @@ async def test_a_busy_relay_leaves_the_others_their_turn(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lane.client.send_all, data)
         assert await read(lane.broker, len(data)) == data
+
+
+async def test_between_steps_of_another_task_what_has_arrived_moves(engine: Engine, lane: Lane) -> None:
+    """While that task does not wait for anything: only the kernel may need its time to deliver."""
+    engine.open(lane)
+    await trio.testing.wait_all_tasks_blocked()
+    for source, sink in ((lane.client, lane.broker), (lane.broker, lane.client)):
+        os.write(source.socket.fileno(), b"hello")
+        while True:
+            engine.real.run_between()
+            with contextlib.suppress(BlockingIOError):
+                assert os.read(sink.socket.fileno(), 10) == b"hello"
+                break
+
+
+async def test_between_steps_of_another_task_what_is_in_the_run_queue_waits(
+    engine: Engine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as much time as it gets, which the other task needs."""
+    for name in ("SPLICE_BYTES_MAX", "FEW_BYTES"):
+        monkeypatch.setattr(splice_pump, name, 1000)
+    relay = engine.open(lane)
+    await trio.testing.wait_all_tasks_blocked()
+    data = os.urandom(10_000)
+    os.write(lane.client.socket.fileno(), data)
+    while not relay.to_broker.queued:
+        engine.real.run_between()
+    for _ in range(10):
+        engine.real.run_between()
+    assert engine.moved(relay)[TO_BROKER] == 1000
+    assert await read(lane.broker, len(data)) == data
 
 
 async def test_a_receiver_that_does_not_read_stops_the_sender(engine: Engine, narrow_lane: Lane) -> None:

@@ -85,6 +85,26 @@ async def test_a_batch_is_bounded(processed: Processed) -> None:
         one.close()
 
 
+async def test_another_task_may_have_few_events_processed_in_its_own_way(processed: Processed) -> None:
+    """And the loop goes on with the run queue, although the timer that woke it is used up."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    for ours, theirs in pairs:
+        processed.loop.epoll.register(ours, select.EPOLLIN | select.EPOLLET)
+        theirs.send(b"x")
+    processed.run_queue.append(1)
+    processed.loop.wake()
+    seen: list[Events] = []
+    for _ in range(3):
+        processed.loop.process_once(seen.append, 2)
+    assert max(map(len, seen)) == 2
+    assert {ours.fileno() for ours, _ in pairs} <= {descriptor for events in seen for descriptor, _mask in events}
+    assert not processed.from_queue
+    await until_idle()
+    assert processed.from_queue == 1
+    for one in (sock for pair in pairs for sock in pair):
+        one.close()
+
+
 async def test_once_stopped_it_processes_nothing_more(processed: Processed) -> None:
     """Also where it was woken before: a successor may have the sockets already."""
     processed.run_queue.append(1)

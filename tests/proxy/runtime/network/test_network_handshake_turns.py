@@ -46,6 +46,17 @@ async def test_turns_are_fair_between_addresses_and_leave_others_theirs() -> Non
     assert order.index("late") <= 2 * TURNS_PER_WAKE_UP_MAX
 
 
+async def test_relays_move_between_any_two_turns() -> None:
+    """Security: a flood of hellos delays a relay's bytes by one turn, however many more are taken in this tick."""
+    order: list[str] = []
+    turns = HandshakeTurns(lambda: order.append("relays"))
+    with current_tick():
+        for number in range(3 * TURNS_PER_WAKE_UP_MAX):
+            turns.add("address", FakeOpening(str(number), order))
+    await trio.testing.wait_all_tasks_blocked()
+    assert order == [step for number in range(3 * TURNS_PER_WAKE_UP_MAX) for step in (str(number), "relays")]
+
+
 async def test_handshakes_that_wait_keep_the_reactor_from_polling() -> None:
     order: list[str] = []
     turns = HandshakeTurns()
