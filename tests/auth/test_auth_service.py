@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from eager_calls import carry_out
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
@@ -41,7 +42,6 @@ from proto.rpc_pb2 import (
 from proto.sealed_principal import expiry_unix_ms, unseal
 from proxy.common import reloading_file as watched
 from proxy.common.deny_list import credential_digest
-from proxy.common.eager import continue_in_task, start_eagerly
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import (
@@ -58,7 +58,7 @@ from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import EagerHandler, RpcRefused
+from proxy.runtime.rpc.server import RpcRefused
 
 SEAL_KEY = bytes(range(32))
 FORWARDER = Caller(Role.FORWARDER, 100)
@@ -107,13 +107,6 @@ class RoundsProvider:
         self.clients.append(client)
         self.states.append(self.next_state())
         return self.states[-1]
-
-
-async def carry_out(handler: EagerHandler, request: bytes, caller: Caller) -> bytes:
-    """As the RPC server does: without a task, as far as that goes."""
-    coroutine = handler.handle(request, caller)
-    finished = start_eagerly(coroutine)
-    return await continue_in_task(coroutine) if finished is None else finished.value
 
 
 class Worker:

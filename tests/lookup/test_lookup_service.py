@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from eager_calls import carry_out
 from google.protobuf.message import DecodeError
 from lookup_fakes import (
     CONNECT,
@@ -195,11 +196,13 @@ class Served:
         }
         data = ResolveTargetRequest(**fields).SerializeToString()
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
-        return ResolveTargetResponse.FromString(await handler(data, FORWARDER))
+        return ResolveTargetResponse.FromString(await carry_out(handler, data, FORWARDER))
 
     async def profile(self) -> BrokerProfileResponse:
         handler: Any = self.service.handlers()[Method.BROKER_PROFILE]
-        return BrokerProfileResponse.FromString(await handler(BrokerProfileRequest().SerializeToString(), FORWARDER))
+        return BrokerProfileResponse.FromString(
+            await carry_out(handler, BrokerProfileRequest().SerializeToString(), FORWARDER)
+        )
 
     async def configure(self, **tables: dict[str, Any]) -> None:
         await self.service.configure(make_config(**{**self.tables, **tables}))
