@@ -50,7 +50,7 @@ from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import Handler, ReplyStream, RpcRefused, StreamingHandler
+from proxy.runtime.rpc.server import AnyHandler, EagerHandler, ReplyStream, RpcRefused, StreamingHandler
 
 _NOT_A_FORWARDER = EnvelopeResponse(
     error=EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, error_message="this role may not send Envelopes"
@@ -121,12 +121,12 @@ class LookupService:
             on_failure=partial(self._broker_metrics.count_dns_failure, names),
         )
 
-    def handlers(self) -> dict[int, Handler | StreamingHandler]:
+    def handlers(self) -> dict[int, AnyHandler]:
         """Return the methods served to forwarders."""
         return {
             Method.ENVELOPE: StreamingHandler(self._handle_envelope, unauthorized_response=_NOT_A_FORWARDER),
-            Method.RESOLVE_TARGET: self._resolve_target,
-            Method.BROKER_PROFILE: self._broker_profile,
+            Method.RESOLVE_TARGET: EagerHandler(self._resolve_target),
+            Method.BROKER_PROFILE: EagerHandler(self._broker_profile),
         }
 
     async def start(self) -> None:

@@ -97,7 +97,6 @@ class Still:
         self.value = build()
 
     async def current_value(self) -> Any:
-        await trio.lowlevel.checkpoint()
         return self.value
 
 

@@ -15,6 +15,7 @@ import trio
 
 from lookup.brokers.configured import ConfiguredBrokers, configured_brokers
 from proto.addresses import BrokerUrl, HostPort
+from proxy.common.eager import enter_task
 from proxy.common.logs import get_logger
 from proxy.runtime.dns.resolver import Addresses, ResolutionFailed, Resolver, Service, Services, is_address
 
@@ -117,11 +118,15 @@ class BrokerDiscovery:
 
     async def wait_until_any_found(self) -> None:
         """Wait until there is a broker, or every name was resolved without one."""
+        if not self.endpoints and self._unresolved:
+            await enter_task()
         while not self.endpoints and self._unresolved:
             await self._changed.wait()
 
     async def wait_until_all_resolved(self) -> None:
         """Wait until the resolution of every name has ended, successful or not."""
+        if self._unresolved:
+            await enter_task()
         while self._unresolved:
             await self._changed.wait()
 

@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from eager_calls import answer_at_once, carry_out
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
@@ -41,7 +42,7 @@ from proto.rpc_pb2 import (
 from proto.sealed_principal import expiry_unix_ms, unseal
 from proxy.common import reloading_file as watched
 from proxy.common.deny_list import credential_digest
-from proxy.common.eager import continue_in_task, start_eagerly
+from proxy.common.eager import eager
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import (
@@ -58,7 +59,7 @@ from proxy.runtime.fairness.owners import ADDRESS_CHARACTERS_MAX
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import EagerHandler, RpcRefused
+from proxy.runtime.rpc.server import RpcRefused
 
 SEAL_KEY = bytes(range(32))
 FORWARDER = Caller(Role.FORWARDER, 100)
@@ -107,13 +108,6 @@ class RoundsProvider:
         self.clients.append(client)
         self.states.append(self.next_state())
         return self.states[-1]
-
-
-async def carry_out(handler: EagerHandler, request: bytes, caller: Caller) -> bytes:
-    """As the RPC server does: without a task, as far as that goes."""
-    coroutine = handler.handle(request, caller)
-    finished = start_eagerly(coroutine)
-    return await continue_in_task(coroutine) if finished is None else finished.value
 
 
 class Worker:
@@ -906,6 +900,144 @@ async def test_a_request_of_the_largest_frame_that_is_configured_has_room(
     assert await worker.denial("rounds", data) == "overloaded"
     await worker.service.configure(Config(limits=Limits(max_command_bytes=len(data))))
     await worker.challenge(data)
+
+
+# ---- answers without a task
+
+
+class EagerAuthState(ScriptedAuthState):
+    """A state that never waits."""
+
+    @eager
+    async def authenticate(self, data: bytes) -> bytes | None:
+        self.data.append(data)
+        if data == b"defect":
+            raise RuntimeError("cannot parse s3cret")
+        return self._challenges.pop(0) if self._challenges else None
+
+
+def at_once(
+    worker: Worker, method: str, data: bytes, *, exchange: int = 1, first: bool = True, address: str = ADDRESS
+) -> AuthenticateResponse | None:
+    """The answer that comes without a task; None where it needs one."""
+    request = AuthenticateRequest(
+        authentication_id=exchange, first_round=first, method=method, data=data, client_address=address
+    )
+    handler = worker.service.handlers()[Method.AUTHENTICATE]
+    response = answer_at_once(handler, request.SerializeToString(), FORWARDER)
+    return None if response is None else AuthenticateResponse.FromString(response)
+
+
+async def test_a_token_gets_a_task_only_where_the_key_file_is_to_be_looked_at(
+    worker: Worker, secret_file: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    assert at_once(worker, "token", token()) is None
+    await worker.principal("token", token())
+    response = at_once(worker, "token", token())
+    assert response is not None
+    verdict = response.authenticated
+    assert unseal(verdict.sealed_principal, SEAL_KEY) == verdict.principal == of_alice("token")
+    labels = {"provider_name": "TokenProvider", "auth_method": "token"}
+    assert worker.count("pulsar_authentication_success_total", **labels) == 2
+    assert worker.count("pulsar_proxy_authentication_round_seconds_count") == 2
+    await trio.Path(secret_file).write_bytes(OTHER_SECRET)
+    await trio.sleep(1)
+    assert at_once(worker, "token", token()) is None
+    assert await worker.denial("token", token()) == "bad_signature"
+
+
+async def test_a_denial_without_a_task_is_counted_and_logged(worker: Worker, logs: list[Any]) -> None:
+    await worker.principal("token", token())
+    response = at_once(worker, "token", token(exp=1))
+    assert response is not None
+    assert response.denied.reason == "expired"
+    assert worker.failures("expired", "token", "TokenProvider") == 1
+    assert worker.count("pulsar_proxy_authentication_round_seconds_count") == 2
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("authentication denied", "expired")]
+
+
+async def test_the_deny_list_counts_without_a_task_and_is_looked_at_in_one(
+    nursery: trio.Nursery, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: no way around the list, and none around its file's changes."""
+    secret, denied = trio.Path(tmp_path / "secret"), trio.Path(tmp_path / "denied")
+    await secret.write_bytes(SECRET)
+    await denied.write_text("token-id 7")
+    authentication = Authentication(
+        enabled=True, deny_file=str(denied), token=TokenAuthentication(secret_key=str(secret))
+    )
+    worker = Worker(Config(authentication=authentication), nursery)
+    assert (await worker.ask("token", token(jti="8"))).WhichOneof("outcome") == "authenticated"
+    for token_id, outcome in (("7", "denied"), ("8", "authenticated")):
+        response = at_once(worker, "token", token(jti=token_id))
+        assert response is not None
+        assert response.WhichOneof("outcome") == outcome
+    await denied.write_text("token-id 8\ntoken-id 9")
+    await trio.sleep(1)
+    assert at_once(worker, "token", token(jti="8")) is None
+    assert await worker.denial("token", token(jti="8")) == "denied_credential"
+
+
+async def test_rounds_without_a_task(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: EagerAuthState([b"challenge"])
+    for exchange in (1, 2):
+        response = at_once(many_rounds, "rounds", b"first", exchange=exchange)
+        assert response is not None
+        assert response.challenge == b"challenge"
+    over = AuthenticateRequest(authentication_id=2, over=True).SerializeToString()
+    assert answer_at_once(many_rounds.service.handlers()[Method.AUTHENTICATE], over, FORWARDER) == b""
+    assert many_rounds.service.status()["authentications_under_way"] == 1
+    last = at_once(many_rounds, "rounds", b"last", first=False)
+    dropped = at_once(many_rounds, "rounds", b"last", first=False, exchange=2)
+    again = at_once(many_rounds, "rounds", b"last", first=False)
+    assert last is not None
+    assert dropped is not None
+    assert again is not None
+    assert last.authenticated.principal == of_alice("rounds")
+    assert dropped.denied.reason == again.denied.reason == "unknown_round"
+    answer_at_once(many_rounds.service.handlers()[Method.AUTHENTICATE], over, FORWARDER)  # once more is no harm
+
+
+async def test_a_state_that_may_wait_gets_a_task_before_it_is_asked(
+    many_rounds: Worker, provider: RoundsProvider
+) -> None:
+    """A provider from elsewhere knows nothing of answers without a task."""
+    assert at_once(many_rounds, "rounds", b"first") is None
+    assert [state.data for state in provider.states] == [[]]
+
+
+async def test_a_defect_without_a_task_denies_the_client(
+    many_rounds: Worker, provider: RoundsProvider, logs: list[Any]
+) -> None:
+    provider.next_state = lambda: EagerAuthState([])
+    response = at_once(many_rounds, "rounds", b"defect")
+    assert response is not None
+    assert response.denied.reason == "defect"
+    assert "s3cret" not in str(logs)
+
+
+async def test_the_bound_in_bytes_holds_without_a_task(many_rounds: Worker, provider: RoundsProvider) -> None:
+    crowd = Crowd(many_rounds, provider)
+    address = "10.0.0.1:1000"
+
+    def reason() -> str:
+        provider.next_state = lambda: EagerAuthState([b"challenge"])
+        response = at_once(many_rounds, "rounds", LARGE, address=address)
+        assert response is not None
+        return str(response.denied.reason)
+
+    async with trio.open_nursery() as nursery:
+        await crowd.start(nursery, 2 * service.REQUEST_BYTES_MAX // len(LARGE), address, LARGE)
+        assert reason() == "overloaded"
+        crowd.may_end.set()
+    assert {reason() for _ in range(2 * service.REQUEST_BYTES_MAX // len(LARGE))} == {""}, "each gives its bytes back"
+
+
+async def test_the_token_for_a_broker_needs_no_task(worker: Worker) -> None:
+    request = BrokerCredentialsRequest(exchange_id=1, broker_host="broker-1").SerializeToString()
+    data = answer_at_once(worker.service.handlers()[Method.BROKER_CREDENTIALS], request, FORWARDER)
+    assert data is not None
+    assert BrokerCredentialsResponse.FromString(data).data == PROXY_TOKEN
 
 
 # ---- the proxy's own credentials

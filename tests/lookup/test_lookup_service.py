@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from eager_calls import answer_at_once, carry_out
 from google.protobuf.message import DecodeError
 from lookup_fakes import (
     CONNECT,
@@ -185,7 +186,8 @@ class Served:
         assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeResponse.Error.Name(part.error)) == 1
         return part.error
 
-    async def resolve(self, target: str, **changes: Any) -> ResolveTargetResponse:
+    @staticmethod
+    def _resolve_request(target: str, **changes: Any) -> bytes:
         fields: dict[str, Any] = {
             "target": target,
             "client_address": "192.0.2.7:4000",
@@ -193,13 +195,24 @@ class Served:
             "sealed_principal": seal(ALICE, KEY),
             **changes,
         }
-        data = ResolveTargetRequest(**fields).SerializeToString()
+        return ResolveTargetRequest(**fields).SerializeToString()
+
+    async def resolve(self, target: str, **changes: Any) -> ResolveTargetResponse:
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
-        return ResolveTargetResponse.FromString(await handler(data, FORWARDER))
+        data = await carry_out(handler, self._resolve_request(target, **changes), FORWARDER)
+        return ResolveTargetResponse.FromString(data)
+
+    def resolve_at_once(self, target: str, **changes: Any) -> ResolveTargetResponse | None:
+        """The answer that comes without a task; None where it needs one."""
+        handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
+        data = answer_at_once(handler, self._resolve_request(target, **changes), FORWARDER)
+        return None if data is None else ResolveTargetResponse.FromString(data)
 
     async def profile(self) -> BrokerProfileResponse:
         handler: Any = self.service.handlers()[Method.BROKER_PROFILE]
-        return BrokerProfileResponse.FromString(await handler(BrokerProfileRequest().SerializeToString(), FORWARDER))
+        return BrokerProfileResponse.FromString(
+            await carry_out(handler, BrokerProfileRequest().SerializeToString(), FORWARDER)
+        )
 
     async def configure(self, **tables: dict[str, Any]) -> None:
         await self.service.configure(make_config(**{**self.tables, **tables}))
@@ -903,6 +916,22 @@ async def test_resolve_target(serve: Serve, network: Network) -> None:
         ["10.0.0.2", "10.0.0.3"],
         "",
     )
+
+
+async def test_a_target_that_is_known_is_checked_without_a_task(serve: Serve, network: Network) -> None:
+    network.names["b1"] = [["10.0.0.2"]]
+    served = serve()
+    assert served.resolve_at_once("b1:6650") is None, "its name is not resolved yet"
+    await served.resolve("b1:6650")
+    response = served.resolve_at_once("b1:6650")
+    assert response is not None
+    assert (response.host, list(response.addresses)) == ("b1", ["10.0.0.2"])
+    denied = served.resolve_at_once("b1:22")
+    assert denied is not None
+    assert (denied.denial, list(denied.addresses)) == ("port", [])
+    with pytest.raises(RpcRefused) as refused:
+        served.resolve_at_once("b1:6650", sealed_principal=seal(BOB, KEY))
+    assert refused.value.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 async def test_ports_in_a_lookup_answer_are_used_for_targets(

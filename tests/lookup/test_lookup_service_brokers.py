@@ -8,6 +8,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from eager_calls import carry_out
 from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
@@ -52,7 +53,9 @@ class Worker:
             any_broker=any_broker,
         )
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
-        return ResolveTargetResponse.FromString(await handler(request.SerializeToString(), Caller(Role.FORWARDER, 1)))
+        return ResolveTargetResponse.FromString(
+            await carry_out(handler, request.SerializeToString(), Caller(Role.FORWARDER, 1))
+        )
 
 
 class Checking(FakeBroker):
@@ -185,7 +188,6 @@ async def test_names_are_resolved_in_turn_by_principal_or_address(
 
     async def answer(_self: Any, _what: str, _name: str, owner: str, **_: Any) -> Any:
         owners.append(owner)
-        await trio.lowlevel.checkpoint()
         return Addresses(("10.0.0.1",), 0.0)
 
     monkeypatch.setattr("proxy.runtime.dns.queries.QueryCache.get_answer", answer)

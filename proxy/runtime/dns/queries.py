@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from proxy.common.eager import enter_task
 from proxy.runtime.dns.answers import Answer, ResolutionFailed
 from proxy.runtime.fairness.fair_queue import FairQueue
 
@@ -116,7 +117,9 @@ class QueryCache:
             return stale
         query.waiters += 1
         try:
-            await query.done.wait()
+            if not query.done.is_set():
+                await enter_task()
+                await query.done.wait()
         finally:
             query.waiters -= 1
             if not query.waiters and query.is_waiting():  # no task waits for it any more

@@ -20,6 +20,7 @@ from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, plain_socket
 from proxy.runtime.loop.tick import Tick, current_tick
 
 OnData = Callable[[bytes | bytearray], None]
+TurnOnData = Callable[[bytes | bytearray], bool | None]
 OnEnd = Callable[[Exception | None], None]
 
 
@@ -156,30 +157,14 @@ def current_reactor() -> Reactor | None:
     return _current.get()
 
 
-async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
+async def read_all(
+    stream: trio.abc.ReceiveStream, on_data: TurnOnData, process_turn: Callable[[], bool] = lambda: False
+) -> None:
     """Pass all that arrives to ``on_data`` until the stream's end.
 
-    Raises what ``on_data`` raises, and trio.BrokenResourceError.
-    """
-    reactor, sock = current_reactor(), plain_socket(stream)
-    if reactor is not None and sock is not None:
-        await _until_end(reactor, sock.fileno(), on_data)
-        return
-    tick = current_tick()
-    while data := await stream.receive_some(RECEIVE_BYTES):
-        with tick:
-            on_data(data)
-
-
-async def read_in_turns(
-    stream: trio.abc.ReceiveStream,
-    on_data: Callable[[bytes | bytearray], bool],
-    process_turn: Callable[[], bool],
-) -> None:
-    """Pass all that arrives to ``on_data`` until the stream's end; where it returns True, much is left to do.
-
-    Nothing is read then until ``process_turn`` has returned False. Before each of its calls it is the turn of other
-    connections and tasks. Raises what the two raise, and trio.BrokenResourceError.
+    Where ``on_data`` returns True, it has left much to do: nothing is read until ``process_turn`` has returned False.
+    Before each of its calls it is the turn of other connections and tasks. Raises what the two raise, and
+    trio.BrokenResourceError.
     """
     reactor, sock = current_reactor(), plain_socket(stream)
     if reactor is not None and sock is not None:
@@ -201,12 +186,7 @@ async def _process_turns(process_turn: Callable[[], bool]) -> None:
             much_left = process_turn()
 
 
-async def _until_end(
-    reactor: Reactor,
-    descriptor: int,
-    on_data: Callable[[bytes | bytearray], bool | None],
-    process_turn: Callable[[], bool] = lambda: False,
-) -> None:
+async def _until_end(reactor: Reactor, descriptor: int, on_data: TurnOnData, process_turn: Callable[[], bool]) -> None:
     ended = False
     errors: list[Exception] = []
     wake = trio.Event()

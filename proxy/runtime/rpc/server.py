@@ -15,7 +15,7 @@ from proto.rpc_pb2 import Method, Status
 from proxy.common.eager import continue_in_task, start_eagerly
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
-from proxy.runtime.loop.reactor import read_in_turns
+from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
@@ -254,7 +254,7 @@ class _Connection:
             self._decoder.receive_data(data)
             return process_turn()
 
-        await read_in_turns(self._stream, on_data, process_turn)
+        await read_all(self._stream, on_data, process_turn)
 
     def _on_frame(self, frame: Frame, nursery: trio.Nursery) -> None:
         if isinstance(frame, Cancel):

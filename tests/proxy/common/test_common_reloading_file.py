@@ -13,6 +13,7 @@ import structlog.testing
 import trio
 import trio.testing
 
+from proxy.common.eager import Finished, continue_in_task, start_eagerly
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import (
     CHECK_INTERVAL_S,
@@ -346,3 +347,23 @@ async def test_a_held_file_that_cannot_be_read_does_not_keep_others_from_changin
     with pytest.raises(ConfigError, match=f"^other.key: {missing}: No such file or directory$"):
         await take_over_held_files(stamps_of(file, missing))
     assert (held.value, broken.value) == ("another", "there")
+
+
+async def test_callers_that_get_a_task_to_look_at_files_look_once(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    file.write_text("second")
+    coroutines = [watched.current_value() for _ in range(2)]
+    assert [start_eagerly(coroutine) for coroutine in coroutines] == [None, None]
+    assert [await continue_in_task(coroutine) for coroutine in coroutines] == ["second", "second"]
+    assert value.builds == 2
+    assert start_eagerly(watched.current_value()) == Finished("second"), "it was looked at just now"
+    file.write_text("the third")
+    later = watched.current_value()
+    await trio.sleep(CHECK_INTERVAL_S)
+    assert start_eagerly(later) is None
+    await watched.current_value()
+    threads = len(value.threads)
+    assert await continue_in_task(later) == "the third"
+    assert len(value.threads) == threads

@@ -515,6 +515,63 @@ async def test_read_all_raises_what_its_callback_raises(nursery: trio.Nursery, m
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("memory", [False, True])
+async def test_nothing_is_read_while_turns_are_left(nursery: trio.Nursery, memory: bool) -> None:
+    if not memory:
+        nursery.start_soon(Reactor().run)
+        await settle()
+    ours, theirs = trio.testing.memory_stream_pair() if memory else await streams()
+    order: list[str] = []
+    turns = iter([True, True, False, True, False])
+    ended = trio.Event()
+
+    def on_data(data: bytes | bytearray) -> bool:
+        order.append(bytes(data).decode())
+        return data != b"three"
+
+    def process_turn() -> bool:
+        order.append("turn")
+        if len(order) == 2:
+            theirs_now("two")
+        return next(turns)
+
+    def theirs_now(word: str) -> None:
+        nursery.start_soon(theirs.send_all, word.encode())
+
+    async def read() -> None:
+        await read_all(ours, on_data, process_turn)
+        ended.set()
+
+    nursery.start_soon(read)
+    for word in ("one", "three"):
+        theirs_now(word)
+        await settle()
+    assert order == ["one", "turn", "turn", "turn", "two", "turn", "turn", "three"]
+    await theirs.send_eof()
+    await ended.wait()
+    for stream in (ours, theirs):
+        await stream.aclose()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+async def test_read_all_raises_what_a_turn_raises(nursery: trio.Nursery, memory: bool) -> None:
+    if not memory:
+        nursery.start_soon(Reactor().run)
+        await settle()
+    ours, theirs = trio.testing.memory_stream_pair() if memory else await streams()
+
+    def process_turn() -> bool:
+        raise ZeroDivisionError
+
+    await theirs.send_all(b"x")
+    with pytest.raises(ZeroDivisionError):
+        await read_all(ours, lambda _data: True, process_turn)
+    for stream in (ours, theirs):
+        await stream.aclose()
+    nursery.cancel_scope.cancel()
+
+
 async def test_read_all_raises_broken(reactor: Reactor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())

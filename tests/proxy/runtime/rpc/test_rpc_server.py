@@ -13,10 +13,12 @@ from runtime_fakes import FRAME_BYTES_MAX, MakeWires, ask, echo
 from proto.roles import Role
 from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_call, encode_cancel, encode_reply
 from proto.rpc_pb2 import Method, Status
+from proxy.common.eager import enter_task
+from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.rpc import server as rpc_server
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import RpcServer
+from proxy.runtime.rpc.server import EAGER_CALLS_PER_TURN_MAX, EagerHandler, RpcRefused, RpcServer
 
 # ---- a server, and a caller that misbehaves
 
@@ -145,6 +147,185 @@ async def test_a_caller_that_reads_its_replies_late_loses_none(nursery: trio.Nur
         assert (frame.status, len(frame.response)) == (Status.OK, 900)
         heard.add(frame.correlation_id)
     await ours.aclose()
+
+
+# ---- handlers that are started without a task
+
+
+def eager_handler(handle: Any) -> dict[int, Any]:
+    return {Method.ENVELOPE: EagerHandler(handle)}
+
+
+async def test_a_call_that_needs_no_task_is_answered_without_one(nursery: trio.Nursery) -> None:
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+        return b"answer to " + data
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+    await trio.testing.wait_all_tasks_blocked()
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    await caller.stream.send_all(encode_call(Call(1, Method.ENVELOPE, 60_000, b"one")))
+    reply = await caller.read()
+    assert (reply.correlation_id, reply.status, reply.response) == (1, Status.OK, b"answer to one")
+
+
+async def test_a_call_that_waits_gets_a_task_a_deadline_and_can_be_cancelled(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ended: list[bytes] = []
+
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        try:
+            await enter_task()
+            await trio.sleep_forever()
+        finally:
+            ended.append(data)
+        raise AssertionError
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+    for number, timeout_ms in ((1, 60_000), (2, 2000)):
+        await caller.stream.send_all(encode_call(Call(number, Method.ENVELOPE, timeout_ms, b"%d" % number)))
+    await caller.stream.send_all(encode_cancel(Cancel(1)))
+    assert (await caller.read()).correlation_id == 1
+    assert ended == [b"1"], "and the other goes on"
+    late = await caller.read()
+    assert (late.correlation_id, late.status) == (2, Status.REQUEST_TIMED_OUT)
+    assert (ended, trio.current_time()) == ([b"1", b"2"], pytest.approx(2))
+
+
+@pytest.mark.parametrize("in_task", [False, True])
+async def test_an_error_ends_that_call_alone(nursery: trio.Nursery, in_task: bool) -> None:
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        if in_task:
+            await enter_task()
+        if data == b"defect":
+            raise ZeroDivisionError
+        if data == b"refused":
+            raise RpcRefused(Status.INVALID_REQUEST, "not so")
+        return data
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+    with structlog.testing.capture_logs() as logs:
+        for number, data in enumerate((b"defect", b"refused", b"good")):
+            await caller.stream.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, data)))
+        replies = {reply.correlation_id: reply for reply in [await caller.read() for _ in range(3)]}
+    assert [replies[number].status for number in range(3)] == [
+        Status.UNKNOWN_SERVER_ERROR,
+        Status.INVALID_REQUEST,
+        Status.OK,
+    ]
+    assert replies[0].detail == "ZeroDivisionError"
+    assert [entry["event"] for entry in logs] == ["an internal call failed; this is a defect"]
+
+
+async def test_a_wait_without_a_task_fails_that_call_alone(nursery: trio.Nursery) -> None:
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        if data == b"careless":
+            await trio.lowlevel.checkpoint()
+        return data
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+    for number, data in enumerate((b"careless", b"good")):
+        await caller.stream.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, data)))
+    assert [(await caller.read()).status for _ in range(2)] == [Status.UNKNOWN_SERVER_ERROR, Status.OK]
+
+
+async def test_calls_off_what_was_answered_already(nursery: trio.Nursery) -> None:
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        return data
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+    await caller.stream.send_all(
+        encode_call(Call(1, Method.ENVELOPE, 60_000, b"")) + encode_cancel(Cancel(1)) + encode_cancel(Cancel(1))
+    )
+    assert (await caller.read()).status == Status.OK
+    await caller.call(1)
+    assert (await caller.read()).correlation_id == 1, "and its number may be used again"
+
+
+async def test_calls_that_are_answered_at_once_are_no_more_under_way(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_server, "CALLS_PER_CONNECTION_MAX", 2)
+    gate = trio.Event()
+
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        if data == b"wait":
+            await enter_task()
+            await gate.wait()
+        if data == b"defect":
+            raise ZeroDivisionError
+        return data
+
+    caller = RawCaller(nursery, handlers=eager_handler(handle))
+
+    async def status(number: int, data: bytes) -> int:
+        await caller.stream.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, data)))
+        return (await caller.read()).status
+
+    assert [await status(number, b"x") for number in range(3)] == [Status.OK] * 3
+    assert [await status(number, b"defect") for number in range(3)] == [Status.UNKNOWN_SERVER_ERROR] * 3
+    for number in (10, 11):
+        await caller.stream.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, b"wait")))
+    assert await status(12, b"x") == Status.TOO_MANY_REQUESTS, "those in tasks count"
+    gate.set()
+    assert {(await caller.read()).correlation_id for _ in range(2)} == {10, 11}
+    assert await status(13, b"x") == Status.OK
+
+
+async def test_a_caller_whose_role_may_not_starts_nothing(nursery: trio.Nursery) -> None:
+    started: list[bytes] = []
+
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        started.append(data)
+        return data
+
+    caller = RawCaller(nursery, role=Role.AUTH, handlers=eager_handler(handle))
+    await caller.call(1)
+    assert (await caller.read()).status == Status.CLUSTER_AUTHORIZATION_FAILED
+    assert started == []
+
+
+async def test_a_flood_of_calls_leaves_others_their_turn(nursery: trio.Nursery) -> None:
+    """All calls of a chunk could be answered in one go: other callers, and the process's tasks, would wait for them."""
+    order: list[str] = []
+
+    async def handle(data: bytes, _caller: Caller) -> bytes:
+        order.append(data.decode())
+        return b""
+
+    async def be_a_task() -> None:
+        while True:
+            order.append("task")
+            await trio.lowlevel.checkpoint()
+
+    nursery.start_soon(Reactor().run)
+    await trio.testing.wait_all_tasks_blocked()
+    server = RpcServer(eager_handler(handle), max_frame_bytes=FRAME_BYTES_MAX)
+    streams = []
+    for pid in (1, 2):
+        ours, theirs = trio.socket.socketpair()
+        streams.append(trio.SocketStream(ours))
+        nursery.start_soon(server.serve_connection, trio.SocketStream(theirs), Caller(Role.FORWARDER, pid))
+    flooding, patient = streams
+    await trio.testing.wait_all_tasks_blocked()
+    count = 10 * EAGER_CALLS_PER_TURN_MAX
+    calls = [encode_call(Call(number, Method.ENVELOPE, 60_000, b"flood")) for number in range(count)]
+    await flooding.send_all(b"".join(calls))
+    await patient.send_all(encode_call(Call(1, Method.ENVELOPE, 60_000, b"other")))
+    nursery.start_soon(be_a_task)
+    replies, decoder = 0, RpcDecoder(max_frame_bytes=FRAME_BYTES_MAX)
+    while replies < count:
+        decoder.receive_data(await flooding.receive_some(65536))
+        while decoder.next_frame() is not None:
+            replies += 1
+    assert "other" in order[: order.index("flood") + count // 2]
+    runs = "".join(one[0] for one in order).replace("o", "").split("t")
+    assert max(map(len, runs)) <= 2 * EAGER_CALLS_PER_TURN_MAX, "Trio lets each task run once in a turn, in any order"
+    for stream in streams:
+        await stream.aclose()
+    await server.connections.wait_until_empty(timeout_s=60)
+    nursery.cancel_scope.cancel()
 
 
 # ---- a listener, and its end
