@@ -262,7 +262,7 @@ def _is_terminal() -> bool:
 
 @main.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--environment", help='Variables over it, as in Pulsar\'s image: a file as `env` prints it, or "current".')
+@click.option("--environment", help="Variables over it, as in Pulsar's image: a file as `env` prints it, or `current`.")
 @click.option("--output", type=click.Path(path_type=Path), help="Where the TOML goes; else to standard output.")
 @click.option(
     "--secrets-directory", type=click.Path(path_type=Path), help="Write tokens, passwords and keys here, mode 0600."

@@ -18,7 +18,7 @@ CURRENT_ENVIRONMENT = "current"
 
 
 def read_java(path: Path, environment: str | None) -> dict[str, str]:
-    """Read a proxy.conf, with the environment of a file (or of this process: ``current``) over it. Raises ConfigError."""
+    """Read a proxy.conf, with the environment of a file (``current``: of this process) over it. Raises ConfigError."""
     data = read_file(path)
     try:
         values = parse_properties(data)
@@ -40,23 +40,23 @@ def import_values(values: Mapping[str, str], release: str, secrets_directory: Pa
         key = find_key(name)
         if key is None:
             result.lose(quote_name(name), f"is no key of Java's proxy{did_you_mean(name, KEYS)}")
-        elif name not in result.handled:
+        elif name not in result.named:
             _convert_key(java, name, key, result)
     return result
 
 
 def _convert_key(java: Java, name: str, key: Key, result: Result) -> None:
-    """Convert a key that no group has converted."""
+    """Convert a key that no group has named."""
     shown = name if name in KEYS else quote_name(name)
     if name in KEYS and java.is_default(name):
         return
     if missing := java.missing(key.needs):
         result.skip(shown, missing)
-    elif key.convert is not None:
+    elif key.convert is not None and name not in result.handled:
         (target,) = key.targets
         result.put_converted(target, key.convert(java.get(name)), name)
     elif key.lost or key.targets:
-        result.lose(shown, key.reason or f"it has no effect that is known here; see {key.targets[0]}")
+        result.lose(shown, key.reason or f"its value is not understood; see {key.targets[0]}")
     elif key.reason:
         result.skip(shown, key.reason)
 
@@ -94,5 +94,3 @@ def problem_of(text: str) -> str:
         except ConfigError as error:
             return str(error)
     return ""
-
-

@@ -46,7 +46,8 @@ def _parameters(text: str) -> Mapping[str, str]:
         return {key.strip(): value.strip() for key, _, value in pairs}
     if not isinstance(found, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    texts = {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value.encode(errors="replace").decode() for key, value in texts.items()}  # JSON has half characters
 
 
 def _token(_java: Java, text: str, result: Result) -> None:
@@ -71,7 +72,7 @@ def _basic(_java: Java, text: str, result: Result) -> None:
     result.put(f"{_TABLE}.method", "basic", PLUGIN)
     found = _parameters(text)
     if found.get("userId") and found.get("password"):
-        secret = f"{found['userId']}:{found['password']}\n".encode(errors="replace")
+        secret = f"{found['userId']}:{found['password']}\n".encode()
         _put_secret(result, "proxy.basic", secret, "user:password")
     else:
         result.lose(PARAMETERS, f"it has no userId and password: write {_FILE}")
@@ -113,5 +114,3 @@ def _sasl(_java: Java, _text: str, result: Result) -> None:
     for key in ("principal", "file"):
         result.put(f"{_TABLE}.{key}", None, comment=f"to be written, from the JAAS file's section: {key} of the proxy")
     result.lose(PARAMETERS, f"the JAAS file is not read: write {_TABLE}.principal and .file (its principal, keyTab)")
-
-

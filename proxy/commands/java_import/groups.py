@@ -18,6 +18,7 @@ STORES = (
     *("zookeeperServers", "configurationStoreServers", "globalZookeeperServers"),
 )
 HMAC_KEY_BYTES_MIN = 16
+_STORES_TO_PEM = "files of PEM take the place of keystores and truststores"
 _SCHEME = re.compile(r"([a-z+]+)://")
 _URLS = {False: "brokerServiceURL", True: "brokerServiceURLTLS"}
 
@@ -46,8 +47,8 @@ def _brokers(java: Java, result: Result) -> None:
         else:
             result.lose(
                 store,
-                "brokers are not looked up in a metadata store, which Pulsar's maintainers advise against: name them in "
-                "brokers.service_url",
+                "brokers are not looked up in a metadata store, which Pulsar's maintainers advise against: name them "
+                "in brokers.service_url",
             )
     if isinstance(url, Lost):
         result.lose(name, url.reason)
@@ -85,7 +86,7 @@ def _broker_tls(java: Java, result: Result) -> None:
         for name in ("brokerClientTlsKeyStore", "brokerClientTlsTrustStore"):
             _skip_given(java, result, name, "brokerClientTlsEnabledWithKeyStore is false")
         return
-    result.handled.add("brokerClientTlsEnabledWithKeyStore")
+    result.skip("brokerClientTlsEnabledWithKeyStore", _STORES_TO_PEM)
     _key_store(java, result, "brokerClientTlsKeyStore", "brokers.tls.certificate", "brokers.tls.key")
     _trust_store(java, result, "brokerClientTlsTrustStore", "brokers.tls.trust")
 
@@ -147,6 +148,8 @@ def _targets(java: Java, result: Result) -> None:
     for name, (target, entries, value) in found.items():
         result.handled.add(name)
         if "*" in entries:
+            if len(entries) > 1:
+                result.skip(name, "with * its other entries say nothing")
             continue
         if isinstance(value, Lost):
             result.lose(name, value.reason)
@@ -182,7 +185,6 @@ def _listeners(java: Java, result: Result) -> None:
 def _listener_tls(java: Java, result: Result) -> None:
     with_stores = java.flag("tlsEnabledWithKeyStore")
     files = {"tlsCertificateFilePath": "certificate", "tlsKeyFilePath": "key", "tlsTrustCertsFilePath": "client_ca"}
-    result.handled.add("tlsEnabledWithKeyStore")
     for name, key in files.items():
         if with_stores:
             _skip_given(java, result, name, "tlsEnabledWithKeyStore is true")
@@ -194,6 +196,7 @@ def _listener_tls(java: Java, result: Result) -> None:
         if not with_stores:
             _skip_given(java, result, name, "tlsEnabledWithKeyStore is false")
     if with_stores:
+        result.skip("tlsEnabledWithKeyStore", _STORES_TO_PEM)
         _key_store(java, result, "tlsKeyStore", "listener.tls.certificate", "listener.tls.key")
         _trust_store(java, result, "tlsTrustStore", "listener.tls.client_ca")
     result.require_table("listener.tls")
@@ -215,7 +218,8 @@ def _admin(java: Java, result: Result) -> None:
         result.put("admin.token_file", token, name, comment="a new token, which Prometheus needs now")
         result.note(name, f"/metrics and /status now require the new token in {token}")
     elif served and not closed:
-        result.put("admin.bind", f"{host}:{port}", "bindAddress", "webServicePort", comment="open to all, as in Java")
+        names = ("bindAddress", "webServicePort", *([name] if java.flag("authenticationEnabled") else []))
+        result.put("admin.bind", f"{host}:{port}", *names, comment="open to all, as in Java")
         result.note("webServicePort", "/metrics and /status are open to all who reach the port: see admin.token_file")
     else:
         result.put("admin.bind", f"127.0.0.1:{port}", "webServicePort", comment="on this machine only")
@@ -233,7 +237,8 @@ def _authentication(java: Java, result: Result) -> None:
     result.handled |= {"authenticationEnabled", "authenticationProviders"}
     if not java.flag("authenticationEnabled"):
         return
-    result.put("authentication.enabled", True, "authenticationEnabled")  # noqa: FBT003 -- the value of the key
+    names = ("authenticationEnabled", "authenticationProviders")
+    result.put("authentication.enabled", True, *names)
     providers = {"Token": _token, "Tls": _certificates, "Basic": _basic, "Sasl": _sasl, "OpenID": _oidc}
     for java_class in java.providers():
         convert = providers.get(simple_name(java_class).removeprefix(PROVIDER_PREFIX))
@@ -278,7 +283,7 @@ def _key(java: Java, result: Result, name: str, target: str, file: str) -> None:
     elif content is None:
         result.lose(name, f"it is neither the path of a file nor Base64 of a key: write {target}")
     elif value.startswith("/"):
-        result.lose(name, "it may be a path as well as Base64: write file:// in front of a path, data:;base64, of a key")
+        result.lose(name, "it may be a path or Base64: write file:// in front of a path, data:;base64, of a key")
     else:
         result.put(target, result.secret(name, file, content, "the decoded key"), name)
 

@@ -56,7 +56,7 @@ class Java:
         return self.items("authenticationProviders") if self.flag("authenticationEnabled") else []
 
     def missing(self, condition: str) -> str:
-        """Return why keys that need something have no effect in Java: a flag, a port or a provider. Empty: they have."""
+        """Return why keys that need a flag, a port or a provider have no effect in Java; empty: they have."""
         if condition in _PROVIDER_NAMES:
             if any(simple_name(one) == PROVIDER_PREFIX + condition for one in self.providers()):
                 return ""

@@ -91,7 +91,7 @@ KEYS: dict[str, Key] = {
         "75000", "relays end by TCP's keep-alive (relay.keep_alive_idle_ms), not by a broker's silence"
     ),
     # listeners
-    "bindAddress": _group("0.0.0.0", "listener.bind", "admin.bind"),
+    "bindAddress": _group("0.0.0.0", "listener.bind", "admin.bind"),  # noqa: S104 -- as in Java
     "servicePort": _group("6650", "listener.bind"),
     "servicePortTls": _group("", "listener.bind"),
     "webServicePort": _group("8080", "admin.bind"),
@@ -221,7 +221,9 @@ KEYS: dict[str, Key] = {
     "tlsRequireTrustedClientCertOnConnect": _same(
         "false", "listener.tls.require_client_certificate", v.boolean, "servicePortTls"
     ),
-    "tlsAllowInsecureConnection": _lost("false", "certificates that cannot be verified are refused"),
+    "tlsAllowInsecureConnection": _lost(
+        "false", "certificates of clients and brokers that cannot be verified are refused"
+    ),
     "tlsCertRefreshCheckDurationSec": _needless("300", "changed files are read at once"),
     "tlsProtocols": _same("", "listener.tls.minimum_version", v.tls_version, "servicePortTls"),
     "tlsCiphers": _same("", "listener.tls.ciphers", v.ciphers, "servicePortTls"),
@@ -270,7 +272,7 @@ KEYS: dict[str, Key] = {
     "proxyAdditionalServletDirectory": _needless("./proxyAdditionalServlet", _JAVA),
     # metrics
     "enableProxyStatsEndpoints": _lost("true", "metrics are always served; admin.bind says to whom"),
-    "authenticateMetricsEndpoint": _group("true", "admin.token_file"),
+    "authenticateMetricsEndpoint": _group("true", "admin.token_file", needs="authenticationEnabled"),
     "metricsServletTimeoutMs": _needless("30000", "a scrape of this proxy needs no such time"),
     "metricsBufferResponse": _needless("false", "a scrape of this proxy needs no buffer"),
 }

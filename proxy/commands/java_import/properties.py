@@ -88,7 +88,7 @@ def parse_variables(data: bytes) -> dict[str, str]:
 
 
 def apply_environment(values: dict[str, str], data: bytes, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a file with the environment over them, as bin/apply-config-from-env.py of the image does:
+    """Return the properties of a file with the environment over them, as the image's apply-config-from-env.py does:
     ``PULSAR_PREFIX_<key>`` for any key, the bare name for keys that the file has, also in a comment (``#key=value``).
     Raises ConfigError.
     """

@@ -45,7 +45,11 @@ class Entry:
 
 @dataclass
 class Result:
-    """What an import has made so far. Keys of Java's are named, values are not: they may be secrets."""
+    """What an import has made so far. Keys of Java's are named, values are not: they may be secrets.
+
+    handled: keys that need no conversion of their own any more
+    named: keys that are in the result's text, with what became of them
+    """
 
     secrets_directory: Path | None = None
     tables: dict[str, list[Entry]] = field(default_factory=dict)
@@ -54,11 +58,13 @@ class Result:
     notes: list[tuple[str, str]] = field(default_factory=list)
     needless: list[tuple[str, str]] = field(default_factory=list)
     handled: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
 
     def put(self, target: str, value: Any, *names: str, comment: str = "") -> None:
         """Set one of this proxy's keys, `table.key`, from keys of Java's. What set it before stays."""
         table, _, key = target.rpartition(".")
         self.handled.update(names)
+        self.named.update(names)
         if any(entry.key == key for entry in self.tables.get(table, ())):
             for name in names:
                 self.skip(name, f"another key of Java's has set {target}")
@@ -83,11 +89,13 @@ class Result:
     def lose(self, name: str, reason: str) -> None:
         """Record a key that is not carried over."""
         self.handled.add(name)
+        self.named.add(name)
         self.lost.append((name, reason))
 
     def skip(self, name: str, reason: str) -> None:
         """Record a key that needs nothing here."""
         self.handled.add(name)
+        self.named.add(name)
         self.needless.append((name, reason))
 
     def note(self, name: str, reason: str) -> None:

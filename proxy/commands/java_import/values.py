@@ -36,10 +36,9 @@ def at_least(minimum: int, factor: int = 1, off: str = "") -> Convert:
     """Return a converter of integers, times a factor; ``off``: why a value below the minimum cannot be had here."""
 
     def convert(value: str) -> Converted:
-        try:
-            number = int(value) if len(value) < 20 else INTEGER_MAX + 1  # noqa: PLR2004 -- as digits of a long
-        except ValueError:
+        if not re.fullmatch(r"[+-]?[0-9]+", value):
             return Lost("it is no integer")
+        number = int(value) if len(value) < 20 else INTEGER_MAX + 1  # noqa: PLR2004 -- as digits of a long
         if number < minimum and off:
             return Lost(off)
         if not minimum <= number <= INTEGER_MAX // factor:

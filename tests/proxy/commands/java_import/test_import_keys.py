@@ -5,13 +5,12 @@ from __future__ import annotations
 import typing
 
 import pytest
+from java_keys import FIELDS_4_0_8, FILE_4_0_8, NEW_IN_5_0, PROPERTIES
 
 from proxy.commands.java_import import result
 from proxy.commands.java_import.keys import KEYS, Key, defaults, find_key
 from proxy.common.shape import fields_of, is_list, without_none
 from proxy.config.types import Config
-
-from java_keys import FIELDS_4_0_8, FILE_4_0_8, NEW_IN_5_0, PROPERTIES
 
 
 @pytest.mark.parametrize("names", [FILE_4_0_8, FIELDS_4_0_8, PROPERTIES, NEW_IN_5_0])
