@@ -5,6 +5,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import trio
+
+from proxy.commands.check import check_objects, suppress_logs
 from proxy.commands.java_import.groups import convert_groups
 from proxy.commands.java_import.java import Java
 from proxy.commands.java_import.keys import KEYS, Key, defaults, find_key
@@ -34,7 +37,7 @@ def read_java(path: Path, environment: str | None) -> dict[str, str]:
 def import_values(values: Mapping[str, str], release: str, secrets_directory: Path | None = None) -> Result:
     """Turn a Java proxy's keys into this proxy's. ``release``: whose defaults count, ``4`` or ``5``."""
     java = Java(values, defaults(release))
-    result = Result(secrets_directory)
+    result = Result(secrets_directory, frozenset(name for name in values if java.given(name)))
     convert_groups(java, result)
     for name in values:
         key = find_key(name)
@@ -86,11 +89,12 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
 
 
 def problem_of(text: str) -> str:
-    """Return what the loader has against a configuration; empty where it is in order."""
+    """Return what ``check`` has against a configuration; empty where it is in order."""
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_text(text, encoding="utf-8")
         try:
-            load_config(Path(file.name), {})
+            with suppress_logs():
+                trio.run(check_objects, load_config(Path(file.name), {}))
         except ConfigError as error:
             return str(error)
     return ""

@@ -47,11 +47,13 @@ class Entry:
 class Result:
     """What an import has made so far. Keys of Java's are named, values are not: they may be secrets.
 
+    given: keys that the file has; comments tell them from Java's defaults
     handled: keys that need no conversion of their own any more
     named: keys that are in the result's text, with what became of them
     """
 
     secrets_directory: Path | None = None
+    given: frozenset[str] = frozenset()
     tables: dict[str, list[Entry]] = field(default_factory=dict)
     secrets: dict[str, bytes] = field(default_factory=dict)
     lost: list[tuple[str, str]] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Result:
             for name in names:
                 self.skip(name, f"another key of Java's has set {target}")
             return
-        sources = ", ".join(names)
+        sources = ", ".join(name if name in self.given else f"{name} (Java's default)" for name in names)
         text = f"{sources}: {comment}" if sources and comment else sources or comment
         self.tables.setdefault(table, []).append(Entry(key, value, text))
 
