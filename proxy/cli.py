@@ -1,4 +1,4 @@
-"""The command line: serve, check, status, drain, reload, upgrade, scram-credential."""
+"""The command line: serve, check, status, drain, reload, upgrade, scram-credential, import."""
 
 import contextlib
 import errno
@@ -258,6 +258,41 @@ def _password() -> str:
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty()
+
+
+@main.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--environment", help="Variables over it, as in Pulsar's image: a file as `env` prints it, or `current`.")
+@click.option("--output", type=click.Path(path_type=Path), help="Where the TOML goes; else to standard output.")
+@click.option(
+    "--secrets-directory", type=click.Path(path_type=Path), help="Write tokens, passwords and keys here, mode 0600."
+)
+@click.option("--release", default="4", type=click.Choice(["4", "5"]), help="Pulsar's, whose defaults count.")
+def import_java(
+    file: Path, environment: str | None, output: Path | None, secrets_directory: Path | None, release: str
+) -> None:
+    """Turn the configuration of Pulsar's Java proxy (proxy.conf) into this proxy's.
+
+    Names on standard error what is not carried over, and then ends with status 1.
+    """
+    from proxy.commands.java_import.command import import_values, problem_of, read_java, write_result
+
+    try:
+        result = import_values(read_java(file, environment), release, secrets_directory)
+        text = result.to_toml(file.name)
+        write_result(result, text, output)
+    except ConfigError as error:
+        _fail(str(error))
+    if output is None:
+        click.echo(text, nl=False)
+    for kind, entries in (("note", result.notes), ("not carried over", result.lost)):
+        for name, reason in entries:
+            click.echo(f"pulsar-trio-proxy: {kind}: {name}: {reason}", err=True)
+    problem = problem_of(text)
+    if problem:
+        _fail(f"`check` refuses the result: {problem}")
+    if result.lost:
+        sys.exit(1)
 
 
 def _load(config_file: Path, load: Callable[[Path, Mapping[str, str]], Config] = load_config) -> Config:

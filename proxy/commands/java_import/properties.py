@@ -1,0 +1,106 @@
+"""Reading of Java's properties files, and of the environment as the Pulsar image applies it to them.
+
+As java.util.Properties.load: ISO 8859-1, comments with ``#`` or ``!``, lines that go on after an odd number of
+backslashes, keys that end at ``=``, ``:`` or white space, escapes, and the last of several equal keys counts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from proxy.common.errors import ConfigError
+
+FILE_BYTES_MAX = 1024 * 1024
+"""A longer file is no proxy.conf."""
+ENVIRONMENT_PREFIX = "PULSAR_PREFIX_"
+
+_WHITE = " \t\f"
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|u|.|$)", re.DOTALL)
+_KEY = re.compile(r"(?:\\.|[^\\=: \t\f])*", re.DOTALL)
+_SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of at most FILE_BYTES_MAX. Raises ConfigError, which names it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a proxy.conf?")
+    return data
+
+
+def parse_properties(data: bytes) -> dict[str, str]:
+    """Parse the bytes of a properties file. Raises ConfigError, which names the line, and quotes nothing of it."""
+    values: dict[str, str] = {}
+    for number, line in _logical_lines(data.decode("latin-1")):
+        found = _KEY.match(line)
+        key = found.group() if found else ""
+        separator = _SEPARATOR.match(line, len(key))
+        value = line[separator.end() if separator else len(key) :]
+        try:
+            values[_unescape(key)] = _unescape(value)
+        except ValueError:
+            raise ConfigError(f"line {number}: \\u without four hexadecimal digits, which Java refuses, too") from None
+    return values
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line with the number of its first one, without comments and blank lines, continuations joined."""
+    parts: list[str] = []
+    first = 0
+    for number, natural in enumerate(_LINE_END.split(text), 1):
+        line = natural.lstrip(_WHITE)
+        if not parts:
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        parts.append(line[:-1] if backslashes % 2 else line)
+        if backslashes % 2 == 0:
+            yield first, "".join(parts)
+            parts = []
+    if parts:
+        yield first, "".join(parts)
+
+
+def _unescape(text: str) -> str:
+    """Replace the escapes of a key or value. Raises ValueError."""
+
+    def replace(found: re.Match[str]) -> str:
+        escape = found[1]
+        if escape == "u":
+            raise ValueError
+        return chr(int(escape[1:], 16)) if len(escape) > 1 else _CONTROL.get(escape, escape)
+
+    units = _ESCAPE.sub(replace, text)  # of UTF-16: two escapes may be one character
+    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def parse_variables(data: bytes) -> dict[str, str]:
+    """Parse a file with the lines of ``env``: a variable in each, as ``NAME=VALUE``; comments with ``#``."""
+    lines = (line for line in data.decode(errors="replace").splitlines() if not line.lstrip().startswith("#"))
+    return {name.strip(): value for name, found, value in (line.partition("=") for line in lines) if found}
+
+
+def apply_environment(values: dict[str, str], data: bytes, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a file with the environment over them, as the image's apply-config-from-env.py does:
+    ``PULSAR_PREFIX_<key>`` for any key, the bare name for keys that the file has, also in a comment (``#key=value``).
+    Raises ConfigError.
+    """
+    text = data.decode("latin-1")
+    known = {line.strip().partition("=")[0].removeprefix("#") for line in text.splitlines() if "=" in line}
+    result = dict(values)
+    for name in sorted(environment):
+        key = name.removeprefix(ENVIRONMENT_PREFIX)
+        if key and (key in known or key != name):
+            line = f"{key}={environment[name].strip()}\n".encode(errors="surrogateescape")
+            try:
+                result.update(parse_properties(line))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {str(error).partition(': ')[2]}") from None
+    return result
