@@ -1,9 +1,9 @@
 """The proxy's errors.
 
 ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientSlow, ConfigError, DialFailed, ForkFailed,
-    MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor, RelayStartFailed, ReloadRefused,
-    ResolutionFailed, RpcError, RpcRefused, StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused,
-    TlsFailed, TrialNotRun, UpgradeRefused, WriterFull, WrongListener
+    KernelTlsBroken, KernelTlsNotPossible, MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor,
+    RelayStartFailed, ReloadRefused, ResolutionFailed, RpcError, RpcRefused, StartFailed, StoppedBySecondSignal,
+    StoreLost, TargetDenied, TargetRefused, TlsFailed, TrialNotRun, UpgradeRefused, WriterFull, WrongListener
 RelayStartFailed: RelayMustWait
 RpcError: RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
 """
