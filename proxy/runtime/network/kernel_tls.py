@@ -351,21 +351,23 @@ def send_close_notify(connection: socket.socket) -> bool:
     return True
 
 
-def examine(connection: socket.socket) -> Following:
-    """Find out, without waiting, what follows; for when ``os.splice`` returned 0 or failed with EINVAL, or ``recv``
-    returned nothing or failed with EIO. Tickets for session resumption, which nobody uses, are dropped.
+def examine(connection: socket.socket, *, was_refused: bool) -> Following:
+    """Find out what follows in a socket that does not block. Raises KernelTlsBroken.
 
-    Raises KernelTlsBroken where the stream ends: by an error or a record that this proxy has no use for, as an alert or
-    a KeyUpdate.
+    ``was_refused``: ``os.splice`` failed with EINVAL, or ``recv`` with EIO: a record that is not data follows. Otherwise
+    they returned nothing: an empty record, or the end. Tickets for session resumption, which nobody uses, are dropped.
+    The stream is broken by an error, and by a record that this proxy has no use for: another alert, or a KeyUpdate.
     """
-    flags = socket.MSG_DONTWAIT
     while True:
         try:
-            record_type, data = receive_record(connection, flags | socket.MSG_PEEK)
+            record_type, data = receive_record(connection, socket.MSG_PEEK)
             if record_type == HANDSHAKE and data[:1] == bytes([_NEW_SESSION_TICKET]):
-                receive_record(connection, flags)
+                receive_record(connection)
+                was_refused = False
                 continue
         except BlockingIOError:
+            if was_refused:  # what follows is no record at all
+                raise KernelTlsBroken("kernel TLS: the peer does not speak TLS any more") from None
             return Following.NOTHING_YET
         except OSError as error:
             raise KernelTlsBroken(f"kernel TLS: {errno.errorcode.get(error.errno or 0, error)}") from None

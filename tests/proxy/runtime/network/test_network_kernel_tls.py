@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from e2e.lab.certificates import Authority
-from tls_records import Records
+from tls_ends import SUITES_1_2, V2, V3, Records, Scene
 
-from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.network import kernel_tls
 from proxy.runtime.network.kernel_tls import (
     APPLICATION_DATA,
@@ -28,46 +27,11 @@ from proxy.runtime.network.kernel_tls import (
     give_keys,
     keys_from_traffic_secret,
 )
-from proxy.runtime.network.tls import ListenerContexts, TlsFailed, broker_context, continue_handshake
+from proxy.runtime.network.tls import TlsFailed, continue_handshake
 from proxy.runtime.network.tls_session import RECORD_BYTES_MAX, TlsSession
 
 ROOT = Path(kernel_tls.__file__).parents[3]
-V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
-SUITES_1_2 = (
-    "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "ECDHE-ECDSA-CHACHA20-POLY1305",
-)
 SUITES_1_3 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-
-
-class Scene:
-    """A listener's contexts and a client's, both with a key log, and the ends of one handshake."""
-
-    def __init__(self, directory: Path, *, suite: str = "", version: ssl.TLSVersion | None = None) -> None:
-        authority = Authority(directory, "ours")
-        pair = authority.server("server")
-        self.files = ListenerTls(certificate=pair.certificate, key=pair.key)
-        self.client = broker_context(BrokerTls(trust=authority.file)).value
-        if version is not None:
-            self.client.minimum_version = self.client.maximum_version = version
-        self.log = KeyLog()
-        self.log.follow(self.client)
-        self.reload()
-        if suite:
-            self.loaded.set_ciphers(suite)
-            self.client.set_ciphers(suite)
-
-    def reload(self) -> None:
-        self.listener = ListenerContexts("listener[0].tls", self.files)
-        self.loaded = self.listener._loaded
-        self.log.follow(self.loaded)
-
-    def server_end(self) -> KernelTlsSession:
-        return KernelTlsSession(self.listener.front_context, self.log, server_side=True)
-
-    def client_end(self) -> KernelTlsSession:
-        return KernelTlsSession(self.client, self.log, server_side=False, host="localhost")
 
 
 def shake_hands(kernel: KernelTlsSession, peer: TlsSession, behind: bytes = b"") -> bytes:
@@ -142,7 +106,8 @@ def run_beside(code: str, directory: Path, **variables: str) -> subprocess.Compl
 _EACH_SUITE = """
 import sys
 from pathlib import Path
-from test_network_kernel_tls import V3, Scene, check_keys, shake_hands
+from test_network_kernel_tls import check_keys, shake_hands
+from tls_ends import V3, Scene
 for end in (0, 1):
     scene = Scene(Path(sys.argv[1], str(end)), version=V3)
     ends = (scene.server_end(), scene.client_end())
@@ -253,7 +218,8 @@ from pathlib import Path
 from proto.roles import Role
 from proxy.common import files
 from proxy.runtime.process import hardening, seccomp
-from test_network_kernel_tls import V2, V3, Scene, check_keys, shake_hands
+from test_network_kernel_tls import check_keys, shake_hands
+from tls_ends import V2, V3, Scene
 
 directory = Path(sys.argv[1])
 scenes = [Scene(directory / version.name, version=version) for version in (V2, V3)]

@@ -1,10 +1,23 @@
-"""TLS records made and read by hand, from the keys that the kernel is given: what a test's peer sends otherwise."""
+"""The ends of a connection with kernel TLS: its contexts, and records made and read by hand from the kernel's keys."""
 
 from __future__ import annotations
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+import ssl
+from pathlib import Path
 
-from proxy.runtime.network.kernel_tls import Keys
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+from e2e.lab.certificates import Authority
+
+from proxy.config.types import BrokerTls, ListenerTls
+from proxy.runtime.network.kernel_tls import KernelTlsSession, KeyLog, Keys
+from proxy.runtime.network.tls import ListenerContexts, broker_context
+
+V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+SUITES_1_2 = (
+    "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "ECDHE-ECDSA-CHACHA20-POLY1305",
+)
 
 _TAG_BYTES = 16
 _TLS_1_3 = 0x0304
@@ -58,3 +71,32 @@ class Records:
             found = head[0], self._aead.decrypt(nonce, sealed, additional)
         self._number += 1
         return found
+
+
+class Scene:
+    """A listener's contexts and a client's, both with a key log, and the ends of one handshake."""
+
+    def __init__(self, directory: Path, *, suite: str = "", version: ssl.TLSVersion | None = None) -> None:
+        authority = Authority(directory, "ours")
+        pair = authority.server("server")
+        self.files = ListenerTls(certificate=pair.certificate, key=pair.key)
+        self.client = broker_context(BrokerTls(trust=authority.file)).value
+        if version is not None:
+            self.client.minimum_version = self.client.maximum_version = version
+        self.log = KeyLog()
+        self.log.follow(self.client)
+        self.reload()
+        if suite:
+            self.loaded.set_ciphers(suite)
+            self.client.set_ciphers(suite)
+
+    def reload(self) -> None:
+        self.listener = ListenerContexts("listener[0].tls", self.files)
+        self.loaded = self.listener._loaded
+        self.log.follow(self.loaded)
+
+    def server_end(self) -> KernelTlsSession:
+        return KernelTlsSession(self.listener.front_context, self.log, server_side=True)
+
+    def client_end(self) -> KernelTlsSession:
+        return KernelTlsSession(self.client, self.log, server_side=False, host="localhost")
