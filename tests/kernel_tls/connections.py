@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import socket
 import struct
 import termios
-from types import TracebackType
+from collections.abc import Callable
+from typing import Self
 
 from tls_ends import Records, Scene
 
@@ -119,10 +121,10 @@ class Connection:
         """Splice from the socket into a pipe, without waiting; return how much, or the error's name."""
         return self.pipe.splice_from(self.kernel, size)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kernel.close()
         self.peer.socket.close()
         self.pipe.close()
@@ -152,9 +154,8 @@ class Pipe:
         os.close(self.writing)
 
 
-def outcome(call):
+def outcome(call: Callable[[], int]) -> int | str:
     """Return what a system call returns, or its error's name."""
-    import errno
     try:
         return call()
     except OSError as error:
@@ -163,7 +164,9 @@ def outcome(call):
 
 def bytes_received(connection: socket.socket) -> int:
     """TCP's tcpi_bytes_received."""
-    return struct.unpack_from("Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _TCP_INFO_BYTES_RECEIVED)[0]
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    (count,) = struct.unpack_from("Q", info, _TCP_INFO_BYTES_RECEIVED)
+    return int(count)
 
 
 def readable_bytes(connection: socket.socket) -> int:

@@ -354,9 +354,10 @@ def send_close_notify(connection: socket.socket) -> bool:
 def examine(connection: socket.socket, *, was_refused: bool) -> Following:
     """Find out what follows in a socket that does not block. Raises KernelTlsBroken.
 
-    ``was_refused``: ``os.splice`` failed with EINVAL, or ``recv`` with EIO: a record that is not data follows. Otherwise
-    they returned nothing: an empty record, or the end. Tickets for session resumption, which nobody uses, are dropped.
-    The stream is broken by an error, and by a record that this proxy has no use for: another alert, or a KeyUpdate.
+    ``was_refused``: ``os.splice`` failed with EINVAL, or ``recv`` with EIO: a record that is not data follows.
+    Otherwise they returned nothing: an empty record, or the end. Tickets for session resumption, which nobody uses, are
+    dropped. An error breaks the stream, and so does a record that this proxy has no use for: another alert, or a
+    KeyUpdate.
     """
     while True:
         try:
