@@ -103,6 +103,8 @@ class KeyPair(NamedTuple):
 class KeyLog:
     """The secrets of handshakes, which OpenSSL writes into memory of this process. For use in one thread.
 
+    All sessions of the contexts that it follows are to be KernelTlsSessions: others would leave their secrets here.
+
     The memory is a memfd: it belongs to no directory, so Landlock does not refuse to open it by its path in /proc.
     """
 
@@ -120,10 +122,9 @@ class KeyLog:
         """Forget what was written."""
         os.ftruncate(self._memory, 0)
 
-    def take(self) -> dict[str, tuple[bytes, bytes]]:
-        """Return what was written, and forget it: by label the client's random, and the secret."""
+    def read(self) -> dict[str, tuple[bytes, bytes]]:
+        """Return what was written: by label the client's random, and the secret."""
         lines = os.pread(self._memory, _KEY_LOG_BYTES_MAX, 0).decode("ascii").splitlines()
-        self.clear()
         words = (line.split() for line in lines if not line.startswith("#"))
         return {label: (bytes.fromhex(random), bytes.fromhex(secret)) for label, random, secret in words}
 
@@ -193,6 +194,10 @@ class _Direction:
         return count
 
 
+_without_key_log = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Of sessions after the handshake: OpenSSL would log the secrets of KeyUpdates of those that stay in user space."""
+
+
 class KernelTlsSession(TlsSession):
     """A session whose keys can be given to the kernel after the handshake.
 
@@ -220,10 +225,12 @@ class KernelTlsSession(TlsSession):
 
     def continue_handshake(self, ciphertext: bytes = b"") -> bool:
         """Continue as TlsSession does. Raises ssl.SSLError."""
-        self._key_log.clear()  # KeyUpdates of sessions that stayed in user space
+        self._key_log.clear()  # of what sessions in user space have written
         try:
             is_done = super().continue_handshake(ciphertext)
-            self._secrets |= self._key_log.take()
+            self._secrets |= self._key_log.read()
+            if is_done:
+                self._tls.context = _without_key_log
         except BaseException:
             self._secrets.clear()
             raise

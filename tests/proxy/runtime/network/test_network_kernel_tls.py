@@ -19,6 +19,7 @@ from tls_ends import SUITES_1_2, V2, V3, Records, Scene
 from proxy.runtime.network import kernel_tls
 from proxy.runtime.network.kernel_tls import (
     APPLICATION_DATA,
+    HANDSHAKE,
     KernelTlsNotPossible,
     KernelTlsSession,
     KeyLog,
@@ -79,7 +80,9 @@ def test_the_kernel_goes_on_where_openssl_ended(tmp_path: Path, suite: str, end:
     ends = scene.server_end(), scene.client_end()
     kernel, peer = ends if end == "server" else ends[::-1]
     left = shake_hands(kernel, peer, b"behind the handshake")
-    check_keys(kernel, peer, left, b"behind the handshake")
+    sending = check_keys(kernel, peer, left, b"behind the handshake")
+    if "GCM" in suite:  # Security: no nonce may come twice
+        assert int.from_bytes(sending.iv[sending.cipher.salt_bytes :]) == kernel._sent.last_nonce + 1
 
 
 def test_a_server_that_sends_tickets_counts_them(tmp_path: Path) -> None:
@@ -186,6 +189,7 @@ def test_no_secret_stays_of_a_handshake_that_failed(tmp_path: Path) -> None:
     peer.continue_handshake()
     kernel.continue_handshake(peer.take_outgoing())
     assert kernel._secrets
+    assert size_of(scene.log) == 0
     with pytest.raises(TlsFailed):
         continue_handshake(kernel, b"\x17\x03\x03\x00\x20" + bytes(32))
     assert kernel.take_outgoing(), "the alert"
@@ -201,8 +205,23 @@ def test_what_others_logged_is_not_taken(tmp_path: Path) -> None:
     theirs.continue_handshake()
     ours.continue_handshake(theirs.take_outgoing())
     assert size_of(scene.log) > 0
+    os.write(scene.log._memory, b"CLIENT_RANDOM 00 00\n" * 5000)
     kernel, peer = scene.server_end(), scene.client_end()
     check_keys(kernel, peer, shake_hands(kernel, peer, b"data"), b"data")
+
+
+@pytest.mark.parametrize("end", ["server", "client"])
+def test_no_secret_of_a_key_update_is_logged(tmp_path: Path, end: str) -> None:
+    """Security: a peer could have secrets, and bytes without end, written by a session that stays in user space."""
+    scene = Scene(tmp_path, version=V3)
+    ends = scene.server_end(), scene.client_end()
+    kernel, peer = ends if end == "server" else ends[::-1]
+    shake_hands(kernel, peer)
+    by_hand = Records(kernel.take_keys().receiving)
+    assert plaintext_of(kernel, by_hand.make(HANDSHAKE, b"\x18\x00\x00\x01\x01")) == b""
+    assert kernel.error is None
+    assert size_of(scene.log) == 0
+    assert plaintext_of(peer, kernel.encrypt(memoryview(b"data"))) == b"data", "the answer, and data with the new keys"
 
 
 def test_a_descriptor_that_no_program_inherits() -> None:
