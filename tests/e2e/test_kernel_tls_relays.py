@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from .conftest import NEEDS_USER_MODE_LINUX
 from .lab.kernel_tls_relays_guest import KILLS, STREAMS
 from .lab.user_mode_linux import run_guest
 from .test_oom import GUEST_MEMORY_MIB, IMPORTED, IMPORTED_BY_WORKERS, PATIENCE_S
-from .test_oom import pytestmark as pytestmark  # noqa: PLC0414 -- the same guest
+
+pytestmark = NEEDS_USER_MODE_LINUX
 
 GUEST = "tests.e2e.lab.kernel_tls_relays_guest"
 

@@ -21,15 +21,15 @@ from local.ports import free_port
 from .certificates import Authority, Pair
 from .cluster import HOST, ProxyCluster, Tables, to_toml
 from .fakes import FakeBroker, LookupBroker
+from .kernel_tls_guest import MODULES
 from .processes import children
 from .schema import LOOKUP_CONNECT
 from .streams import Streams
-from .user_mode_linux import be_first_process, load_modules
+from .user_mode_linux import be_first_process
 
 PATIENCE_S = 120.0
 STREAMS = 3
 KILLS = 3
-CIPHER_MODULES = ("tls", "gcm", "ghash_generic", "ctr", "chacha_generic", "poly1305_generic", "chacha20poly1305")
 
 
 class KernelTlsCluster(ProxyCluster):
@@ -50,7 +50,6 @@ class KernelTlsCluster(ProxyCluster):
 
 def main() -> None:
     """Let streams go through forwarders that are killed, with TLS to clients, and to brokers, too."""
-    load_modules(*CIPHER_MODULES)
     authority = Authority(Path(tempfile.mkdtemp()), "authority")
     server = authority.server("server")
     of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -119,4 +118,4 @@ def _counted(cluster: ProxyCluster) -> float:
 
 
 if __name__ == "__main__":
-    be_first_process(main)
+    be_first_process(main, MODULES)
