@@ -242,9 +242,8 @@ class KernelTlsPump(Pump):
         relay = direction.relay
         if not direction.is_cut:
             side = "client" if direction is relay.to_broker else "broker"
-            get_logger().info(
-                f"a relay's TLS to its {side} has ended", client=relay.record.client_address, reason=reason
-            )
+            client = relay.record.client_address
+            get_logger().info("a relay's TLS is broken", client=client, side=side, reason=reason)
         direction.is_cut = relay.broken = True
 
     @staticmethod
