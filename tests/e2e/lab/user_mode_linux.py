@@ -50,7 +50,7 @@ def run_guest(
     """
     # Not pytest's tmp_path: the kernel's socket is in there, whose path is limited to 107 bytes.
     directory = tempfile.mkdtemp(prefix="uml-")
-    python = {"PYTHONPATH": f"{ROOT}:{ROOT}/deploy", "PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
+    python = {"PYTHONPATH": f"{ROOT}:{ROOT}/deploy:{ROOT}/tests", "PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
     guest = {"PATH": GUEST_PATH, "TMPDIR": GUEST_TMP, "PYTHONUNBUFFERED": "1", **python, **(variables or {})}
     command = [
         *(UML_KERNEL, f"mem={memory_mib}M", f"uml_dir={directory}", "root=/dev/root", "rootfstype=hostfs", "ro"),
