@@ -6,8 +6,8 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run analytics test test-quick check coverage fuzz bench bench-analytics images e2e-kubernetes generate \
-	lock base release publish clean
+.PHONY: help run analytics test test-quick test-kernel-tls check coverage fuzz bench bench-analytics images \
+	e2e-kubernetes generate lock base release publish clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: ## all tests, against a real broker; ARGS="-k name" for pytest
 
 test-quick: ## the tests that need neither a broker nor a JVM: some four minutes
 	@$(LOCAL).test --quick $(ARGS)
+
+test-kernel-tls: ## the tests of kernel TLS alone, in a kernel that has it: User-Mode Linux (two minutes)
+	@$(LOCAL).programs test-kernel-tls -s tests/e2e/test_kernel_tls.py tests/e2e/test_kernel_tls_relays.py $(ARGS)
 
 check: ## what CI runs: format, lint, types, import contract, generated files, wheel, tests
 	@$(LOCAL).check $(ARGS)

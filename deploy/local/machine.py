@@ -155,8 +155,8 @@ def ensure_kerberos(progress: Progress = print_status) -> bool:
 
 
 def ensure_user_mode_linux(progress: Progress = print_status) -> bool:
-    """Install a kernel for the tests with cgroups of version 2; return False if that is not possible."""
-    return _ensure_for("with cgroups of version 2", (USER_MODE_LINUX,), progress)
+    """Install a kernel for the tests with cgroups of version 2 and kernel TLS; return False if that is not possible."""
+    return _ensure_for("with cgroups of version 2 and kernel TLS", (USER_MODE_LINUX,), progress)
 
 
 def _ensure_for(tests: str, needs: Sequence[Need], progress: Progress) -> bool:

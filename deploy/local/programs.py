@@ -1,4 +1,6 @@
-"""`make bench`, `make bench-analytics`, `make fuzz`: prepare the machine, then become a program of tests/."""
+"""`make bench`, `make bench-analytics`, `make fuzz`, `make test-kernel-tls`: prepare the machine, then become a program
+of tests/, or pytest.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,17 @@ def prepare_fuzz(arguments: list[str]) -> Environment:
     return _environment("test" if "--replay" in arguments else "fuzz")
 
 
+def prepare_kernel_tls(_arguments: list[str]) -> Environment:
+    """Prepare the environment, and User-Mode Linux, a kernel that has TLS."""
+    machine.ensure((machine.VENV, machine.USER_MODE_LINUX))
+    return _environment("test")
+
+
 PROGRAMS = {
     "bench": (prepare_bench, "tests.bench"),
     "bench-analytics": (prepare_bench_analytics, "tests.bench_analytics"),
     "fuzz": (prepare_fuzz, "tests.fuzz"),
+    "test-kernel-tls": (prepare_kernel_tls, "pytest"),
 }
 """Target of make → what prepares for it, and the module that this process becomes, with the other arguments."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from local.distribution import pulsar_home as fetched_pulsar_home
+from local.machine import UML_KERNEL
 from local.ports import free_port
 from local.standalone import Standalone
 
@@ -28,6 +30,14 @@ MEASURED = ("test_admin", "test_check_connect", "test_docs_commands", "test_insi
 twice the CPU time, which floods and soaks need for themselves.
 """
 COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+
+_HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text().split()
+NEEDS_USER_MODE_LINUX = [
+    pytest.mark.skipif(shutil.which(UML_KERNEL) is None, reason=f"User-Mode Linux ({UML_KERNEL}) is not installed"),
+    # Its buffer for a process's registers is too small there: put_fp_registers fails, and init gets SIGSEGV.
+    pytest.mark.xfail(_HAS_AMX, reason="User-Mode Linux 6.1 does not start on processors with AMX", strict=False),
+]
+"""Marks of a test that boots a guest."""
 
 _clusters: list[ProxyCluster] = []
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-from local.machine import UML_KERNEL
 
+from .conftest import NEEDS_USER_MODE_LINUX
 from .lab import oom_guest
 from .lab.user_mode_linux import run_guest
 
-HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text().split()
-pytestmark = [
-    pytest.mark.skipif(shutil.which(UML_KERNEL) is None, reason=f"User-Mode Linux ({UML_KERNEL}) is not installed"),
-    # Its buffer for a process's registers is too small there: put_fp_registers fails, and init gets SIGSEGV.
-    pytest.mark.xfail(HAS_AMX, reason="User-Mode Linux 6.1 does not start on processors with AMX", strict=False),
-]
+pytestmark = NEEDS_USER_MODE_LINUX
 
 GUEST = "tests.e2e.lab.oom_guest"
 GUEST_MEMORY_MIB = 1024

@@ -214,7 +214,7 @@ def test_another_kernel_is_installed_or_its_tests_are_skipped(
     (tmp_path / "installed").unlink()
     fake_command("apt-get", "echo E: no such package; exit 100")
     assert not machine.ensure_user_mode_linux(said.append)
-    assert "The tests with cgroups of version 2 will be skipped." in said[-1]
+    assert "The tests with cgroups of version 2 and kernel TLS will be skipped." in said[-1]
 
 
 def test_a_kernel_is_installed_or_its_tests_are_skipped(
@@ -228,4 +228,4 @@ def test_a_kernel_is_installed_or_its_tests_are_skipped(
     (tmp_path / "installed").unlink()
     fake_command("apt-get", "echo E: no such package; exit 100")
     assert not machine.ensure_user_mode_linux(said.append)
-    assert "The tests with cgroups of version 2 will be skipped." in said[-1]
+    assert "The tests with cgroups of version 2 and kernel TLS will be skipped." in said[-1]

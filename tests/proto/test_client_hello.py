@@ -17,6 +17,7 @@ from proto.client_hello import (
     ClientHelloParser,
     HelloRefused,
     alert_record,
+    limits_record_size,
 )
 
 NAME = "broker-1.pulsar.example"
@@ -250,3 +251,38 @@ def test_the_bound_of_a_hello() -> None:
 
 def test_an_alert() -> None:
     assert alert_record(UNRECOGNIZED_NAME) == bytes.fromhex("15030300020270")
+
+
+# ---- the size of records
+
+
+def with_extension(hello: bytes, kind: int) -> bytes:
+    """A hello's message with one more extension behind its others."""
+    at = 4 + 2 + 32
+    at += 1 + hello[at]
+    at += 2 + int.from_bytes(hello[at : at + 2])
+    at += 1 + hello[at]
+    extensions = hello[at + 2 :] + kind.to_bytes(2) + b"\x00\x02\x02\x00"
+    body = hello[4:at] + len(extensions).to_bytes(2) + extensions
+    return hello[:1] + len(body).to_bytes(3) + body
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_a_client_that_wants_smaller_records(version: str) -> None:
+    """max_fragment_length and record_size_limit, wherever they stand; others do not count."""
+    hello = HELLOS[version][5:]
+    assert not limits_record_size(hello)
+    for kind in range(64):
+        assert limits_record_size(with_extension(hello, kind)) is (kind in {1, 28})
+    assert limits_record_size(with_extension(with_extension(hello, 1), 255))
+
+
+def test_the_beginning_of_a_hello_limits_nothing() -> None:
+    hello = with_extension(HELLOS["1.3"][5:], 28)
+    assert [end for end in range(len(hello)) if limits_record_size(hello[:end])] == []
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_look_fail(data: bytes) -> None:
+    """Security: they are a stranger's."""
+    assert limits_record_size(data) in {True, False}

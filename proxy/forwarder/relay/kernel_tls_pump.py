@@ -36,23 +36,25 @@ LARGE_RECORD_BYTES = 8_192
 
 PORTION_BYTES = 1 << 18
 
-_SOURCE_ERRORS = PEER_GONE | {errno.EBADMSG, errno.EIO, errno.EMSGSIZE, errno.EINVAL}
-"""A record that does not decrypt, or is none: the kernel says so again each time."""
+_NO_DATA = frozenset({errno.EINVAL, errno.EIO})
+"""A record that is not data is next, or no record at all."""
 
 
 class KernelTlsDirection(Direction):
     """One direction of such a relay.
 
     ``is_ending``: its source has ended, and the sink has no room for close_notify; ``held_bytes`` is 1 then.
+    ``is_cut``: its source's connection is broken. The kernel may have said so once, and then as if nothing had come: so
+    EAGAIN is the end then.
     """
 
-    __slots__ = ("_has_sent_end", "is_ending", "sink_uses_tls", "source_uses_tls")
+    __slots__ = ("_has_sent_end", "is_cut", "is_ending", "sink_uses_tls", "source_uses_tls")
 
     def __init__(self, direction: Direction, *, source_uses_tls: bool, sink_uses_tls: bool) -> None:
         super().__init__(direction.source, direction.sink, direction.row)
         self.source_uses_tls = source_uses_tls
         self.sink_uses_tls = sink_uses_tls
-        self.is_ending = self._has_sent_end = False
+        self.is_cut = self.is_ending = self._has_sent_end = False
 
     def send_end(self) -> bool:
         """Send close_notify, where the sink uses TLS; return False while there is no room for it."""
@@ -161,6 +163,8 @@ class KernelTlsPump(Pump):
             if direction.held_bytes and direction.sink_uses_tls:
                 with borrowed_socket(direction.sink) as sink:
                     push_records(sink)
+            if direction.done and direction.relay.broken and not direction.is_cut:
+                self._cut_opposite(direction)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
             self._pump.on_internal_error(direction, error)
 
@@ -193,16 +197,18 @@ class KernelTlsPump(Pump):
             try:
                 moved = os.splice(direction.source, pipe.write_end, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
             except BlockingIOError:
-                return Following.NOTHING_YET
+                return Following.FIN if direction.is_cut else Following.NOTHING_YET
             except OSError as error:
-                if not direction.source_uses_tls or error.errno != errno.EINVAL:
+                if not direction.source_uses_tls or error.errno not in _NO_DATA:
                     self._on_source_error(direction, error)
                     return Following.FIN
-                moved = 0
+                moved, was_refused = 0, True
+            else:
+                was_refused = False
             if not moved:
                 if not direction.source_uses_tls:
                     return Following.FIN
-                following = self._examine(direction)
+                following = self._examine(direction, was_refused=was_refused)
                 if following is not Following.DATA:
                     return following
                 continue
@@ -212,22 +218,39 @@ class KernelTlsPump(Pump):
         self.enqueue(direction)
         return Following.NOTHING_YET
 
-    def _examine(self, direction: KernelTlsDirection) -> Following:
+    def _examine(self, direction: KernelTlsDirection, *, was_refused: bool) -> Following:
         with borrowed_socket(direction.source) as source:
             try:
-                return examine(source)
+                following = examine(source, was_refused=was_refused)
             except KernelTlsBroken as error:
-                if not direction.relay.broken:
-                    client = direction.relay.record.client_address
-                    get_logger().info("a relay's TLS has ended", client=client, reason=str(error))
-        direction.relay.broken = True
-        return Following.FIN
+                self._cut(direction, str(error))
+                following = Following.FIN
+        is_over = following is Following.NOTHING_YET and direction.is_cut
+        return Following.FIN if is_over else following
 
     def _on_source_error(self, direction: KernelTlsDirection, error: OSError) -> None:
         """Note a source that failed, as a record that was damaged. Raises what nobody can have caused."""
-        if error.errno not in _SOURCE_ERRORS:
+        if error.errno in PEER_GONE:
+            direction.is_cut = direction.relay.broken = True
+        elif direction.source_uses_tls and error.errno != errno.EBADF:
+            self._cut(direction, f"kernel TLS: {errno.errorcode.get(error.errno or 0, error)}")
+        else:
             raise error
-        direction.relay.broken = True
+
+    @staticmethod
+    def _cut(direction: KernelTlsDirection, reason: str) -> None:
+        relay = direction.relay
+        if not direction.is_cut:
+            side = "client" if direction is relay.to_broker else "broker"
+            client = relay.record.client_address
+            get_logger().info("a relay's TLS is broken", client=client, side=side, reason=reason)
+        direction.is_cut = relay.broken = True
+
+    @staticmethod
+    def _cut_opposite(direction: KernelTlsDirection) -> None:
+        """Note that the sink is broken, which is the opposite direction's source: the error may come here alone."""
+        assert isinstance(direction.opposite, KernelTlsDirection)
+        direction.opposite.is_cut = True
 
     def _pass_end_on(self, direction: KernelTlsDirection) -> None:
         """End a direction of which all was delivered, once its sink has room for that."""

@@ -460,12 +460,17 @@ class SplicedRelayStarter:
         return relay if starting.is_done else None
 
     def _run_relay(self, relay: Relay, start: RelayStart) -> None:
-        for stream in (start.client, start.broker):
-            if isinstance(stream, TlsStream):
+        over_tls = [stream for stream in (start.client, start.broker) if isinstance(stream, TlsStream)]
+        try:
+            for stream in over_tls:
                 give_keys(stream.transport.socket, stream.session.take_kernel_keys())
-        if not self._engine.frozen:  # otherwise it is the successor's already
-            self._ledger.count_start(relay.record)
-            self._engine.start_relay(relay)
+            if not self._engine.frozen:  # otherwise it is the successor's already
+                self._ledger.count_start(relay.record)
+                self._engine.start_relay(relay)
+        except _START_ERRORS:
+            for stream in over_tls:  # its caller would encrypt with keys that the kernel may have
+                shut_down(stream.transport.socket.fileno(), socket.SHUT_RDWR)
+            raise
 
     def follow_relay(self, relay: Relay, start: RelayStart) -> tuple[bytes, bytes]:
         """Return what goes first to the broker, and to the client."""

@@ -235,12 +235,13 @@ def discard_input(connection: socket.socket) -> None:
                 return
 
 
-def examine(connection: socket.socket) -> Following:
-    """Find out, without waiting, what follows; for when ``os.splice`` returned 0 or failed with EINVAL, or ``recv``
-    returned nothing or failed with EIO. Tickets for session resumption, which nobody uses, are dropped.
+def examine(connection: socket.socket, *, was_refused: bool) -> Following:
+    """Find out, without waiting, what follows. Raises KernelTlsBroken.
 
-    Raises KernelTlsBroken where the stream ends: by an error or a record that this proxy has no use for, as an alert or
-    a KeyUpdate.
+    ``was_refused``: ``os.splice`` failed with EINVAL, or ``recv`` with EIO: a record that is not data follows.
+    Otherwise they returned nothing: an empty record, or the end. Tickets for session resumption, which nobody uses, are
+    dropped. An error breaks the stream, and so does a record that this proxy has no use for: another alert, or a
+    KeyUpdate.
     """
     flags = socket.MSG_DONTWAIT
     while True:
@@ -248,8 +249,11 @@ def examine(connection: socket.socket) -> Following:
             record_type, data = receive_record(connection, flags | socket.MSG_PEEK)
             if record_type == HANDSHAKE and data[:1] == bytes([_NEW_SESSION_TICKET]):
                 receive_record(connection, flags)
+                was_refused = False
                 continue
         except BlockingIOError:
+            if was_refused:  # the kernel says so once, and then as if nothing had come
+                raise KernelTlsBroken("kernel TLS: the peer does not speak TLS any more") from None
             return Following.NOTHING_YET
         except OSError as error:
             raise KernelTlsBroken(f"kernel TLS: {errno.errorcode.get(error.errno or 0, error)}") from None
@@ -263,27 +267,30 @@ def examine(connection: socket.socket) -> Following:
 # ---- whether this process moves sessions into the kernel
 
 _key_log: KeyLog | None = None
+_is_used = False
 
 
 def current_key_log() -> KeyLog | None:
-    """Return where this process's sessions find their secrets; None: they stay in user space."""
+    """Return where this process's sessions find their secrets; None: no context has written any."""
     return _key_log
 
 
 def follow_secrets(context: ssl.SSLContext) -> None:
     """Have a context's sessions keep their secrets, if this process moves sessions into the kernel."""
-    if _key_log is not None:
+    if _is_used and _key_log is not None:
         _key_log.follow(context)
 
 
 def use_kernel_tls(setting: str) -> None:
-    """Apply `relay.kernel_tls` to this process, for contexts that are made from now on.
+    """Apply `relay.kernel_tls` to this process; its secrets are kept of contexts that are made from now on.
 
     Raises ConfigError if it is `required` and the kernel has none.
     """
-    global _key_log  # noqa: PLW0603 -- a property of the process, as what its kernel can do is
+    # Properties of the process, as what its kernel can do is. The key log stays: contexts may go on writing to it, and
+    # sessions have to empty it.
+    global _key_log, _is_used  # noqa: PLW0603
+    was_used, _is_used = _is_used, False
     if setting == "off":
-        _key_log = None
         return
     ciphers = kernel_ciphers()
     if not ciphers:
@@ -291,10 +298,16 @@ def use_kernel_tls(setting: str) -> None:
         if setting == "required":
             raise ConfigError(f"relay.kernel_tls: {text}")
         get_logger().warning("relays with TLS stay in user space, and end with their forwarder", reason=text)
-        _key_log = None
-    elif _key_log is None:
+        return
+    _is_used = True
+    if not was_used:
         get_logger().info("relays with TLS 1.3 are moved into the kernel", ciphers=", ".join(sorted(ciphers)))
-        _key_log = KeyLog()
+        _key_log = _key_log or KeyLog()
+
+
+def usable_ciphers() -> frozenset[str]:
+    """Return the names of CIPHERS with which sessions are moved into the kernel."""
+    return kernel_ciphers() if _is_used else frozenset()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from proto.client_hello import limits_record_size
-from proxy.runtime.network.kernel_tls import KeyPair, current_key_log, kernel_ciphers, keys_from_traffic_secret
+from proxy.runtime.network.kernel_tls import KeyPair, current_key_log, keys_from_traffic_secret, usable_ciphers
 
 RECORD_BYTES = 16_384
 """Of plaintext in one record."""
@@ -36,6 +36,9 @@ _TICKET_RECORD_BYTES_MIN = 64
 _RECORD_TYPES = range(20, 25)
 _SIDES = ("SERVER", "CLIENT")
 """As the key log calls them."""
+
+_without_key_log = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Of sessions after the handshake: OpenSSL 3.0 logs the secrets of KeyUpdates, too, and a peer may send any number."""
 
 
 class TlsSession:
@@ -110,6 +113,8 @@ class TlsSession:
         Send what ``take_outgoing`` returns then, also after an error. Raises ssl.SSLError.
         """
         self.unread += ciphertext
+        if self._key_log is not None:
+            self._key_log.clear()  # of what is no session's of ours
         try:
             while True:
                 pending_bytes = self._outgoing.pending
@@ -122,6 +127,8 @@ class TlsSession:
                     self._hello = b""
                     if self._tls.server_side and self.gives_tickets:
                         self._count_tickets(pending_bytes)
+                    if self._key_log is not None:
+                        self._tls.context = _without_key_log
                     return True
         finally:
             if self._key_log is not None:
@@ -215,9 +222,7 @@ class TlsSession:
         return got
 
     def _on_record_without_data(self, size_bytes: int) -> None:
-        if self._key_log is not None:
-            self._key_log.clear()  # where OpenSSL has written new keys
-            self._must_stay |= self._tls.server_side or size_bytes < _TICKET_RECORD_BYTES_MIN
+        self._must_stay |= self._tls.server_side or size_bytes < _TICKET_RECORD_BYTES_MIN
 
     def encrypt(self, plaintext: memoryview) -> bytes:
         """Encrypt into records. Raises ssl.SSLError."""
@@ -245,7 +250,7 @@ class TlsSession:
         """Whether ``take_kernel_keys`` may be called: all that has come was decrypted, and nothing waits to be sent."""
         if len(self._secrets) < len(_SIDES) or self._must_stay or self.unread or self.has_ended:
             return False
-        return not self._outgoing.pending and self._cipher_name in kernel_ciphers()
+        return not self._outgoing.pending and self._cipher_name in usable_ciphers()
 
     def take_kernel_keys(self) -> KeyPair:
         """Return the keys by which the kernel goes on with this session, of which no more may be used then."""

@@ -15,12 +15,13 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from e2e.lab.certificates import Authority, Pair
+from tls_ends import kernel_with
 from tls_handshakes import TLS_1_2, TLS_1_3, shake_hands
 
 from proxy.common import reloading_file
 from proxy.config.types import ListenerCertificate, ListenerTls
 from proxy.runtime.network import session_tickets
-from proxy.runtime.network.kernel_tls import KeyLog, Keys, keys_from_traffic_secret
+from proxy.runtime.network.kernel_tls import Keys, keys_from_traffic_secret
 from proxy.runtime.network.session_tickets import TicketFront, ticket_front
 from proxy.runtime.network.tls import ListenerContexts, TlsFailed
 from proxy.runtime.network.tls_session import TlsSession
@@ -245,27 +246,23 @@ def records(data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_the_ticket_counts_for_the_kernels_sequence_number(
-    pair: Pair, client: ssl.SSLContext, is_resumed: bool, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, client: ssl.SSLContext, is_resumed: bool
 ) -> None:
-    log = KeyLog()
-    monkeypatch.setattr("proxy.runtime.network.kernel_tls._key_log", log)
-    monkeypatch.setattr("proxy.runtime.network.tls_session.kernel_ciphers", lambda: {"TLS_AES_256_GCM_SHA384"})
-    contexts = listener(pair)
-    session = come(contexts, client)[1] if is_resumed else None
-    log.clear()
-    ours, theirs = shake_hands(contexts.front_context, client, session=session)
-    assert ours.was_resumed_by_client == is_resumed
-    secret, cipher = ours._secrets["SERVER"], ours._cipher_name
-    [ticket] = records(ours.take_outgoing())
-    record_type, message = decrypted(ticket, keys_from_traffic_secret(secret, cipher))
-    assert (record_type, message[0]) == (_HANDSHAKE, _NEW_SESSION_TICKET)
-    assert message[-2:] == b"\0\0", "no extension, so no early data, which could be replayed"
-    data = ours.encrypt(memoryview(b"data"))
-    assert decrypted(data, keys_from_traffic_secret(secret, cipher, 1)) == (_APPLICATION_DATA, b"data")
-    assert ours.can_move_to_kernel
-    assert ours.take_kernel_keys().sending.sequence_number == 2
-    assert theirs.take_outgoing() == b""
-    log.close()
+    with kernel_with("TLS_AES_256_GCM_SHA384"):
+        contexts = listener(pair)
+        session = come(contexts, client)[1] if is_resumed else None
+        ours, theirs = shake_hands(contexts.front_context, client, session=session)
+        assert ours.was_resumed_by_client == is_resumed
+        secret, cipher = ours._secrets["SERVER"], ours._cipher_name
+        [ticket] = records(ours.take_outgoing())
+        record_type, message = decrypted(ticket, keys_from_traffic_secret(secret, cipher))
+        assert (record_type, message[0]) == (_HANDSHAKE, _NEW_SESSION_TICKET)
+        assert message[-2:] == b"\0\0", "no extension, so no early data, which could be replayed"
+        data = ours.encrypt(memoryview(b"data"))
+        assert decrypted(data, keys_from_traffic_secret(secret, cipher, 1)) == (_APPLICATION_DATA, b"data")
+        assert ours.can_move_to_kernel
+        assert ours.take_kernel_keys().sending.sequence_number == 2
+        assert theirs.take_outgoing() == b""
 
 
 def answered_extensions(contexts: ListenerContexts, hello: bytes) -> set[int]:
