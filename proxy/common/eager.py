@@ -34,7 +34,8 @@ class Finished(Generic[ResultT]):
 def start_eagerly(coroutine: Coroutine[Any, Any, ResultT]) -> Finished[ResultT] | None:
     """Run a coroutine until it ends or needs a task; None: await ``continue_in_task`` there. Raises what it raises.
 
-    A coroutine that waits without ``enter_task`` is ended by RuntimeError: a defect.
+    A coroutine that waits without ``enter_task`` is ended by RuntimeError: a defect, after which Trio may resume the
+    caller's task in its place.
     """
     global _is_starting  # noqa: PLW0603 -- what enter_task asks
     _is_starting = True

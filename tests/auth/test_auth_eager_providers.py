@@ -19,7 +19,7 @@ from auth.providers.tls import TlsProvider
 from auth.providers.token import TokenProvider
 from auth.refreshing_cache import Fetched, RefreshingCache
 from auth.registry import ProviderRegistry
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, Provider
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
 from proxy.common.eager import Finished, call_eagerly, continue_in_task, start_eagerly
 from proxy.config.types import (
     Authentication,
@@ -144,6 +144,33 @@ class Stricter(TokenProvider):
 async def test_a_provider_derived_from_ours_keeps_its_own_rules(secret_file: str) -> None:
     """Security: no answer without a task goes round what a third party's provider checks."""
     registry = registry_of(Stricter(TokenAuthentication(secret_key=secret_file)))
+    for _ in range(2):
+        assert needs_task(registry.new_auth_state("token", CLIENT), token())
+        with pytest.raises(AuthenticationDenied, match="alice"):
+            await identity(registry, "token", token())
+
+
+class StricterAuthState(OneStageAuthState):
+    """One of a third party's, which has its rule in its state."""
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        await super().authenticate(data)
+        raise AuthenticationDenied("on_holiday", self.get_auth_role())
+
+
+class StricterByState(TokenProvider):
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        return StricterAuthState(self, client)
+
+
+@pytest.mark.parametrize("beside_another", [False, True])
+async def test_a_state_derived_from_ours_keeps_its_own_rules(secret_file: str, beside_another: bool) -> None:
+    """Security: also where another provider of the same method is asked before."""
+    providers: list[Provider] = [StricterByState(TokenAuthentication(secret_key=secret_file))]
+    if beside_another:
+        providers.insert(0, oidc_provider(FakeIssuer()))
+    registry = registry_of(*providers)
     for _ in range(2):
         assert needs_task(registry.new_auth_state("token", CLIENT), token())
         with pytest.raises(AuthenticationDenied, match="alice"):

@@ -522,7 +522,7 @@ async def test_nothing_is_read_while_turns_are_left(nursery: trio.Nursery, memor
         await settle()
     ours, theirs = trio.testing.memory_stream_pair() if memory else await streams()
     order: list[str] = []
-    turns = iter([True, True, False, True, False])
+    turns = iter([*[True] * 19, False] * 2)  # many, so that what comes meanwhile would be read in between
     ended = trio.Event()
 
     def on_data(data: bytes | bytearray) -> bool:
@@ -546,7 +546,7 @@ async def test_nothing_is_read_while_turns_are_left(nursery: trio.Nursery, memor
     for word in ("one", "three"):
         theirs_now(word)
         await settle()
-    assert order == ["one", "turn", "turn", "turn", "two", "turn", "turn", "three"]
+    assert order == ["one", *["turn"] * 20, "two", *["turn"] * 20, "three"]
     await theirs.send_eof()
     await ended.wait()
     for stream in (ours, theirs):
