@@ -192,6 +192,9 @@ class Handshake:
 
     def _on_opened(self, outcome: Outcome | BrokerError) -> None:
         self._opening = None
+        if outcome is None:
+            self._tasks.start_soon(self._open_in_task)
+            return
         if not isinstance(outcome, BrokerLink):
             failure, reason = broker_failure(outcome)
             self._services.metrics.count_broker_failure(reason)

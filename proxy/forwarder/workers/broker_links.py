@@ -1,9 +1,10 @@
 """Links to brokers for relays: the target is checked by a lookup worker and here, then dialled in the client's name.
 
 A link is opened in a task (BrokerLinks.open_link), or by callback (BrokerOpening), where the connection and the
-handshakes, of TLS too, need no task. That is for what is usual: a target with one address, to which a link was opened a
-moment ago (BrokerLinks.known_target). The proxy's own credentials, where it has some, come from an auth
-worker; to an opening by callback they come by callback, too, for CONNECT and for each challenge of the broker.
+handshakes, of TLS too, need no task. That is for what is usual: a target to which a link was opened a moment ago
+(BrokerLinks.known_target), at the address that it had; where this one does not answer now, a task tries them all. The
+proxy's own credentials, where it has some, come from an auth worker; to an opening by callback they come by callback,
+too, for CONNECT and for each challenge of the broker.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -54,7 +55,7 @@ from proxy.runtime.network.broker_link import (
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import AuthData, CredentialExchange, Credentials, NoCredentials, credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
-from proxy.runtime.network.dialing import Dialer, DialFailed
+from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, DialFailed
 from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
 from proxy.runtime.rpc.errors import RpcError
@@ -64,7 +65,8 @@ _IN = select.EPOLLIN
 _IN_AND_OUT = select.EPOLLIN | select.EPOLLOUT
 
 Target = ResolveTargetResponse | OtherBroker
-Outcome = BrokerLink | BrokerLinkFailed
+Outcome = BrokerLink | BrokerLinkFailed | None
+"""Of an opening by callback. None: a task has to try the target's other addresses."""
 
 BAD_LOOKUP_ANSWER = "bad_lookup_answer"
 """Reason of a TargetRefused: the forwarder's own check denies what the lookup worker has allowed."""
@@ -101,6 +103,16 @@ def _bound_to(asked: BrokerRequest) -> tuple[str, bytes]:
     return asked.connect.proxy_to_broker_url, asked.identity.sealed
 
 
+def _put_first(addresses: MutableSequence[str], stream: trio.abc.Stream) -> None:
+    """Put the address first to which this stream leads: others may not answer."""
+    transport = stream.transport if isinstance(stream, TlsStream) else stream
+    if len(addresses) > 1 and isinstance(transport, TcpStream):
+        with contextlib.suppress(OSError, ValueError):  # it has ended already, or the address is written otherwise
+            address = transport.socket.getpeername()[0]
+            addresses.remove(address)
+            addresses.insert(0, address)
+
+
 class BrokerLinks:
     """Opens links to brokers. The constructor raises ConfigError where certificates are unusable."""
 
@@ -124,11 +136,11 @@ class BrokerLinks:
         return known[1] if known is not None and known[0] > trio.current_time() else None
 
     def _remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
-        """Have ``known_target`` return a target, which was checked, for KNOWN_S, if it has one address to dial, and no
-        reason to look closer at it; none for a client that takes any broker.
+        """Have ``known_target`` return a target, which was checked, for KNOWN_S, if there is no reason to look closer
+        at it; none for a client that takes any broker.
         """
         name, sealed = bound_to = _bound_to(asked)
-        is_simple = len(target.addresses) == 1 and "%" not in target.addresses[0]  # a scope would be looked up
+        is_simple = not any("%" in address for address in target.addresses)  # a scope would be looked up
         if not (name and is_simple and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
             return
         if target.others or self.dialer.may_lead_back(target.port):
@@ -136,6 +148,10 @@ class BrokerLinks:
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
         self._known[bound_to] = trio.current_time() + KNOWN_S, target
+
+    def forget_target(self, asked: BrokerRequest) -> None:
+        """Have ``known_target`` return a target no more, until a task has opened a link to it again."""
+        self._known.pop(_bound_to(asked), None)
 
     async def _check_dialled(self, broker: HostPort, addresses: Sequence[str]) -> None:
         """Check what a lookup worker has answered, before it is dialled. Raises TargetRefused."""
@@ -219,6 +235,7 @@ class BrokerLinks:
             )
         )
         link, opened, credentials = await self._open_first(asked, [target, *target.others])
+        _put_first(target.addresses, link.stream)
         self._remember_target(asked, target)
         answers = bool(self.answers_challenges(asked, opened, credentials))
         return replace(link, answers_challenges=answers, original_data=opened.original_data)
@@ -386,12 +403,13 @@ class BrokerOpening:
         connect = links.connect_for(self._asked, self._target, self._credentials, method, data)
         self._connect = commands.connect(connect)
         self._connect_ends_at = current_tick().now + seconds(links.config.brokers.connect_timeout_ms)
-        self._deadline.set(min(self._connect_ends_at, self._ends_at))
+        attempt_s = ATTEMPT_DELAY_S if self._has_more_addresses else math.inf
+        self._deadline.set(min(self._connect_ends_at, self._ends_at, current_tick().now + attempt_s))
         try:
             self._sock = links.dialer.start_connection(self._address, self._broker.port)
             self._tls = links.dialer.new_tls_stream(TcpStream(self._sock), self._broker.host)
         except (OSError, TlsFailed) as error:
-            self._finish(self._not_reached(error))
+            self._fail_to_reach(error)
             return
         if self._tls is None:
             self._unsent = self._connect
@@ -420,28 +438,39 @@ class BrokerOpening:
 
     # ---- the connection
 
-    def _not_reached(self, error: OSError | TlsFailed) -> BrokerLinkFailed:
+    @property
+    def _has_more_addresses(self) -> bool:
+        return len(self._target.addresses) > 1
+
+    def _fail_to_reach(self, error: OSError | TlsFailed) -> None:
         if isinstance(error, TlsFailed):
-            return not_reached(self._broker, "tls", f"{self._address}: {error}")
-        return not_reached(self._broker, "unreachable", f"{self._address}: {error.strerror or error}")
+            self._give_up("tls", str(error))
+        else:
+            self._give_up("unreachable", error.strerror or str(error))
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        """Finish without a connection to this address; a task tries the others, if there are some."""
+        failed = not_reached(self._broker, reason, f"{self._address}: {detail}")
+        if self._has_more_addresses:
+            self._links.forget_target(self._asked)
+        self._finish(None if self._has_more_addresses else failed)
 
     def _on_deadline(self) -> None:
-        if self._is_connected or self._connect_ends_at > self._ends_at:
+        if self._is_connected or self._connect_ends_at > self._ends_at <= current_tick().now:
             self._finish(too_slow(self._broker, self._handshake_timeout_s))
         else:
-            detail = f"{self._address}: no answer within {self._links.config.brokers.connect_timeout_ms} ms"
-            self._finish(not_reached(self._broker, "unreachable", detail))
+            timeout_ms = self._links.config.brokers.connect_timeout_ms
+            self._give_up("unreachable", f"no answer within {timeout_ms} ms")
 
     def _on_error(self, error: OSError) -> None:
         """Finish for an error of the socket."""
         if self._is_connected:
-            failed = broken_off(self._broker, error)
+            self._finish(broken_off(self._broker, error))
         elif self._is_reached:
             text = f"the connection broke off during the TLS handshake: {error}"
-            failed = self._not_reached(TlsFailed(text, "broke_off"))
+            self._fail_to_reach(TlsFailed(text, "broke_off"))
         else:
-            failed = self._not_reached(error)
-        self._finish(failed)
+            self._fail_to_reach(error)
 
     def _on_ready(self) -> None:
         if self._unsent:
@@ -488,6 +517,8 @@ class BrokerOpening:
             self._is_reached = True
             if self._tls is None:
                 self._on_broker_reached()
+            else:
+                self._deadline.set(min(self._connect_ends_at, self._ends_at))
         self._reactor.watch(descriptor, _IN_AND_OUT if self._unsent else _IN, self._on_ready)
 
     def _on_broker_reached(self) -> None:
@@ -529,7 +560,7 @@ class BrokerOpening:
             assert self._sock is not None  # it is dialled, and not closed
             with contextlib.suppress(OSError):
                 os.write(self._sock.fileno(), self._unsent + session.take_outgoing())  # the alert, with the reason
-            self._finish(self._not_reached(error))
+            self._fail_to_reach(error)
             return
         self._unsent += session.take_outgoing()
         if is_done:

@@ -87,6 +87,24 @@ def asked(nursery: trio.Nursery) -> Steps:
 # ---- outcomes
 
 
+async def test_a_task_tries_what_an_opening_by_callback_leaves_to_it(
+    asked: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Callable[[None], None]] = []
+
+    def start_opening(*_: object, on_done: Callable[[None], None]) -> object:
+        started.append(on_done)
+        return object()
+
+    monkeypatch.setattr(asked.workers, "start_opening", start_opening)
+    outcomes: list[ConnectionFailure | None] = []
+    asked.handshake.connect_broker(WHO, outcomes.append)
+    assert not asked.workers.opened
+    started[0](None)
+    await asked.tasks.run()
+    assert (outcomes, len(asked.workers.opened)) == ([None], 1)
+
+
 async def test_a_connect_that_is_refused(nursery: trio.Nursery) -> None:
     it = Steps(nursery, **ENABLED)
     failure = it.handshake.receive_connect(connect(protocol_version=9))

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -52,7 +52,7 @@ from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLink, BrokerLinkFailed
 from proxy.runtime.network.broker_refusals import CREDENTIALS_REFUSED
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S, CredentialExchange
-from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer
 from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake, listener_contexts
 
@@ -373,9 +373,8 @@ async def test_the_targets_that_are_known_are_bounded(setup: Setup) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"addresses": ["127.0.0.1", "127.0.0.2"]},
         {"others": [OtherBroker(host="127.0.0.1", port=1, addresses=["127.0.0.1"])]},
-        {"addresses": ["fe80::1%eth0"]},
+        {"addresses": ["127.0.0.1", "fe80::1%eth0"]},
     ],
 )
 async def test_a_target_that_needs_a_closer_look_is_a_tasks_to_dial(setup: Setup, fields: dict[str, Any]) -> None:
@@ -447,6 +446,64 @@ async def test_a_named_broker_that_does_not_listen(setup: Setup) -> None:
     with pytest.raises(BrokerLinkFailed, match="Connection refused") as failed:
         await links.open_named("b0.example", CLIENT)
     assert failed.value.reason == "unreachable"
+
+
+# ---- a target with several addresses
+
+
+async def test_the_address_that_has_answered_a_task_is_dialled_first(setup: Setup) -> None:
+    """127.0.0.2 refuses: the broker does not listen there."""
+    await setup.open_in_task(setup.allowed(addresses=["127.0.0.2", "127.0.0.1"]))
+    known = setup.links.known_target(setup.request())
+    assert known is not None
+    assert list(known.addresses) == ["127.0.0.1", "127.0.0.2"]
+
+
+async def test_an_address_that_refuses_leaves_the_others_to_a_task(setup: Setup) -> None:
+    addresses = ["127.0.0.2", "127.0.0.1"]
+    setup.links._remember_target(setup.request(), setup.allowed(addresses=addresses))
+    setup.open(addresses=addresses)
+    assert await setup.outcome() is None
+    assert setup.links.known_target(setup.request()) is None, "the next ones have no attempt in vain"
+    assert not setup.is_watched()
+    assert not setup.deadlines._by_grain
+
+
+async def test_a_silent_address_leaves_the_others_to_a_task(
+    make_setup: MakeSetup, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The limit of a connection by itself is much longer."""
+    setup = make_setup()
+    started_at = trio.current_time()
+    with silent(setup):
+        setup.open(addresses=["127.0.0.1", "127.0.0.2"])
+        assert await setup.outcome() is None
+    assert trio.current_time() - started_at == pytest.approx(ATTEMPT_DELAY_S, abs=0.15)
+
+
+@contextlib.contextmanager
+def silent(setup: Setup) -> Iterator[None]:
+    """The broker's queue is full, so that the kernel drops what asks for a connection."""
+    setup.listener.listen(0)
+    queued = [socket.socket() for _ in range(4)]
+    for one in queued:
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", setup.port))
+    yield
+    for one in queued:
+        one.close()
+
+
+@WITH_TLS
+async def test_an_address_that_has_answered_gets_the_time_for_tls(
+    make_setup: MakeSetup, autojump_clock: trio.testing.MockClock
+) -> None:
+    """To begin again elsewhere would cost another handshake, when all are slow."""
+    setup = make_setup(connect_timeout_ms=2500, handshake_timeout_ms=60_000)
+    started_at = trio.current_time()
+    setup.open(addresses=["127.0.0.1", "127.0.0.2"])
+    assert await setup.outcome() is None
+    assert trio.current_time() - started_at == pytest.approx(2.5, abs=0.2)
 
 
 # ---- brokers that fail
@@ -531,19 +588,12 @@ async def test_a_broker_that_does_not_answer_is_unreachable_after_the_connect_ti
     timeouts_ms: dict[str, int],
     detail: str,
 ) -> None:
-    """Its queue is full, so that the kernel drops what asks for a connection."""
     setup = make_setup(**timeouts_ms)
-    setup.listener.listen(0)
-    queued = [socket.socket() for _ in range(4)]
-    for one in queued:
-        one.setblocking(False)
-        one.connect_ex(("127.0.0.1", setup.port))
-    setup.open()
-    assert setup.ends_in_s() < 2
-    failed = await setup.outcome()
+    with silent(setup):
+        setup.open()
+        assert setup.ends_in_s() < 2
+        failed = await setup.outcome()
     assert str(failed) == detail.format(setup.target)
-    for one in queued:
-        one.close()
 
 
 async def test_the_connect_timeout_ends_with_the_connection(make_setup: MakeSetup) -> None:
