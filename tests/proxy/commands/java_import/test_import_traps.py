@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.commands.java_import.command import import_values
+from proxy.commands.java_import.conversion import import_values
 from proxy.commands.java_import.keys import KEYS
 from proxy.commands.java_import.result import Result
 
