@@ -35,6 +35,8 @@ def write_result(secrets: Mapping[str, bytes], directory: Path | None, text: str
     for path in [*targets, *([output] if output else [])]:
         if os.path.lexists(path):
             raise ConfigError(f"{path}: is there already, and is not overwritten; nothing was written")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"{output}: its folder is not there; nothing was written")
     try:
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
