@@ -268,28 +268,44 @@ def _is_terminal() -> bool:
     "--secrets-directory", type=click.Path(path_type=Path), help="Write tokens, passwords and keys here, mode 0600."
 )
 @click.option("--release", default="4", type=click.Choice(["4", "5"]), help="Pulsar's, whose defaults count.")
-def import_java(
-    file: Path, environment: str | None, output: Path | None, secrets_directory: Path | None, release: str
+@click.option("--helm", is_flag=True, help="FILE has values of a chart for it, as JSON; the result is this chart's.")
+def import_java(  # noqa: PLR0917 -- click's manner
+    file: Path,
+    environment: str | None,
+    output: Path | None,
+    secrets_directory: Path | None,
+    release: str,
+    helm: bool,  # noqa: FBT001
 ) -> None:
     """Turn the configuration of Pulsar's Java proxy (proxy.conf) into this proxy's.
 
     Names on standard error what is not carried over, and then ends with status 1.
     """
-    from proxy.commands.java_import.command import import_values, problem_of, read_java, write_result
+    from proxy.commands.java_import.command import problem_of, read_java, write_result
+    from proxy.commands.java_import.conversion import import_values
+    from proxy.commands.java_import.helm import HelmResult, import_helm
+    from proxy.commands.java_import.properties import read_file
+    from proxy.commands.java_import.result import Result
 
+    if helm and (environment is not None or secrets_directory is not None):
+        _fail("--environment and --secrets-directory are for a proxy.conf")
+    result: Result | HelmResult
     try:
-        result = import_values(read_java(file, environment), release, secrets_directory)
-        text = result.to_toml(file.name)
-        write_result(result, text, output)
+        if helm:
+            result = import_helm(read_file(file), release)
+            text, secrets = result.to_yaml(file.name), {}
+        else:
+            result = import_values(read_java(file, environment), release, secrets_directory)
+            text, secrets = result.to_toml(file.name), result.secrets
+        write_result(secrets, secrets_directory, text, output)
     except ConfigError as error:
-        _fail(str(error))
+        _fail(f"{file}: {error}" if helm and str(file) not in str(error) else str(error))
     if output is None:
         click.echo(text, nl=False)
     for kind, entries in (("note", result.notes), ("not carried over", result.lost)):
         for name, reason in entries:
             click.echo(f"pulsar-trio-proxy: {kind}: {name}: {reason}", err=True)
-    problem = problem_of(text)
-    if problem:
+    if not helm and (problem := problem_of(text)):
         _fail(f"`check` refuses the result: {problem}")
     if result.lost:
         sys.exit(1)

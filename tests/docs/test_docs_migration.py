@@ -21,7 +21,7 @@ PAGE = "docs/migration.md"
 def test_the_page_shows_what_the_command_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = blocks(PAGE)
     (conf,) = (block for block in shown if block.file == "proxy.conf")
-    (command,) = (command for block in shown for command in commands(block))
+    command, _, helm = (command for block in shown for command in commands(block))
     (toml,) = (block for block in shown if block.language == "toml")
     below = f"{tmp_path}/etc/"
     folder = tmp_path / "etc" / "pulsar"
@@ -41,6 +41,9 @@ def test_the_page_shows_what_the_command_makes(tmp_path: Path, monkeypatch: pyte
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.replace(below, "/etc/").splitlines() == [line for line in command.output if line]
     assert unwrapped(Path("proxy.toml").read_text().replace(below, "/etc/")) == unwrapped(toml.text)
+    Path("values.json").write_text('{"proxy": {"replicaCount": 2}}')
+    assert CliRunner().invoke(main, shlex.split(helm.text)[1:]).exit_code == 0
+    assert "replicaCount: 2\n" in Path("values.yaml").read_text()
     assert (tmp_path / "etc/pulsar-trio-proxy/secrets/proxy.jwt").read_text() == f"{token}\n"
 
 

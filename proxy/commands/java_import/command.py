@@ -1,4 +1,4 @@
-"""The command ``import``: from the files to the result."""
+"""The files of the command ``import``: those that it reads, those that it writes, and what ``check`` says of them."""
 
 import os
 import tempfile
@@ -8,13 +8,8 @@ from pathlib import Path
 import trio
 
 from proxy.commands.check import check_objects, suppress_logs
-from proxy.commands.java_import.groups import convert_groups
-from proxy.commands.java_import.java import Java
-from proxy.commands.java_import.keys import KEYS, Key, defaults, find_key
 from proxy.commands.java_import.properties import apply_environment, parse_properties, parse_variables, read_file
-from proxy.commands.java_import.result import Result
 from proxy.common.errors import ConfigError
-from proxy.common.suggestions import did_you_mean, quote_name
 from proxy.config.load import load_config
 
 CURRENT_ENVIRONMENT = "current"
@@ -34,47 +29,18 @@ def read_java(path: Path, environment: str | None) -> dict[str, str]:
     return apply_environment(values, data, parse_variables(read_file(Path(environment))))
 
 
-def import_values(values: Mapping[str, str], release: str, secrets_directory: Path | None = None) -> Result:
-    """Turn a Java proxy's keys into this proxy's. ``release``: whose defaults count, ``4`` or ``5``."""
-    java = Java(values, defaults(release))
-    result = Result(secrets_directory, frozenset(name for name in values if java.given(name)))
-    convert_groups(java, result)
-    for name in values:
-        key = find_key(name)
-        if key is None:
-            result.lose(quote_name(name), f"is no key of Java's proxy{did_you_mean(name, KEYS)}")
-        elif name not in result.named:
-            _convert_key(java, name, key, result)
-    return result
-
-
-def _convert_key(java: Java, name: str, key: Key, result: Result) -> None:
-    """Convert a key that no group has named."""
-    shown = name if name in KEYS else quote_name(name)
-    if name in KEYS and java.is_default(name):
-        return
-    if missing := java.missing(key.needs):
-        result.skip(shown, missing)
-    elif key.convert is not None and name not in result.handled:
-        (target,) = key.targets
-        result.put_converted(target, key.convert(java.get(name)), name)
-    elif key.lost or key.targets:
-        result.lose(shown, key.reason or f"its value is not understood; see {key.targets[0]}")
-    elif key.reason:
-        result.skip(shown, key.reason)
-
-
-def write_result(result: Result, text: str, output: Path | None) -> None:
+def write_result(secrets: Mapping[str, bytes], directory: Path | None, text: str, output: Path | None) -> None:
     """Write the secrets, with mode 0600, and the configuration; no file is overwritten. Raises ConfigError."""
-    directory = result.secrets_directory
-    targets = [directory / name for name in result.secrets] if directory else []
+    targets = [directory / name for name in secrets] if directory else []
     for path in [*targets, *([output] if output else [])]:
         if os.path.lexists(path):
             raise ConfigError(f"{path}: is there already, and is not overwritten; nothing was written")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"{output}: its folder is not there; nothing was written")
     try:
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name, content in result.secrets.items():
+            for name, content in secrets.items():
                 _write_new(directory / name, content, 0o600)
         if output is not None:
             _write_new(output, text.encode(), 0o644)

@@ -35,6 +35,8 @@ def put_credentials(java: Java, result: Result) -> None:
         result.lose(PLUGIN, f"there is no method here for {quote_name(java.given(PLUGIN))}: see brokers.credentials")
         return
     convert(java, parameters, result)
+    if not java.flag("authenticationEnabled"):
+        result.note(PLUGIN, "clients do not authenticate (authenticationEnabled), and have the proxy's role at brokers")
 
 
 def _parameters(text: str) -> Mapping[str, str]:

@@ -41,6 +41,7 @@ class Entry:
     key: str
     value: Any
     comment: str
+    names: tuple[str, ...] = ()
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Result:
             return
         sources = ", ".join(name if name in self.given else f"{name} (Java's default)" for name in names)
         text = f"{sources}: {comment}" if sources and comment else sources or comment
-        self.tables.setdefault(table, []).append(Entry(key, value, text))
+        self.tables.setdefault(table, []).append(Entry(key, value, text, names))
 
     def put_converted(self, target: str, value: Any, name: str, comment: str = "") -> None:
         """Set one of this proxy's keys to what a converter returned, or record why not."""
@@ -144,7 +145,13 @@ def toml_value(value: object) -> str:
     """Return a text, a number, a boolean or a list as TOML writes it."""
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return printable_json(value)
+
+
+def printable_json(value: object) -> str:
+    """Return JSON whose characters are printable, with escapes that TOML and YAML have, too."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in text)
 
 
 def _comment(text: str) -> Iterator[str]:

@@ -112,6 +112,13 @@ def test_no_file_is_overwritten(conf: Path, tmp_path: Path, there: str) -> None:
     assert not (tmp_path / "secrets" / "proxy.jwt").exists()
 
 
+def test_without_a_folder_for_the_output_nothing_is_written(conf: Path, tmp_path: Path) -> None:
+    result = run(conf, "--secrets-directory", tmp_path / "secrets", "--output", tmp_path / "none" / "proxy.toml")
+    assert result.exit_code == 1
+    assert "its folder is not there; nothing was written" in result.stderr
+    assert not (tmp_path / "secrets").exists()
+
+
 def test_the_environment_counts_only_where_asked_for(conf: Path, tmp_path: Path) -> None:
     env = {"PULSAR_PREFIX_clusterName": "theirs", "servicePortTls": "6661"}
     assert "theirs" not in run(conf, env=env).stdout

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.commands.java_import.command import import_values
+from proxy.commands.java_import.conversion import import_values
 from proxy.commands.java_import.keys import KEYS
 from proxy.commands.java_import.result import Result
 
@@ -326,6 +326,8 @@ def test_the_proxys_credentials(
     assert tree["brokers"]["credentials"] == {key: value.replace("DIR", str(tmp_path)) for key, value in table.items()}
     assert [content.decode() for content in result.secrets.values()] == ([secret] if secret else [])
     assert result.lost == []
+    assert "have the proxy's role" in dict(result.notes)["brokerClientAuthenticationPlugin"]
+    assert "brokerClientAuthenticationPlugin" not in dict(imported(BROKERS, TOKENS, keys)[1].notes)
 
 
 def test_credentials_by_certificate() -> None:
