@@ -28,7 +28,8 @@ from proxy.forwarder.workers.authentication import (
     Denial,
     RoundResult,
 )
-from proxy.forwarder.workers.broker_links import BrokerOpening, BrokerRequest, Outcome, TargetRefused
+from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
+from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome, start_opening
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import close_forcefully, seconds
 from proxy.runtime.loop.tick import current_tick
@@ -176,8 +177,13 @@ class Handshake:
         """
         self._broker_started_at = self._tick.now
         self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
-        self._opening = self._workers.broker_links.start_opening(
-            self._asked, self._services.deadlines, self._services.turns, self._tasks, on_done=self._on_opened
+        self._opening = start_opening(
+            self._workers.broker_links,
+            self._asked,
+            self._services.deadlines,
+            self._services.turns,
+            self._tasks,
+            on_done=self._on_opened,
         )
         if self._opening is None:
             self._tasks.start_soon(self._open_in_task)

@@ -405,7 +405,7 @@ class FakeWorkerClients:
         return lookup_answer(commands.parse_command(request).lookup_topic.request_id)
 
     @staticmethod
-    def start_opening(*_services: object, on_done: object) -> None:
+    def known_target(_asked: BrokerRequest) -> None:
         return None  # a task opens it
 
     async def open_link(self, asked: BrokerRequest) -> BrokerLink:

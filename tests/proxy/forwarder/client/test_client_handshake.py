@@ -96,7 +96,7 @@ async def test_a_task_tries_what_an_opening_by_callback_leaves_to_it(
         started.append(on_done)
         return object()
 
-    monkeypatch.setattr(asked.workers, "start_opening", start_opening)
+    monkeypatch.setattr("proxy.forwarder.client.handshake.start_opening", start_opening)
     outcomes: list[ConnectionFailure | None] = []
     asked.handshake.connect_broker(WHO, outcomes.append)
     assert not asked.workers.opened

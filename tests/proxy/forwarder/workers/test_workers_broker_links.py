@@ -1,4 +1,4 @@
-"""proxy.forwarder.workers.broker_links: a broker's side opened by callback, over real sockets."""
+"""proxy.forwarder.workers.broker_links and broker_opening: a broker's side opened by callback, over real sockets."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.broker_links import (
     KNOWN_MAX,
     BrokerLinks,
-    BrokerOpening,
     BrokerRequest,
-    Outcome,
     TargetRefused,
 )
+from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome, start_opening
 from proxy.runtime.loop.deadlines import GRAIN_S, Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -309,8 +308,8 @@ async def test_a_target_is_known_for_a_moment_after_a_task_has_had_it_checked(
 
 async def test_a_link_to_a_known_target_is_opened_by_callback(setup: Setup) -> None:
     def start() -> BrokerOpening | None:
-        return setup.links.start_opening(
-            setup.request(), setup.deadlines, setup.turns, setup.tasks, on_done=setup.outcomes.append
+        return start_opening(
+            setup.links, setup.request(), setup.deadlines, setup.turns, setup.tasks, on_done=setup.outcomes.append
         )
 
     assert start() is None
