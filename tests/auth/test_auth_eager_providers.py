@@ -173,7 +173,7 @@ async def test_a_state_derived_from_ours_keeps_its_own_rules(secret_file: str, b
     registry = registry_of(*providers)
     for _ in range(2):
         assert needs_task(registry.new_auth_state("token", CLIENT), token())
-        with pytest.raises(AuthenticationDenied, match="alice"):
+        with pytest.raises(AuthenticationDenied):
             await identity(registry, "token", token())
 
 
