@@ -50,22 +50,25 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line with the number of its first one, without comments and blank lines, continuations joined."""
-    parts: list[str] = []
+    """Yield each line with the number of its first one, without comments and blank lines, continuations joined.
+
+    As in Java, what follows a line that has nothing but a backslash is a new line: it may be a comment.
+    """
+    joined = ""
     first = 0
     for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_WHITE)
-        if not parts:
+        if not joined:
             if not line or line[0] in "#!":
                 continue
             first = number
-        backslashes = len(line) - len(line.rstrip("\\"))
-        parts.append(line[:-1] if backslashes % 2 else line)
-        if backslashes % 2 == 0:
-            yield first, "".join(parts)
-            parts = []
-    if parts:
-        yield first, "".join(parts)
+        goes_on = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        joined += line[:-1] if goes_on else line
+        if not goes_on and joined:
+            yield first, joined
+            joined = ""
+    if joined:
+        yield first, joined
 
 
 def _unescape(text: str) -> str:

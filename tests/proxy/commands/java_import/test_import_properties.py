@@ -34,6 +34,7 @@ from proxy.common.errors import ConfigError
         ("a\\ b\\:c\\=d=1", {"a b:c=d": "1"}),
         (r"a=\t\n\r\f\u0041\q\"\\", {"a": '\t\n\r\fAq"\\'}),
         (r"a=\ud83d\ude00 \ud83d", {"a": "\U0001f600 �"}),
+        ("\\\n# a comment\n\\\n\na=1\n\\", {"a": "1"}),
         ("a", {"a": ""}),
         ("a=1\\", {"a": "1"}),
         ("=1", {"": "1"}),

@@ -236,6 +236,12 @@ def test_what_may_be_a_key_is_not_written_as_a_path(value: str) -> None:
     assert value not in result.to_toml("proxy.conf")
 
 
+def test_what_is_a_path_as_well_as_base64_is_not_guessed(tmp_path: Path) -> None:
+    _, result = imported(BROKERS, TOKENS, {"tokenSecretKey": "/etc/pulsar/keys/secretkeyfile/1"}, secrets=tmp_path)
+    assert "may be a path or Base64" in lost(result)["tokenSecretKey"]
+    assert "token-secret.key" not in result.secrets
+
+
 def test_of_two_keys_the_one_that_java_uses_counts() -> None:
     tree, result = imported(BROKERS, TOKENS, {"tokenSecretKey": "/s.key", "tokenPublicKey": "/p.der"})
     assert tree["authentication"]["token"] == {"secret_key": "/s.key"}
