@@ -1,7 +1,7 @@
 """The adoption of a predecessor's relays: their rows, pipes and sockets become this forwarder's, or they stay there.
 
-Relays that stay in predecessors of this forwarder, because they cannot be handed over: those with TLS in user space, for
-example.
+Relays that stay in predecessors of this forwarder, because they cannot be handed over: those with TLS in user space,
+for example.
 
 Such a relay goes on counting in its own rows of the relay table, which is this forwarder's now. So the use by principal
 stays in one series without a gap, and nothing is lost when the predecessor is killed: what it has counted is in memory
