@@ -39,7 +39,12 @@ SERVICES = {
 }
 """Module and name of each role's service, and what is added to its OOM score."""
 
-LATE_IMPORTS = ("dns._trio_backend", "encodings.idna", "httpcore._backends.trio", "idna.uts46data")
+LATE_IMPORTS = (
+    *("dns._trio_backend", "encodings.idna", "httpcore._backends.trio", "idna.uts46data"),
+    # json.loads takes bytes for one of these by their beginning; PyJWT calls it with shared secrets, which are random.
+    *("encodings.utf_8_sig", "encodings.utf_16", "encodings.utf_16_be", "encodings.utf_16_le"),
+    *("encodings.utf_32", "encodings.utf_32_be", "encodings.utf_32_le"),
+)
 """What libraries import when they need it; a worker can read no module's file."""
 
 PROVIDERS = (

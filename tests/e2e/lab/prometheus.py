@@ -119,13 +119,24 @@ class Prometheus(Server):
 
     def sent_until_s(self) -> float:
         """Unix time, whole seconds: what it scraped before has arrived at the receiver."""
-        name = "prometheus_remote_storage_queue_highest_sent_timestamp_seconds"
+        return self._own("prometheus_remote_storage_queue_highest_sent_timestamp_seconds")
+
+    def _own(self, name: str) -> float:
+        """The value of a metric of its own."""
         families = text_string_to_metric_families(self._get("/metrics"))
         return max((sample.value for family in families for sample in family.samples if sample.name == name), default=0)
 
     def wait_until_sent(self, moment_s: float, within_s: float = 60.0) -> None:
-        """Wait until a scrape after this moment has arrived at the receiver, and so everything before."""
-        eventually(lambda: self.sent_until_s() > moment_s, what=f"sent until {moment_s}", within_s=within_s)
+        """Wait until a scrape after this moment has arrived at the receiver, all of it, and so everything before.
+
+        One of many series goes in several requests, one after the other: a later scrape's comes behind all of them.
+        """
+        eventually(lambda: self._scraped_until_s() > moment_s, what=f"scraped after {moment_s}", within_s=within_s)
+        scrape_s = self._scraped_until_s()
+        eventually(lambda: self.sent_until_s() > scrape_s, what=f"sent until {scrape_s}", within_s=within_s)
+
+    def _scraped_until_s(self) -> float:
+        return self._own("prometheus_remote_storage_highest_timestamp_in_seconds")
 
     def samples(self, start_ms: int, end_ms: int) -> Samples:
         """Everything that it has of the target, as it is stored."""
