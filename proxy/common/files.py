@@ -6,6 +6,8 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from proxy.common.errors import ConfigError
+
 SYSTEM_AUTHORITIES = "the system's authorities"
 """In place of a path: the certificates that the system trusts, as PEM."""
 
@@ -37,6 +39,21 @@ def read_file(path: str, max_bytes: int = -1) -> bytes:
     """Return a file's content, the first ``max_bytes`` of it where that is not negative. Raises OSError."""
     with os.fdopen(_opener(path), "rb") as file:
         return file.read(max_bytes)
+
+
+def read_bounded_file(path: Path, max_bytes: int, kind: str) -> bytes:
+    """Read a file that an operator names, of at most ``max_bytes``. Raises ConfigError, which names it.
+
+    ``kind``: what it should be, for one that is longer.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > max_bytes:
+        raise ConfigError(f"{path}: is longer than {max_bytes} bytes: is it {kind}?")
+    return data
 
 
 @contextlib.contextmanager

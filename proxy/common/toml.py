@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_bounded_file
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """A longer file is no configuration."""
@@ -26,13 +27,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """Read a configuration file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?")
+    data = read_bounded_file(path, FILE_BYTES_MAX, "a configuration")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{path}: is UTF-16; save it as UTF-8")
     try:

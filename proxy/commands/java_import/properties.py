@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from proxy.common.errors import ConfigError
+from proxy.common.files import read_bounded_file
 
 FILE_BYTES_MAX = 1024 * 1024
 """A longer file is no proxy.conf."""
@@ -24,14 +25,7 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 def read_file(path: Path) -> bytes:
     """Read a file of at most FILE_BYTES_MAX. Raises ConfigError, which names it."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a proxy.conf?")
-    return data
+    return read_bounded_file(path, FILE_BYTES_MAX, "a proxy.conf")
 
 
 def parse_properties(data: bytes) -> dict[str, str]:

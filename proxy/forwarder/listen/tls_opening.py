@@ -17,7 +17,7 @@ from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import close_gracefully
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.handshake_turns import HandshakeTurns
-from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
+from proxy.runtime.network.tls import TlsFailed, TlsStream, broke_off_in_handshake, continue_handshake
 
 RECEIVE_BYTES = 16_384
 
@@ -130,7 +130,7 @@ class TlsOpening:
             else:
                 self._receive()
         except OSError as error:
-            self._finish(TlsFailed(f"the connection broke off during the TLS handshake: {error}", "broke_off"))
+            self._finish(broke_off_in_handshake(error))
         except Exception as error:  # noqa: BLE001 -- an internal error of one client must not end all the others
             self._finish(error)
 

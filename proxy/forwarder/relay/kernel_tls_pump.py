@@ -7,9 +7,6 @@ in the socket; and a direction ends with close_notify, which needs room as all e
 
 import errno
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
@@ -18,7 +15,7 @@ from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.pump import PEER_GONE, Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, SplicedRelay
 from proxy.forwarder.relay.splice_pump import SPLICE_BYTES_MAX, SPLICE_FLAGS, SplicePump
-from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.loop.tcp_stream import TcpStream, borrowed_socket
 from proxy.runtime.network.kernel_tls import (
     Following,
     KernelTlsBroken,
@@ -131,16 +128,6 @@ def new_spliced_relay(
     if record.client_kernel_tls or record.broker_kernel_tls:
         return KernelTlsRelay(record, client, broker, half_close_timeout_s)
     return SplicedRelay(record, client, broker, half_close_timeout_s, session)
-
-
-@contextmanager
-def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
-    """Yield a socket object for a descriptor that stays open."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-    try:
-        yield sock
-    finally:
-        sock.detach()
 
 
 class KernelTlsPump(Pump):

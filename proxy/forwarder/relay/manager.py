@@ -199,16 +199,14 @@ class RelayManager(Collector):
         """
         streams = cast("tuple[Stream, Stream]", (start.client, start.broker))
         uses_tls = [isinstance(stream, TlsStream) for stream in streams]
-        start.stored.client_kernel_tls, start.stored.broker_kernel_tls = uses_tls
-        sockets = transport_of(streams[0]), transport_of(streams[1])
         can_move = start.session is None and not (uses_tls[1] and _bytes_ahead(start.first_to_broker))
         for stream in streams:
             if isinstance(stream, TlsStream):
                 can_move = can_move and stream.can_move_to_kernel and attach_tls(stream.transport.socket)
-        if self._splices and (can_move or not any(uses_tls)):
-            return sockets
-        start.stored.client_kernel_tls = start.stored.broker_kernel_tls = False
-        return None
+        is_spliced = self._splices and (can_move or not any(uses_tls))
+        in_kernel = uses_tls if is_spliced else (False, False)
+        start.stored.client_kernel_tls, start.stored.broker_kernel_tls = in_kernel
+        return (transport_of(streams[0]), transport_of(streams[1])) if is_spliced else None
 
     def _start_copied(self, start: RelayStart) -> None:
         """Start a relay that is not spliced. Raises RelayStartFailed."""

@@ -40,7 +40,7 @@ from proxy.runtime.network.broker_link import (
 from proxy.runtime.network.credentials import AuthData
 from proxy.runtime.network.dialing import ATTEMPT_DELAY_S
 from proxy.runtime.network.handshake_turns import HandshakeTurns
-from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake
+from proxy.runtime.network.tls import TlsFailed, TlsStream, broke_off_in_handshake, continue_handshake
 from proxy.runtime.rpc.errors import RpcError
 
 _IN = select.EPOLLIN
@@ -218,8 +218,7 @@ class BrokerOpening:
         if self._is_connected:
             self._finish(broken_off(self._broker, error))
         elif self._is_reached:
-            text = f"the connection broke off during the TLS handshake: {error}"
-            self._fail_to_reach(TlsFailed(text, "broke_off"))
+            self._fail_to_reach(broke_off_in_handshake(error))
         else:
             self._fail_to_reach(error)
 

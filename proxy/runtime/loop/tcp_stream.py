@@ -86,6 +86,16 @@ def plain_socket(stream: object) -> socket.socket | trio.socket.SocketType | Non
 
 
 @contextmanager
+def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
+    """Yield a socket object for the descriptor of a TCP connection that stays open."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+@contextmanager
 def _translated_errors() -> Iterator[None]:
     try:
         yield

@@ -8,6 +8,8 @@ import socket
 import struct
 import termios
 
+from proxy.runtime.loop.tcp_stream import borrowed_socket
+
 _TCP_CLOSE = 7
 _FIN_RECEIVED = frozenset({6, 8, 9, 11})  # TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING
 _NO_END_BEFORE = frozenset({104, 110, 113})  # ECONNRESET, ETIMEDOUT, EHOSTUNREACH
@@ -24,8 +26,7 @@ def consumed_bytes(descriptor: int) -> int:
     The kernel counts the end of the stream as one byte more. A connection that is closed on both sides does not say
     whether there was an end: if it broke, most likely not.
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-    try:
+    with borrowed_socket(descriptor) as sock:
         received, state = _received(sock)
         for _ in range(_READS_MAX):  # more may arrive between the two reads, until the window is full
             waiting = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
@@ -37,8 +38,6 @@ def consumed_bytes(descriptor: int) -> int:
         else:
             ended = state in _FIN_RECEIVED
         return received - int(waiting) - ended
-    finally:
-        sock.detach()
 
 
 def _received(sock: socket.socket) -> tuple[int, int]:

@@ -63,6 +63,11 @@ class TlsFailed(ProxyError):
         self.kind = kind
 
 
+def broke_off_in_handshake(error: BaseException) -> TlsFailed:
+    """Return the failure of a handshake that an error of its connection has ended."""
+    return TlsFailed(f"the connection broke off during the TLS handshake: {error}", "broke_off")
+
+
 class TlsStream(trio.abc.HalfCloseableStream):
     """TLS over a TCP connection. Call ``handshake`` first. One task may receive while others send."""
 
@@ -90,9 +95,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 await self._flush()  # the alert, which gives the peer the reason
             raise
         except trio.BrokenResourceError as error:
-            raise TlsFailed(
-                f"the connection broke off during the TLS handshake: {error.__cause__ or error}", "broke_off"
-            ) from None
+            raise broke_off_in_handshake(error.__cause__ or error) from None
 
     @property
     def version(self) -> str:

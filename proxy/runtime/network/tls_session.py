@@ -53,7 +53,6 @@ class TlsSession:
         "_feed",
         "_handshake_records",
         "_hello",
-        "_hello_head",
         "_incoming",
         "_key_log",
         "_must_stay",
@@ -77,7 +76,7 @@ class TlsSession:
         self._feed, self._write = self._incoming.write, self._tls.write
         self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
         self._handshake_records = 0
-        self._hello = self._hello_head = b""
+        self._hello = b""
         self._key_log = current_key_log()
         self._secrets: dict[str, bytes] = {}
         self._must_stay = False
@@ -166,20 +165,24 @@ class TlsSession:
         self._handshake_records += 1
         if self._handshake_records > HANDSHAKE_RECORDS_MAX:
             raise _violation("too many records in the handshake")
-        if self._key_log is not None and self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
+        if self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
             self._check_hello(record[_HEADER_BYTES:])
-        head = self._hello_head
-        if len(head) < _MESSAGE_HEADER_BYTES and self._tls.server_side and record[0] == _HANDSHAKE_RECORD:
-            self._hello_head = head = (head + record[_HEADER_BYTES : 2 * _HEADER_BYTES])[:_MESSAGE_HEADER_BYTES]
-            if len(head) == _MESSAGE_HEADER_BYTES and int.from_bytes(head[1:]) > HELLO_BYTES_MAX:
-                raise _violation(f"a hello of more than {HELLO_BYTES_MAX} bytes")
 
     def _check_hello(self, part: bytes) -> None:
-        """Stay in user space where the client wants smaller records than the kernel makes."""
-        size = _MESSAGE_HEADER_BYTES + int.from_bytes(self._hello[1:_MESSAGE_HEADER_BYTES])
-        if len(self._hello) < max(size, _MESSAGE_HEADER_BYTES):
-            self._hello += part
-            self._must_stay |= limits_record_size(self._hello)
+        """Refuse a hello that is too large, and note where it wants smaller records than the kernel makes.
+
+        Only for the latter all of it is kept. A hello after that (RFC 8446, 4.1.4) asks for the same.
+        """
+        is_whole = self._key_log is not None
+        hello = self._hello
+        size = int.from_bytes(hello[1:_MESSAGE_HEADER_BYTES]) if is_whole else 0
+        if len(hello) >= _MESSAGE_HEADER_BYTES + size:
+            return
+        self._hello = hello = hello + (part if is_whole else part[:_MESSAGE_HEADER_BYTES])
+        size = int.from_bytes(hello[1:_MESSAGE_HEADER_BYTES])
+        if len(hello) >= _MESSAGE_HEADER_BYTES and size > HELLO_BYTES_MAX:
+            raise _violation(f"a hello of more than {HELLO_BYTES_MAX} bytes")
+        self._must_stay |= is_whole and limits_record_size(hello)
 
     # ---- data
 
