@@ -1,27 +1,14 @@
 """Metrics of the auth worker, under the Java proxy's names where it has them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from auth.registry import ProviderRegistry
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, OTHER
-
-
-class ProviderNames(Protocol):
-    """Names of the providers by method."""
-
-    @property
-    def methods(self) -> Collection[str]:
-        """The methods that have a provider."""
-        ...
-
-    def provider_name(self, method: str) -> str:
-        """Return the name of a method's provider."""
-        ...
 
 
 class BrokerCredentialsEnd(Collector):
@@ -45,7 +32,7 @@ class BrokerCredentialsEnd(Collector):
 class AuthMetrics:
     """Counts by method and reason. Methods are the client's to name, so unknown ones share one label."""
 
-    providers: ProviderNames
+    providers: ProviderRegistry
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)

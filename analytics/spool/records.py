@@ -11,7 +11,7 @@ itself is damaged, the next record is found by its magic and accepted only when 
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 from analytics.errors import AnalyticsError
 
@@ -52,16 +52,6 @@ class Damage(NamedTuple):
     reason: str
 
 
-class Readable(Protocol):
-    """Binary file that can be read at offsets."""
-
-    def seek(self, offset: int, /) -> int:
-        """Go to an offset."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read at most `size` bytes."""
-
-
 class _Header(NamedTuple):
     length: int
     received_at_unix_ms: int
@@ -96,7 +86,7 @@ def pack_record(version: int, received_at_unix_ms: int, body: bytes) -> bytes:
     return b"".join((head, _CRC.pack(zlib.crc32(head)), body))
 
 
-def scan_records(file: Readable, start: int, end: int) -> Iterator[Record | Damage]:
+def scan_records(file: BinaryIO, start: int, end: int) -> Iterator[Record | Damage]:
     """Yield the records in [start, end) of a segment and the damage between them, in order."""
     offset = start
     while offset < end:
@@ -110,7 +100,7 @@ def scan_records(file: Readable, start: int, end: int) -> Iterator[Record | Dama
             offset = found.next_offset
 
 
-def _read_record(file: Readable, offset: int, end: int) -> Record | Damage | str:
+def _read_record(file: BinaryIO, offset: int, end: int) -> Record | Damage | str:
     """Read the record at an offset; return Damage if only its body is damaged, a text if its end is unknown."""
     file.seek(offset)
     header = _parse_header(file.read(min(RECORD_HEADER_BYTES, end - offset)))
@@ -139,7 +129,7 @@ def _parse_header(data: bytes) -> _Header | str:
     return _Header(length, received_at, version, body_crc)
 
 
-def _find_next_record(file: Readable, offset: int, end: int) -> int:
+def _find_next_record(file: BinaryIO, offset: int, end: int) -> int:
     """Return the offset of the next valid record, or `end`."""
     while offset < end:
         file.seek(offset)

@@ -9,12 +9,12 @@ followed by valid records stays where it is; it is reported here and again by ev
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from analytics.spool.positions import Position, sync_directory
 from analytics.spool.records import (
     SEGMENT_HEADER_BYTES,
     Damage,
-    Readable,
     Record,
     check_segment_header,
     scan_records,
@@ -59,7 +59,7 @@ def repair_segment(segment: Path, number: int, committed: Position | None) -> Re
     return found
 
 
-def _scan_segment(found: RepairReport, file: Readable, number: int, size: int) -> int:
+def _scan_segment(found: RepairReport, file: BinaryIO, number: int, size: int) -> int:
     """Find valid, damaged and torn bytes; return the offset where the valid part ends, 0 if there is none."""
     file.seek(0)
     wrong = check_segment_header(file.read(SEGMENT_HEADER_BYTES), number)

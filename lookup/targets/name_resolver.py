@@ -6,18 +6,8 @@ are bounded in number, and the operator's own name servers answer for them. A cl
 these may be slow, and many.
 """
 
-from typing import Protocol
-
 from lookup.brokers.names import BrokerNames
 from proxy.runtime.dns.resolver import Addresses, Resolver
-
-
-class TargetAddresses(Protocol):
-    """Source of the addresses of relay targets."""
-
-    async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:
-        """Return a host's addresses; ``owner``: see TargetResolver. Raises ResolutionFailed."""
-        ...
 
 
 class TargetResolver:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from lookup.brokers.configured import LABELS_MIN, ConfiguredBrokers, exact_address
 from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.discovery import Endpoint
-from lookup.targets.name_resolver import TargetAddresses
+from lookup.targets.name_resolver import TargetResolver
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
 from proxy.runtime.dns.resolver import ResolutionFailed, is_address
@@ -54,7 +54,7 @@ LocateBroker = Callable[[], Awaitable[Target]]
 class TargetRules:
     """The operator's rules for targets, compiled from the configuration."""
 
-    def __init__(self, config: types.Brokers, resolver: TargetAddresses, brokers: BrokerDirectory) -> None:
+    def __init__(self, config: types.Brokers, resolver: TargetResolver, brokers: BrokerDirectory) -> None:
         self._dial_rules = rules = DialRules(config)
         self._further, self._further_ports = rules.has_further_targets, rules.further_ports
         self._networks = rules.networks

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import prometheus_client
 import trio
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proxy.admin.exposition import Exposition
+from proxy.admin.supervisor_client import SupervisorClient
 from proxy.common.logs import get_logger
 from proxy.runtime.observability.metrics import render_metrics
 from proxy.runtime.process.process_identity import ProcessIdentity
@@ -26,22 +27,10 @@ class CollectedMetrics(NamedTuple):
     at: float
 
 
-class MetricsSource(Protocol):
-    """The part of SupervisorClient that a scrape uses."""
-
-    async def places(self) -> list[ProcessIdentity]:
-        """Return the processes whose metrics can be read. Raises RpcError."""
-        ...
-
-    async def metrics(self, place: ProcessIdentity) -> str:
-        """Return one process's metrics. Raises RpcError."""
-        ...
-
-
 class MetricsScrape:
     """Producer of the text of ``/metrics``. Malformed lines of a process are dropped, counted and logged."""
 
-    def __init__(self, cluster: str, source: MetricsSource, registry: CollectorRegistry) -> None:
+    def __init__(self, cluster: str, source: SupervisorClient, registry: CollectorRegistry) -> None:
         self._cluster = cluster
         self._source = source
         self._registry = registry

@@ -59,7 +59,7 @@ _TEXTS = {
 
 
 class ReauthenticationCoordinator:
-    """ReauthenticationHandler of a forwarder's sessions, in relays and in lookup mode. ``run`` sends challenges.
+    """Coordinator of a forwarder's sessions, in relays and in lookup mode. ``run`` sends challenges.
 
     ``unix_ms`` reads the wall clock; ``fraction`` draws a number from 0 to 1. Both are replaced in tests.
     ``on_credentials_changed`` is called with a session whose client has renewed it by other credentials.

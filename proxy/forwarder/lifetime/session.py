@@ -1,7 +1,7 @@
 """State of a session with inspected frames within its relay, and the interfaces around it.
 
 Two pumps read frame boundaries: proxy.forwarder.relay.framed_splice_pump in the kernel, and
-proxy.forwarder.relay.framed_copy_pump in memory. Both report to the same ReauthenticationHandler
+proxy.forwarder.relay.framed_copy_pump in memory. Both report to the same ReauthenticationCoordinator
 (proxy.forwarder.lifetime.reauthentication), which acts on a relay through its SessionControl.
 """
 
@@ -10,13 +10,13 @@ import socket
 from typing import Protocol
 
 from proto.broker_exchange import ExchangePhase
-from proto.command_heads import SIZE_BYTES, FrameInvalid
+from proto.command_heads import SIZE_BYTES
 from proto.commands import parse_command
-from proto.framed_stream import Action, FramedStream, Own
+from proto.framed_stream import FramedStream, Own
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import NEVER, ReauthenticationFailure, SessionClock
+from proto.session_clock import NEVER, SessionClock
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.terms import Reauthenticate, stored_grace_ms
@@ -263,45 +263,6 @@ class BrokerChallengeHandler(Protocol):
 
     def on_answer_sent(self) -> None:
         """Record that the answer was sent to the broker."""
-
-
-class ReauthenticationHandler(Protocol):
-    """Receiver of what a relay's pump finds in a session's frames.
-
-    The implementation is proxy.forwarder.lifetime.reauthentication.ReauthenticationCoordinator.
-    """
-
-    def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
-        """Start to verify the client's answer to a challenge."""
-
-    def on_action(self, session: ExpiringSession, stream: FramedStream, action: Action) -> None:
-        """Close the session, or count its end, where a stream's decision says so. Raises FrameInvalid."""
-
-    def on_producer_opened(self, session: ExpiringSession) -> None:
-        """Count a client that is no longer challenged because it has opened its first producer."""
-
-    def on_failure(
-        self, session: ExpiringSession, failure: ReauthenticationFailure, *, over_limit: bool = False
-    ) -> None:
-        """Handle an invalid answer.
-
-        ``over_limit``: it is too large to be removed from the stream, so the relay ends in any case.
-        """
-
-    def on_answer_lost(self, session: ExpiringSession) -> None:
-        """Schedule another challenge after an answer to a predecessor's challenge."""
-
-    def on_invalid_frame(self, session: ExpiringSession, error: FrameInvalid) -> None:
-        """Close a relay after bytes of the client or the broker that are no frame."""
-
-    def on_closing(self, session: ExpiringSession) -> None:
-        """Send the client its error as soon as the broker's bytes on the way to it have arrived.
-
-        Nothing more passes to the broker.
-        """
-
-    def closing_error_frame(self, session: ExpiringSession) -> bytes:
-        """Return the error frame that tells the client why its relay closes."""
 
 
 def parse_frame_command(frame: bytes) -> BaseCommand:

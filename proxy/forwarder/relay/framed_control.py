@@ -2,7 +2,8 @@
 
 from proto.framed_stream import Own
 from proxy.forwarder.lifetime.closing import CloseReason
-from proxy.forwarder.lifetime.session import ExpiringSession, ReauthenticationHandler
+from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.framed_journal import FramedJournal
 from proxy.forwarder.relay.pump import Pump
 from proxy.forwarder.relay.relay import Direction, Relay
@@ -24,7 +25,7 @@ class FramedControl:
         session: ExpiringSession,
         pump: Pump,
         journal: FramedJournal,
-        reauthentication: ReauthenticationHandler,
+        reauthentication: ReauthenticationCoordinator,
     ) -> None:
         self._relay = relay
         self._session = session

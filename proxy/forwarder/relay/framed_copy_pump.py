@@ -15,7 +15,8 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.framed_stream import Action, FramedStream
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
-from proxy.forwarder.lifetime.session import ExpiringSession, ReauthenticationHandler
+from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.copy_pump import CopiedRelay, CopyDirection, CopyPump
 from proxy.forwarder.relay.framed_control import FramedControl, control_of
 from proxy.forwarder.relay.framed_journal import FramedJournal
@@ -38,7 +39,7 @@ class FramedCopyPump(CopyPump):
         table: RelayTable,
         host: PumpHost,
         journal: FramedJournal,
-        reauthentication: ReauthenticationHandler,
+        reauthentication: ReauthenticationCoordinator,
         now: Callable[[], float],
     ) -> None:
         super().__init__(table, host)

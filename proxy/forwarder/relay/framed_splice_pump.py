@@ -25,12 +25,12 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.framed_stream import Action
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
+from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.lifetime.session import (
     PEEK_BYTES,
     ExpiringSession,
     FrameCursor,
     Injection,
-    ReauthenticationHandler,
 )
 from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_injection import FrameInjector
@@ -59,7 +59,11 @@ class FramedSplicePump:
     """
 
     def __init__(
-        self, table: RelayTable, pump: SplicePump, reauthentication: ReauthenticationHandler, now: Callable[[], float]
+        self,
+        table: RelayTable,
+        pump: SplicePump,
+        reauthentication: ReauthenticationCoordinator,
+        now: Callable[[], float],
     ) -> None:
         self.journal = FramedJournal(table, now)
         self._injector = FrameInjector(pump, self.journal, now)

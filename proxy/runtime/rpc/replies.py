@@ -5,7 +5,7 @@ A reply may come in parts. Each call under way has one receiver, which gets all 
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
@@ -18,18 +18,6 @@ from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcRespo
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _OK = int(Status.OK)  # the enum would look the name up at each use
-
-
-class ReplyReceiver(Protocol):
-    """Receiver of the parts of an RPC's reply."""
-
-    def on_part(self, reply: Reply) -> None:
-        """Receive the next part, or the whole reply."""
-        ...
-
-    def on_lost(self) -> None:
-        """Learn that no part will come any more: the connection is lost or the deadline has passed."""
-        ...
 
 
 class CallbackReply:
@@ -85,6 +73,10 @@ class PendingCall:
             await self._arrived.wait()
         reply = self._replies.popleft()
         return response_of(reply), reply.has_more
+
+
+ReplyReceiver = CallbackReply | PendingCall
+"""Receives the parts of an RPC's reply; ``on_lost``: none will come any more."""
 
 
 def response_of(reply: Reply) -> bytes:

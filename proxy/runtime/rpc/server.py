@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from google.protobuf.message import DecodeError
@@ -47,22 +47,6 @@ Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, returns the serialized response; raises RpcRefused."""
 
 
-class ReplyStream(Protocol):
-    """The reply to one call, sent in parts: at any time, from any task or callback, until the last part."""
-
-    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- what every part comes with
-        """Send a part; ``more``: further parts follow."""
-        ...
-
-    async def wait_until_sent(self) -> None:
-        """Wait until all parts so far have been sent, or the connection is closed."""
-        ...
-
-    def close_connection(self, reason: str) -> None:
-        """Close the caller's connection and drop what is queued for it. ``reason`` is for the log."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StreamingHandler:
     """A handler without a task of its own, which replies in parts, possibly later. It raises RpcRefused, DecodeError.
@@ -71,7 +55,7 @@ class StreamingHandler:
     can say so. Empty: the call is refused with a status, like those of all other methods.
     """
 
-    handle: Callable[[bytes, Caller, ReplyStream], None]
+    handle: Callable[[bytes, Caller, "ReplyStream"], None]
     unauthorized_response: bytes = b""
 
 
@@ -292,7 +276,7 @@ class _Connection:
         self.write_in_order(_reply(call, status, detail), ends_call=False)
 
     def _start_streaming_call(self, handler: StreamingHandler, call: Call) -> None:
-        replies = _CallReplyStream(self, call)
+        replies = ReplyStream(self, call)
         try:
             handler.handle(call.request, self.caller, replies)
         except Exception as error:  # noqa: BLE001 -- see _run_call
@@ -379,8 +363,8 @@ class _Connection:
         self._scopes.pop(call.correlation_id, None)
 
 
-class _CallReplyStream:
-    """The ReplyStream of one call."""
+class ReplyStream:
+    """The reply to one call, sent in parts: at any time, from any task or callback, until the last part."""
 
     __slots__ = ("_call", "_connection", "_over")
 
@@ -390,7 +374,8 @@ class _CallReplyStream:
         self._call = Call(call.correlation_id, call.method, call.timeout_ms, b"")
         self._over = False
 
-    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- a ReplyStream
+    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- what every part comes with
+        """Send a part; ``more``: further parts follow."""
         if not self._over:
             self._over = not more
             self._connection.write_in_order(_reply(self._call, _OK, "", part, more=more), ends_call=not more)
@@ -402,9 +387,11 @@ class _CallReplyStream:
             self._connection.write_in_order(_failure(self._call, error), ends_call=True)
 
     async def wait_until_sent(self) -> None:
+        """Wait until all parts so far have been sent, or the connection is closed."""
         await self._connection.wait_until_sent()
 
     def close_connection(self, reason: str) -> None:
+        """Close the caller's connection and drop what is queued for it. ``reason`` is for the log."""
         self._connection.close_connection(reason)
 
 

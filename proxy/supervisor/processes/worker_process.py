@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
@@ -29,32 +29,10 @@ EXIT_TIMEOUT_S = 5.0
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
-class ProcessHandle(Protocol):
-    """The part of trio.Process that the supervisor uses."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code; None until it was fetched, negative for a signal."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait for the process to end and return its exit code."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the process with SIGKILL."""
-        ...
-
-
 class ForkedProcess:
     """A child that another program has started: the fork server, or the program before the exec of an upgrade.
 
-    Implements ProcessHandle by a pidfd. Raises OSError where there is no such child.
+    Waits for it by a pidfd. Raises OSError where there is no such child.
     """
 
     def __init__(self, pid: int) -> None:
@@ -117,7 +95,7 @@ class WorkerProcess:
     def __init__(
         self,
         role: Role,
-        process: ProcessHandle,
+        process: ForkedProcess,
         channels: WorkerChannels,
         uptime_s: float = 0.0,
         *,
