@@ -22,6 +22,7 @@ from local.distribution import (
     require_maven,
 )
 from local.process import run_reporting
+from local.provenance import file_sha256
 
 _FILES = Path(__file__).parent / "jars"
 _PLACES = {"pulsar": "bin", "standalone.conf": "conf", "log4j2.properties": "conf"}
@@ -96,8 +97,7 @@ def digest_of_jars(directory: Path) -> str:
     """Return the digest of the list of all jars."""
     listing = hashlib.sha256()
     for path in sorted(directory.iterdir(), key=lambda path: path.name):  # java takes .JAR, too
-        with path.open("rb") as file:
-            listing.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode())
+        listing.update(f"{file_sha256(path)}  {path.name}\n".encode())
     return listing.hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from local.console import Progress, silent
 from local.environment import clean_environment
-from local.process import OwnedProcess
+from local.process import OwnedProcess, OwnedServer
 
 _POLL_S = 0.2
 _DRAIN_MS = 5000
@@ -50,8 +49,13 @@ class ClusterConfig:
     more_config: str = ""
 
 
-class Cluster:
-    """A `pulsar-trio-proxy serve` process, with its files in `directory` (a short path: Unix sockets are in it)."""
+class Cluster(OwnedServer):
+    """A `pulsar-trio-proxy serve` process, with its files in `directory` (a short path: Unix sockets are in it).
+
+    A stop starts a drain, which has a deadline of its own; workers exit at the end of a killed supervisor's pipe.
+    """
+
+    stop_timeout_s = _DRAIN_MS / 1000 + 10
 
     def __init__(
         self,
@@ -78,57 +82,28 @@ class Cluster:
         self._config += config.more_config
         self._ready_timeout_s = ready_timeout_s
         self._progress = progress
-        self._process: OwnedProcess | None = None
-
-    @property
-    def running(self) -> bool:
-        """True while the supervisor runs."""
-        return self._process is not None and self._process.exit_code() is None
-
-    @property
-    def pid(self) -> int | None:
-        """The supervisor's process id."""
-        return self._process.pid if self._process else None
-
-    def log_tail(self) -> str:
-        """Return the end of the log."""
-        return self._process.log_tail() if self._process else ""
 
     def start(self) -> None:
         """Start, and return when the cluster is ready, which needs a reachable broker."""
         self._runtime_dir.mkdir(mode=0o700, exist_ok=True)
         self.config_path.write_text(self._config)
         command = [str(self._command), "serve", "--config", str(self.config_path)]
-        self._process = process = OwnedProcess(command, log=self.log_path, env=clean_environment())
-        started_at = time.monotonic()
-        while not (answer := self._ready())[0]:
-            elapsed_s = time.monotonic() - started_at
-            if (code := process.exit_code()) is not None:
-                raise ClusterError(f"the cluster ended with code {code}:\n{process.log_tail()}")
-            if elapsed_s > self._ready_timeout_s:
-                text = f"the cluster was not ready after {elapsed_s:.0f} s ({answer[1]})"
-                raise ClusterError(f"{text}:\n{process.log_tail()}")
-            self._progress(f"Starting the cluster: {elapsed_s:.0f} s ({answer[1]})")
-            time.sleep(_POLL_S)
+        self._process = OwnedProcess(command, log=self.log_path, env=clean_environment())
+        self._wait_until_ready(
+            "the cluster",
+            self._obstacle,
+            ClusterError,
+            timeout_s=self._ready_timeout_s,
+            poll_s=_POLL_S,
+            progress=self._progress,
+        )
 
-    def stop(self) -> None:
-        """Send SIGTERM, which starts a drain; kill the cluster some time after its own deadline."""
-        if self._process is not None:
-            self._process.stop(_DRAIN_MS / 1000 + 10)
-            self._process = None
-
-    def kill(self) -> None:
-        """Kill the supervisor; its workers exit at the end of their liveness pipe."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def _ready(self) -> tuple[bool, str]:
+    def _obstacle(self) -> str:
         try:
             with _opener.open(f"{self.admin_url}/readyz", timeout=5):
-                return True, ""
+                return ""
         except urllib.error.HTTPError as error:
             with error:
-                return False, error.read(200).decode(errors="replace").strip()
+                return error.read(200).decode(errors="replace").strip() or str(error)
         except OSError:
-            return False, "not listening yet"
+            return "not listening yet"

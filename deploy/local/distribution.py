@@ -11,7 +11,6 @@ interrupted or failed run, the next run produces a complete distribution:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,9 +24,9 @@ from typing import Protocol
 from local.cache import cache_directory, locked
 from local.console import Progress, print_status
 from local.process import run_reporting
+from local.provenance import file_sha256
 
 _MANIFEST = ".complete.json"
-_CHUNK = 1 << 20
 
 
 class DistributionError(Exception):
@@ -152,13 +151,8 @@ def _install(home: Path, archive: Archive, repository: Path, progress: Progress)
 
 def _digest_problem(path: Path, archive: Archive, progress: Progress) -> str | None:
     progress(f"Checking {archive.label}")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() == archive.sha256:
-        return None
-    return f"its SHA-256 is {digest.hexdigest()}, not {archive.sha256}"
+    found = file_sha256(path)
+    return None if found == archive.sha256 else f"its SHA-256 is {found}, not {archive.sha256}"
 
 
 def _unpack(path: Path, home: Path, archive: Archive, progress: Progress) -> str | None:

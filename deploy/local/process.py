@@ -111,6 +111,61 @@ class OwnedProcess:
             return f"({error})"
 
 
+class OwnedServer:
+    """A server as an OwnedProcess, which can be started again. `stop_timeout_s`: what it has to end in, when asked."""
+
+    stop_timeout_s = 20.0
+    _process: OwnedProcess | None = None
+
+    @property
+    def running(self) -> bool:
+        """True while the process runs, healthy or not."""
+        return self._process is not None and self._process.exit_code() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id."""
+        return self._process.pid if self._process else None
+
+    def log_tail(self, lines: int = 25) -> str:
+        """Return the end of the log."""
+        return self._process.log_tail(lines) if self._process else ""
+
+    def stop(self) -> None:
+        """Send SIGTERM; kill the server after `stop_timeout_s`. Harmless if it does not run."""
+        if self._process is not None:
+            self._process.stop(self.stop_timeout_s)
+            self._process = None
+
+    def kill(self) -> None:
+        """Kill the server, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _wait_until_ready(
+        self,
+        name: str,
+        obstacle: Callable[[], str],
+        error: type[Exception],
+        *,
+        timeout_s: float,
+        poll_s: float,
+        progress: Progress,
+    ) -> None:
+        """Return once there is no `obstacle` any more; raise `error` where the process ends, or takes too long."""
+        assert self._process is not None  # it was started
+        started_at = time.monotonic()
+        while text := obstacle():
+            elapsed_s = time.monotonic() - started_at
+            if (code := self._process.exit_code()) is not None:
+                raise error(f"{name} ended with code {code}:\n{self.log_tail()}")
+            if elapsed_s > timeout_s:
+                raise error(f"{name} was not ready after {elapsed_s:.0f} s ({text}):\n{self.log_tail()}")
+            progress(f"Starting {name}: {elapsed_s:.0f} s ({text})")
+            time.sleep(poll_s)
+
+
 def run_reporting(
     command: Sequence[str | Path],
     describe: Callable[[float], str],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Self
 from local.admin import Admin
 from local.console import Progress, silent
 from local.ports import free_port
-from local.process import OwnedProcess
+from local.process import OwnedProcess, OwnedServer
 from local.tokens import make_token, write_private
 
 ROLES = ("admin", "proxy", "alice", "bob")
@@ -56,7 +55,7 @@ class BrokerOptions:
 _DEFAULT_OPTIONS = BrokerOptions()
 
 
-class Standalone:
+class Standalone(OwnedServer):
     """A broker process. Data, ports and tokens stay the same across restarts. `conf`: settings of broker.conf."""
 
     def __init__(
@@ -78,7 +77,6 @@ class Standalone:
         self.secret_key = self.data / "secret.key"
         self._conf = dict(conf or {})
         self._options = options
-        self._process: OwnedProcess | None = None
 
     @property
     def service_url(self) -> str:
@@ -89,16 +87,6 @@ class Standalone:
     def admin_url(self) -> str:
         """URL of the admin API."""
         return f"http://localhost:{self.web_port}"
-
-    @property
-    def pid(self) -> int | None:
-        """The JVM's process id."""
-        return self._process.pid if self._process else None
-
-    @property
-    def running(self) -> bool:
-        """True while the process runs, healthy or not."""
-        return self._process is not None and self._process.exit_code() is None
 
     def token_file(self, role: str) -> Path:
         """Return the file with a role's token."""
@@ -128,24 +116,20 @@ class Standalone:
         ]
         self.kill()  # descendants of an earlier process that ended by itself
         self._process = OwnedProcess(command, log=self.log_path, env=self._environment())
+        admin = self.admin(timeout_s=5.0)
         try:
-            self._wait_until_healthy(self._process)
+            self._wait_until_ready(
+                "the broker",
+                lambda: "" if admin.health() else f"log: {self.log_path}",
+                StandaloneError,
+                timeout_s=self._options.ready_timeout_s,
+                poll_s=_POLL_S,
+                progress=self._options.progress,
+            )
             _let_sleep(self._process.pid)
         except BaseException:
             self.kill()
             raise
-
-    def stop(self, timeout_s: float = 20.0) -> None:
-        """Stop the broker, by force after the timeout. Harmless if it does not run."""
-        if self._process is not None:
-            self._process.stop(timeout_s)
-            self._process = None
-
-    def kill(self) -> None:
-        """Kill the broker, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
 
     def restart(self) -> None:
         """Stop and start, with the same data and ports."""
@@ -162,10 +146,6 @@ class Standalone:
         if self._process is not None:
             self._process.signal(Signals.SIGCONT)
 
-    def log_tail(self, lines: int = 25) -> str:
-        """Return the end of the log."""
-        return self._process.log_tail(lines) if self._process else ""
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -177,19 +157,6 @@ class Standalone:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def _wait_until_healthy(self, process: OwnedProcess) -> None:
-        started_at = time.monotonic()
-        admin = self.admin(timeout_s=5.0)
-        while not admin.health():
-            elapsed_s = time.monotonic() - started_at
-            if (code := process.exit_code()) is not None:
-                raise StandaloneError(f"the broker ended with code {code}:\n{process.log_tail()}")
-            if elapsed_s > self._options.ready_timeout_s:
-                text = f"the broker was not ready after {elapsed_s:.0f} s"
-                raise StandaloneError(f"{text}:\n{process.log_tail()}")
-            self._options.progress(f"Starting a broker: {elapsed_s:.0f} s (log: {self.log_path})")
-            time.sleep(_POLL_S)
 
     def _prepare(self) -> None:
         (self.data / "tmp").mkdir(parents=True, exist_ok=True)

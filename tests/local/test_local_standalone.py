@@ -97,7 +97,7 @@ def test_broker_that_never_becomes_healthy(home: Path, tmp_path: Path) -> None:
     (home / "bin" / "pulsar").write_text("#!/bin/sh\necho thinking\nexec sleep 1000\n")
     said: list[str] = []
     broker = Standalone(home, tmp_path / "data", options=BrokerOptions(ready_timeout_s=0.3, progress=said.append))
-    with pytest.raises(StandaloneError, match=r"not ready after \d s:\nthinking"):
+    with pytest.raises(StandaloneError, match=r"not ready after \d s \(log: .*broker\.log\):\nthinking"):
         broker.start()
     assert not broker.running
     assert said

@@ -87,8 +87,8 @@ def _broker_tls(java: Java, result: Result) -> None:
             _skip_given(java, result, name, "brokerClientTlsEnabledWithKeyStore is false")
         return
     result.skip("brokerClientTlsEnabledWithKeyStore", _STORES_TO_PEM)
-    _key_store(java, result, "brokerClientTlsKeyStore", "brokers.tls.certificate", "brokers.tls.key")
-    _trust_store(java, result, "brokerClientTlsTrustStore", "brokers.tls.trust")
+    _convert_store(java, result, "brokerClientTlsKeyStore", "brokers.tls.certificate", "brokers.tls.key")
+    _convert_store(java, result, "brokerClientTlsTrustStore", "brokers.tls.trust")
 
 
 def _skip_given(java: Java, result: Result, name: str, reason: str) -> None:
@@ -96,31 +96,22 @@ def _skip_given(java: Java, result: Result, name: str, reason: str) -> None:
         result.skip(name, reason)
 
 
-def _key_store(java: Java, result: Result, name: str, certificate: str, key: str) -> None:
-    """Name the files of PEM that replace a keystore, with the commands that make them. No password is shown."""
-    store = java.given(name)
+def _convert_store(java: Java, result: Result, name: str, certificate: str, key: str = "") -> None:
+    """Name the files of PEM that replace a keystore, with the commands that make them; without ``key`` it is a
+    truststore. No password is shown.
+    """
+    store, kind = java.given(name), "keystore" if key else "truststore"
     if not store:
         return
-    made, to_pkcs12 = _pkcs12(store, java.get(f"{name}Type"))
-    pem = shlex.quote(f"{store}.crt"), shlex.quote(f"{store}.key")
-    commands = (
-        *to_pkcs12,
-        f"openssl pkcs12 -in {made} -nokeys -out {pem[0]}",
-        f"(umask 077; openssl pkcs12 -in {made} -nocerts -nodes -out {pem[1]})",
-    )
-    result.lose(name, f"keystores are not read, only PEM; convert it: {'; '.join(commands)}")
-    result.put(certificate, f"{store}.crt", comment=f"from the keystore of {name}, once it is converted")
-    result.put(key, f"{store}.key", comment=f"from the keystore of {name}, once it is converted")
-
-
-def _trust_store(java: Java, result: Result, name: str, target: str) -> None:
-    store = java.given(name)
-    if not store:
-        return
-    made, to_pkcs12 = _pkcs12(store, java.get(f"{name}Type"))
-    commands = (*to_pkcs12, f"openssl pkcs12 -in {made} -nokeys -out {shlex.quote(f'{store}.crt')}")
-    result.lose(name, f"truststores are not read, only PEM; convert it: {'; '.join(commands)}")
-    result.put(target, f"{store}.crt", comment=f"from the truststore of {name}, once it is converted")
+    made, commands = _pkcs12(store, java.get(f"{name}Type"))
+    commands += (f"openssl pkcs12 -in {made} -nokeys -out {shlex.quote(f'{store}.crt')}",)
+    targets = {certificate: f"{store}.crt"}
+    if key:
+        commands += (f"(umask 077; openssl pkcs12 -in {made} -nocerts -nodes -out {shlex.quote(f'{store}.key')})",)
+        targets[key] = f"{store}.key"
+    result.lose(name, f"{kind}s are not read, only PEM; convert it: {'; '.join(commands)}")
+    for target, file in targets.items():
+        result.put(target, file, comment=f"from the {kind} of {name}, once it is converted")
 
 
 def _pkcs12(store: str, kind: str) -> tuple[str, tuple[str, ...]]:
@@ -168,9 +159,13 @@ def _targets(java: Java, result: Result) -> None:
 # ---- listeners
 
 
-def _listeners(java: Java, result: Result) -> None:
+def _bind_host(java: Java) -> str:
     host = java.get("bindAddress")
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _listeners(java: Java, result: Result) -> None:
+    host = _bind_host(java)
     plain, tls = java.port("servicePort"), java.port("servicePortTls")
     result.handled |= {"bindAddress", "servicePort", "servicePortTls"}
     if plain:
@@ -197,8 +192,8 @@ def _listener_tls(java: Java, result: Result) -> None:
             _skip_given(java, result, name, "tlsEnabledWithKeyStore is false")
     if with_stores:
         result.skip("tlsEnabledWithKeyStore", _STORES_TO_PEM)
-        _key_store(java, result, "tlsKeyStore", "listener.tls.certificate", "listener.tls.key")
-        _trust_store(java, result, "tlsTrustStore", "listener.tls.client_ca")
+        _convert_store(java, result, "tlsKeyStore", "listener.tls.certificate", "listener.tls.key")
+        _convert_store(java, result, "tlsTrustStore", "listener.tls.client_ca")
     result.require_table("listener.tls")
 
 
@@ -208,8 +203,7 @@ def _admin(java: Java, result: Result) -> None:
     result.handled |= {name, "webServicePort"}
     if not port:
         return
-    host = java.get("bindAddress")
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    host = _bind_host(java)
     closed = java.flag(name) and java.flag("authenticationEnabled")
     served = java.flag("enableProxyStatsEndpoints")
     if served and closed and result.secrets_directory is not None:
