@@ -6,7 +6,6 @@ whether the configuration or an issuer's answer has it. HTTP proxies come from t
 to).
 """
 
-import ipaddress
 import re
 import ssl
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import trio
 
 from auth.errors import AuthError
 from proxy.common.errors import ConfigError
+from proxy.common.networks import is_loopback
 from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.certificate_ends import read_ends
@@ -83,7 +83,7 @@ class IssuerClient:
                     transport=self._transport,
                     timeout=None,  # noqa: S113 -- ours is over all
                     follow_redirects=False,
-                    trust_env=not _is_loopback(host),  # no proxy elsewhere can reach what is here
+                    trust_env=not is_loopback(host),  # no proxy elsewhere can reach what is here
                 )
                 async with client, client.stream(method, url, data=form, headers=_HEADERS) as response:
                     body = await _bounded_body(response)
@@ -135,17 +135,10 @@ def _allowed_host(url: str, plain_http: PlainHttp) -> str:
         raise HttpFailed("an address that is none") from None
     if not parsed.host or parsed.userinfo:
         raise HttpFailed("an address without a host, or with a password in it")
-    plain = plain_http == "anywhere" or (plain_http == "at loopback" and _is_loopback(parsed.host))
+    plain = plain_http == "anywhere" or (plain_http == "at loopback" and is_loopback(parsed.host))
     if parsed.scheme != "https" and not (parsed.scheme == "http" and plain):
         raise HttpFailed(f"{_printable(url)}: is not https")
     return parsed.host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls_context(key: str, trust: str) -> ssl.SSLContext:

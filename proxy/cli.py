@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -40,6 +40,8 @@ UPGRADE_FAILED_STARTS = 3
 """Starts of one worker after an upgrade that may fail before the command says so."""
 
 _NOTHING = Empty()
+
+LoadedT = TypeVar("LoadedT")
 
 _config_option = click.option(
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
@@ -88,7 +90,7 @@ def main() -> None:
 @click.option("--legacy", "handover_fd", type=int, hidden=True, help="Given by an upgrade: descriptor of the handover.")
 def serve(config_file: Path, handover_fd: int | None) -> None:
     """Run the cluster in the foreground. SIGTERM drains, SIGHUP reloads."""
-    run_supervisor(_load_plan(config_file), config_file, handover_fd, _fail)
+    run_supervisor(_load(config_file, load_plan), config_file, handover_fd, _fail)
 
 
 @main.command()
@@ -99,7 +101,7 @@ def serve(config_file: Path, handover_fd: int | None) -> None:
 )
 def check(config_file: Path, connect: bool, any_broker: bool) -> None:  # noqa: FBT001 -- click's manner
     """Validate the configuration and the files that it names, and say what is wrong with them."""
-    plan = _load_plan(config_file)
+    plan = _load(config_file, load_plan)
     try:
         findings = trio.run(_check, plan, connect, any_broker)
     except ConfigError as error:
@@ -152,7 +154,7 @@ def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's
 @click.option("--force", is_flag=True, help="Even if no broker accepts the proxy with a changed [brokers].")
 def reload(config_file: Path, force: bool) -> None:  # noqa: FBT001 -- click's manner
     """Make a running cluster take over its changed configuration and key files."""
-    _ask(_load(config_file), Method.CLUSTER_RELOAD, ReloadRequest(force=force))
+    _ask(_load(config_file, load_config), Method.CLUSTER_RELOAD, ReloadRequest(force=force))
     click.echo("reloaded")
 
 
@@ -160,7 +162,7 @@ def reload(config_file: Path, force: bool) -> None:  # noqa: FBT001 -- click's m
 @_config_option
 def upgrade(config_file: Path) -> None:
     """Replace every process of a running cluster by what is installed now, without a reset; returns when it is done."""
-    path = control_path(_load(config_file).cluster.runtime_dir)
+    path = control_path(_load(config_file, load_config).cluster.runtime_dir)
     before = int(_call_cluster_at(path, Method.CLUSTER_UPGRADE))
     click.echo("upgrading")
     try:
@@ -203,7 +205,7 @@ async def _wait_for_generation(path: str, generation: int) -> list[str]:
 @_config_option
 def drain(config_file: Path) -> None:
     """Let clients leave, then end the cluster; returns when it has ended."""
-    config = _load(config_file)
+    config = _load(config_file, load_config)
     _ask(config, Method.CLUSTER_DRAIN)
     click.echo(f"draining, for at most {config.shutdown.delay_ms + config.limits.drain_timeout_ms} ms")
     trio.run(_wait_for_end, control_path(config.cluster.runtime_dir))
@@ -311,16 +313,9 @@ def import_java(  # noqa: PLR0917 -- click's manner
         sys.exit(1)
 
 
-def _load(config_file: Path, load: Callable[[Path, Mapping[str, str]], Config] = load_config) -> Config:
+def _load(config_file: Path, load: Callable[[Path, Mapping[str, str]], LoadedT]) -> LoadedT:
     try:
         return load(config_file, os.environ)
-    except ConfigError as error:
-        _fail(str(error))
-
-
-def _load_plan(config_file: Path) -> MemoryPlan:
-    try:
-        return load_plan(config_file, os.environ)
     except ConfigError as error:
         _fail(str(error))
 

@@ -1,6 +1,5 @@
 """The receiver's configuration, a TOML file. Keys end in their unit; an unknown key is an error that names it."""
 
-import ipaddress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +9,7 @@ from msgspec import Meta
 
 from analytics.remote_write.bounds import CEILING, Bounds
 from proxy.common.errors import ConfigError
+from proxy.common.networks import is_loopback
 from proxy.common.shape import convert
 from proxy.common.toml import read_toml
 
@@ -201,14 +201,6 @@ def _check_security(config: Config) -> None:
             "authentication.token_files: any host of that network could write samples, of which bills are made; "
             "name a file with a token, set listen.tls.client_ca, or listen.insecure = true"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches a host of `bind`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def parse_address(key: str, bind: str) -> tuple[str, int]:

@@ -58,6 +58,14 @@ def parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     return ipaddress.IPv4Network((mapped, network.prefixlen - 96))
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a host, an IP address or ``localhost``."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def peer_address(stream: trio.SocketStream) -> str:
     """Return the peer's IP address; empty if it has disconnected."""
     try:

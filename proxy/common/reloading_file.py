@@ -39,12 +39,11 @@ def _no_ends() -> Ends:
     return {}
 
 
-class ReloadingFile(Generic[ValueT]):
-    """A value that ``build`` makes from files, rebuilt when they have changed.
+class _FileValue(Generic[ValueT]):
+    """A value that ``build`` makes from files.
 
-    ``key``: the configuration key, for errors. Empty names in ``files`` are ignored. ``build`` runs in a thread, except
-    for the first time; it raises ConfigError or OSError, and the constructor raises ConfigError for both. If a rebuild
-    fails, the value stays, the error is logged once for each change, and the next check tries again.
+    ``key``: the configuration key, for errors. Empty names in ``files`` are ignored. ``build`` raises ConfigError or
+    OSError, and the constructor raises ConfigError for both.
 
     ``read_ends`` returns when certificates in the files end, in seconds since 1970, by configuration key; it raises
     nothing, and is called after ``build``, so that ``ends`` are those of the value.
@@ -61,18 +60,37 @@ class ReloadingFile(Generic[ValueT]):
         self.files = tuple(file for file in files if file)
         self._build = build
         self._read_ends = read_ends
-        self._checked_at = float("-inf")
-        self._checking = False
-        self._failed: Stamp | None = None
-        self.failure = ""
-        """Why the files' content cannot be used; empty: ``value`` is what they held when last looked at."""
         self.read_at_unix_s = time.time()
-        """When ``value`` was read from the files."""
+        """When ``value`` was read from the files, unless it is held."""
         self._stamp = self._read_stamp()
-        self.value = _built(key, self.files, build)
+        self.value = self._built()
         self.ends = read_ends()
         self.serial = next(_serials)
         _files.add(self)
+
+    def _read_stamp(self) -> Stamp:
+        return tuple(_stamp_of(file) for file in self.files)
+
+    def _built(self) -> ValueT:
+        """Build the value; raise ConfigError for OSError, too."""
+        try:
+            return self._build()
+        except OSError as error:
+            raise ConfigError(f"{self.key}: {error.filename or ', '.join(self.files)}: {error.strerror}") from None
+
+
+class ReloadingFile(_FileValue[ValueT]):
+    """A value that ``build`` makes from files, rebuilt when they have changed.
+
+    ``build`` runs in a thread, except for the first time. If a rebuild fails, the value stays, the error is logged once
+    for each change, and the next check tries again.
+    """
+
+    failure = ""
+    """Why the files' content cannot be used; empty: ``value`` is what they held when last looked at."""
+    _checked_at = float("-inf")
+    _checking = False
+    _failed: Stamp | None = None
 
     @property
     def is_check_due(self) -> bool:
@@ -122,35 +140,13 @@ class ReloadingFile(Generic[ValueT]):
         get_logger().info("took over a changed file", key=self.key, files=", ".join(self.files))
         return "success"
 
-    def _read_stamp(self) -> Stamp:
-        return tuple(_stamp_of(file) for file in self.files)
 
-
-class HeldFile(Generic[ValueT]):
-    """A value that ``build`` makes from files, rebuilt when it is told to, not when they change.
-
-    The arguments are those of ReloadingFile; ``build`` also raises ConfigError for what it cannot use.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        files: Sequence[str],
-        build: Callable[[], ValueT],
-        read_ends: Callable[[], Ends] = _no_ends,
-    ) -> None:
-        self.key = key
-        self.files = tuple(file for file in files if file)
-        self._build = build
-        self._read_ends = read_ends
-        self.value = _built(key, self.files, build)
-        self.ends = read_ends()
-        self.serial = next(_serials)
-        _files.add(self)
+class HeldFile(_FileValue[ValueT]):
+    """A value that ``build`` makes from files, rebuilt when it is told to, not when they change."""
 
     def read_again(self) -> None:
         """Rebuild the value from the files as they are now, as a new one would be. Raises ConfigError."""
-        self.value = _built(self.key, self.files, self._build)
+        self.value = self._built()
         self.ends = self._read_ends()
 
     async def take_over(self, stamps: Mapping[str, str]) -> None:
@@ -165,17 +161,17 @@ class HeldFile(Generic[ValueT]):
     def _rebuilt(self, stamps: Mapping[str, str]) -> tuple[ValueT, Ends]:
         wanted = {file: stamps[file] for file in self.files}
         before = file_stamps(self.files)
-        value, ends = _built(self.key, self.files, self._build), self._read_ends()
+        value, ends = self._built(), self._read_ends()
         if not before == file_stamps(self.files) == wanted:
             raise ConfigError(f"{self.key}: {', '.join(self.files)}: changed once more")
         return value, ends
 
 
-_files: WeakSet[ReloadingFile[Any] | HeldFile[Any]] = WeakSet()
+_files: WeakSet[_FileValue[Any]] = WeakSet()
 """Of this process."""
 
 
-def files_in_use() -> dict[str, ReloadingFile[Any] | HeldFile[Any]]:
+def files_in_use() -> dict[str, _FileValue[Any]]:
     """Return this process's values that have files by their keys: of those with the same key the newest one, since a
     reload replaces them.
     """
@@ -202,14 +198,6 @@ async def take_over_held_files(stamps: Mapping[str, str]) -> None:
 def file_stamps(files: Iterable[str]) -> dict[str, str]:
     """Return what differs for each file once it has changed, as text; "" for one that cannot be read."""
     return {file: ":".join(map(str, _stamp_of(file) or ())) for file in files if file}
-
-
-def _built(key: str, files: Sequence[str], build: Callable[[], ValueT]) -> ValueT:
-    """Build a value; raise ConfigError for OSError, too."""
-    try:
-        return build()
-    except OSError as error:
-        raise ConfigError(f"{key}: {error.filename or ', '.join(files)}: {error.strerror}") from None
 
 
 def _stamp_of(file: str) -> tuple[int, int, int, int] | None:

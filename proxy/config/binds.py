@@ -10,6 +10,7 @@ from pathlib import Path
 
 from proto.addresses import HostPort, parse_host_port
 from proxy.common.errors import ConfigError
+from proxy.common.networks import is_loopback
 from proxy.config.types import Config
 
 _BINDV6ONLY = Path("/proc/sys/net/ipv6/bindv6only")
@@ -36,7 +37,7 @@ def is_own_listener(binds: Iterable[str], peer: HostPort, own_host: str) -> bool
 
     A connection to an address of this machine comes from that address, or from another one of the loopback.
     """
-    local = peer.host == own_host or _is_loopback(peer.host)
+    local = peer.host == own_host or is_loopback(peer.host)
     return local and any(overlap(bind, str(peer)) for bind in binds)
 
 
@@ -60,13 +61,6 @@ def _binds(config: Config) -> Iterator[Bind]:
     for index, listener in enumerate(config.listener):
         yield f"listener[{index}].bind", listener.bind
     yield "admin.bind", config.admin.bind
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _hosts(host: str) -> frozenset[str]:

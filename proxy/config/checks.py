@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.common.deny_list import read_deny_list
 from proxy.common.errors import ConfigError
-from proxy.common.networks import parse_network
+from proxy.common.networks import is_loopback, parse_network
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
@@ -285,16 +285,9 @@ def _check_issuer(key: str, url: str, *, plain: bool = False, plain_on_loopback:
         raise ConfigError(f"{key}: {url} is no URL: {error}") from None
     if not host or parts.username is not None or parts.query or parts.fragment:
         raise ConfigError(f"{key}: {url} is no URL of an issuer: a scheme, a host, perhaps a port and a path")
-    allowed = plain or (plain_on_loopback and _is_loopback(host))
+    allowed = plain or (plain_on_loopback and is_loopback(host))
     if parts.scheme not in ({"https", "http"} if allowed else {"https"}):
         raise ConfigError(f"{key}: {url} does not begin with https://")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # ---- session

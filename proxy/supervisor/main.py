@@ -382,7 +382,7 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
 
 def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
     """Bind the operators' port; after an exec, keep the old one if the new one cannot be. Raises StartFailed."""
-    inherited = handover.take_admin_listener(config.admin.bind)
+    inherited = handover.admin_listeners.pop(config.admin.bind, None)
     if inherited is not None:
         return inherited
     try:

@@ -339,7 +339,7 @@ def test_ctrl_c_is_no_defect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_arguments: object) -> None:
         raise BaseExceptionGroup("", [BaseExceptionGroup("", [KeyboardInterrupt()])])
 
-    monkeypatch.setattr(cli, "_load_plan", interrupted)
+    monkeypatch.setattr(cli, "load_plan", interrupted)
     result = run("")
     assert (result.stderr.strip(), result.exit_code) == ("Aborted!", 1)
 
@@ -348,7 +348,7 @@ def test_a_defect_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch)
     def broken(*_arguments: object) -> None:
         raise BaseExceptionGroup("", [KeyboardInterrupt(), ZeroDivisionError()])
 
-    monkeypatch.setattr(cli, "_load_plan", broken)
+    monkeypatch.setattr(cli, "load_plan", broken)
     with pytest.raises(BaseExceptionGroup):
         run("")
 

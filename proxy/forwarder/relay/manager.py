@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Self, cast
 
 import trio
@@ -49,10 +48,10 @@ from proxy.forwarder.relay.relay import (
     RelayStartFailed,
     shut_down,
 )
-from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, tune_for_relay
+from proxy.forwarder.relay.sockets import ip_of, splice_works, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tasks import read_to_the_end, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.kernel_tls import KernelTlsNotPossible, attach_tls, give_keys
 from proxy.runtime.network.tls import TlsStream
@@ -64,6 +63,9 @@ STORE_PAUSE_S = 0.005
 """How long, and how often, a relay's start waits until the supervisor has taken the descriptors on their way to it: the
 kernel bounds them for a user without privileges.
 """
+
+LINGER_S = 5.0
+"""How long a side of a relay that has ended may take to read what it was sent."""
 
 REPLACED = "this forwarder is being replaced"
 
@@ -355,7 +357,7 @@ class RelayManager(Collector):
         try:
             async with trio.open_nursery() as nursery:
                 for stream in streams:
-                    nursery.start_soon(partial(read_to_the_end, stream))
+                    nursery.start_soon(read_to_the_end, stream, LINGER_S)
         finally:
             is_successors = self._engine.frozen and relay.is_spliced
             for stream in streams:

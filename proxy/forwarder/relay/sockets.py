@@ -1,9 +1,7 @@
-"""The two sockets of a relay: their options, their last reads, and whether the kernel can splice them."""
+"""The two sockets of a relay: their options, and whether the kernel can splice them."""
 
 import os
 import socket
-
-import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
@@ -19,23 +17,6 @@ MiB: relays that are not read would fill the memory for TCP of the whole machine
 
 NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX = 16 * 1024
 """The same for a client that is no relay's yet: less, since answers to lookups are no bulk."""
-
-LINGER_S = 5.0
-"""How long a side of a relay that has ended may take to read what it was sent."""
-
-
-async def read_to_the_end(stream: TcpStream) -> None:
-    """End our direction, then read and drop what still arrives, for at most LINGER_S; the stream stays open.
-
-    See proxy.runtime.loop.tasks.close_gracefully for the reason.
-    """
-    with trio.move_on_after(LINGER_S):
-        try:
-            await stream.send_eof()
-            while await stream.receive_some(65536):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
 
 
 def ip_of(about: StoredRelay) -> str:

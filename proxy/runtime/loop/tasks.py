@@ -13,11 +13,16 @@ def seconds(milliseconds: int) -> float:
 
 
 async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
-    """Close a stream so that the peer can read what was sent last.
+    """Close a stream so that the peer can read what was sent last, as ``read_to_the_end`` has it."""
+    await read_to_the_end(stream, linger_s)
+    await trio.aclose_forcefully(stream)
+
+
+async def read_to_the_end(stream: trio.abc.HalfCloseableStream, linger_s: float) -> None:
+    """End our direction, then read and drop what still comes for at most ``linger_s`` seconds; the stream stays open.
 
     To close a socket with unread input makes the kernel send a reset, and a reset makes the peer's kernel drop what it
-    has not read yet: the very error that explains the close. So: end our direction, read and drop what still comes for
-    at most ``linger_s`` seconds, then close.
+    has not read yet: the very error that explains the close.
     """
     with trio.move_on_after(linger_s):
         try:
@@ -26,7 +31,6 @@ async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: fl
                 pass
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
             pass
-    await trio.aclose_forcefully(stream)
 
 
 def close_socket_now(stream: trio.abc.AsyncResource) -> bool:

@@ -68,7 +68,7 @@ class ClientListeners:
         self.sockets: list[socket.socket] = []
         self._binds: list[str] = []
         for index, listener in enumerate(config.listener):
-            sock = handover.take_listener(listener.bind)
+            sock = handover.listeners.pop(listener.bind, None)
             try:
                 sock = sock or bind_tcp(f"listener[{index}].bind", listener.bind)
             except StartFailed as error:
@@ -148,8 +148,9 @@ class Cluster:
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
-            (role, index): handover.take_service_socket(role, index)
-            or directory.bind_socket(f"{role.value}-{index}.sock")
+            (role, index): handover.service_sockets.pop((role, index))
+            if (role, index) in handover.service_sockets
+            else directory.bind_socket(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
             for index in range(count)
         }

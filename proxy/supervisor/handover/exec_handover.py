@@ -120,18 +120,6 @@ class HandoverState:
             drain_requested=state.drain,
         )
 
-    def take_listener(self, bind: str) -> socket.socket | None:
-        """Remove and return the socket that is bound to an address; None where there is none."""
-        return self.listeners.pop(bind, None)
-
-    def take_admin_listener(self, bind: str) -> socket.socket | None:
-        """Remove and return the socket that is bound to an address; None where there is none."""
-        return self.admin_listeners.pop(bind, None)
-
-    def take_service_socket(self, role: Role, index: int) -> socket.socket | None:
-        """Remove and return the Unix socket of a worker slot; None where there is none."""
-        return self.service_sockets.pop((role, index), None)
-
     async def close_unused(self) -> None:
         """Close the sockets and end the workers that the new cluster has not taken."""
         for sock in (*self.admin_listeners.values(), *self.listeners.values(), *self.service_sockets.values()):

@@ -35,7 +35,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.relay.engine import RECHECK_INTERVAL_S
-from proxy.forwarder.relay.sockets import LINGER_S
+from proxy.forwarder.relay.manager import LINGER_S
 from proxy.runtime.loop.tcp_stream import TcpStream
 
 

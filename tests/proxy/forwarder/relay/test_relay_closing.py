@@ -36,7 +36,7 @@ from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay import engine, sockets
+from proxy.forwarder.relay import engine, manager
 from proxy.forwarder.relay.closing import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
@@ -526,7 +526,7 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
 
 @pytest.fixture
 def not_spliced(copied: CopiedRelays, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
+    monkeypatch.setattr(manager, "LINGER_S", 0.01)
     now = Now()
     ended: list[StoredRelay] = []
     relays = copied.new(ended.append, now=now)

@@ -32,7 +32,6 @@ from relay_fakes import (
 from tls_ends import ALL_CIPHERS, Scene, kernel_with
 
 from proxy.forwarder.relay import kernel_tls_pump, manager
-from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.kernel_tls_pump import KernelTlsDirection, KernelTlsRelay
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES
 from proxy.forwarder.relay.relay import Direction, RelayStart, RelayStartFailed
@@ -79,7 +78,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
             monkeypatch.setattr(module, name, getattr(fake, name))
     monkeypatch.setattr(kernel_tls_pump, "has_keys", lambda _socket: fake.has_keys)
     monkeypatch.setattr(kernel_tls_pump, "push_records", lambda sock: fake.pushed.append(sock.fileno()))
-    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.2)
+    monkeypatch.setattr(manager, "LINGER_S", 0.2)
     with kernel_with(*ALL_CIPHERS):
         yield fake
 

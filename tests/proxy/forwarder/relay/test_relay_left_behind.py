@@ -11,7 +11,7 @@ from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_pla
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
 from proxy.common.deny_list import credential_digest, parse_deny_list
-from proxy.forwarder.relay import adoption, sockets
+from proxy.forwarder.relay import adoption, manager
 from proxy.forwarder.relay.adoption import RelaysLeftBehind
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -246,7 +246,7 @@ async def test_a_second_word_to_hand_over_changes_nothing(place: Place) -> None:
 
 
 async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
+    monkeypatch.setattr(manager, "LINGER_S", 0.01)
     first = await place.forwarder()
     stream = await begin(first)
     await stream.send(b"12")
@@ -259,7 +259,7 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
 
 async def test_relays_left_behind_end_at_their_maximum_age(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The close schedule of the replaced forwarder goes on."""
-    monkeypatch.setattr(sockets, "LINGER_S", 0.01)
+    monkeypatch.setattr(manager, "LINGER_S", 0.01)
     first = await place.forwarder()
     stream = await begin(first, leave_at_ms=int(first.now() * 1000) + 300)
     second = await replaced(place)

@@ -51,7 +51,7 @@ from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 @pytest.fixture
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.2)
+    monkeypatch.setattr(manager, "LINGER_S", 0.2)
 
 
 async def says_nothing(stream: TcpStream, seconds: float = 0.05) -> bool:
@@ -533,7 +533,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
 async def test_a_side_that_breaks_leaves_the_other_time_to_read(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.3)
+    monkeypatch.setattr(manager, "LINGER_S", 0.3)
     it = await place.forwarder()
     copies = [os.dup(stream.socket.fileno()) for stream in (lane.our_client, lane.our_broker)]
     about = await it.begin(lane)
@@ -594,7 +594,7 @@ async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(
 ) -> None:
     """The broker's end stands behind the bytes that the client does not take."""
     monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.1)
+    monkeypatch.setattr(manager, "LINGER_S", 0.1)
     config = RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200)
     relay_sockets.set_timeouts(narrow_lane.our_client.socket, config)  # as it inherits them
     it = await place.forwarder(config)

@@ -167,14 +167,10 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     assert handover.control_socket is not None
     assert handover.control_socket.getsockname() == str(estate.folder / "control.sock")
     assert not handover.control_socket.getblocking()
-    listener = handover.take_listener("127.0.0.1:2")
-    assert listener is not None
+    listener = handover.listeners.pop("127.0.0.1:2")
     assert listener.getsockname() == estate.address
-    assert handover.take_listener("127.0.0.1:2") is None, "it was taken already"
-    admin, service = handover.take_admin_listener("127.0.0.1:1"), handover.take_service_socket(Role.LOOKUP, 0)
-    assert admin is not None
-    assert service is not None
-    assert handover.take_admin_listener("127.0.0.1:1") is handover.take_service_socket(Role.LOOKUP, 0) is None
+    admin, service = handover.admin_listeners.pop("127.0.0.1:1"), handover.service_sockets.pop((Role.LOOKUP, 0))
+    assert handover.listeners == handover.admin_listeners == handover.service_sockets == {}
     [store_slot] = handover.fd_store_slots
     assert store_slot.table_fd == estate.store_slot.table_fd
     assert StoredRelay.FromString(store_slot.relays[3].record).principal == "me"
@@ -438,7 +434,7 @@ print(json.dumps({
     "key": handover.seal_key.decode(),
     "code": trio.run(wait),
     "bytes": os.read(kept.second, 100).decode(),
-    "listens": handover.take_listener("l").getsockopt(1, 30),
+    "listens": handover.listeners["l"].getsockopt(1, 30),
     "leaked": [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")
                and os.readlink(f"/proc/self/fd/{number}").endswith("leaked")],
     "inheritable": [number for number in range(3, 64) if os.path.exists(f"/proc/self/fd/{number}")
