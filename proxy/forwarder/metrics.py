@@ -1,5 +1,7 @@
 """The forwarder's metrics, under the Java proxy's names where it has them."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -12,48 +14,36 @@ class ForwarderMetrics:
     """The metrics of a forwarder. Labels take values from fixed lists, or few from other workers (BoundedLabel)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.active_connections = Gauge(
-            "pulsar_proxy_active_connections", "Clients' connections open now.", registry=registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.active_connections = gauge("pulsar_proxy_active_connections", "Clients' connections open now.")
+        self.connections_by_state = gauge(
+            "pulsar_proxy_connections_by_state", "Clients' connections open now, by state.", ["state"]
         )
-        self.connections_by_state = Gauge(
-            "pulsar_proxy_connections_by_state",
-            "Clients' connections open now, by state.",
-            ["state"],
-            registry=registry,
-        )
-        self.new_connections = Counter(
-            "pulsar_proxy_new_connections", "Clients' connections accepted.", registry=registry
-        )
-        self.rejected_connections = Counter(
+        self.new_connections = counter("pulsar_proxy_new_connections", "Clients' connections accepted.")
+        self.rejected_connections = counter(
             "pulsar_proxy_rejected_connections",
             "Clients' connections turned away, by the limit that was reached; network: where they come from.",
             ["reason"],
-            registry=registry,
         )
-        self.tls_handshakes = Counter(
+        self.tls_handshakes = counter(
             "pulsar_proxy_tls_handshakes",
             "TLS handshakes with clients, by the listener's index, result (success, failure) and reason.",
             ["listener", "result", "reason"],
-            registry=registry,
         )
-        self.tls_resumed_sessions = Counter(
+        self.tls_resumed_sessions = counter(
             "pulsar_proxy_tls_resumed_sessions",
             "TLS handshakes with clients that resumed a session by a ticket, by the listener's index.",
             ["listener"],
-            registry=registry,
         )
-        self.adopted_relays = Counter(
+        self.adopted_relays = counter(
             "pulsar_proxy_adopted_relays",
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
-            registry=registry,
         )
-        self.denied_credentials = Gauge(
-            "pulsar_proxy_denied_credentials",
-            "Entries of the deny list in force (authentication.deny_file).",
-            registry=registry,
+        self.denied_credentials = gauge(
+            "pulsar_proxy_denied_credentials", "Entries of the deny list in force (authentication.deny_file)."
         )
-        ended_connections = Counter(
-            "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
+        ended_connections = counter(
+            "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"]
         )
         self.ended_connections = {cause: ended_connections.labels(cause=cause.value) for cause in DisconnectCause}
         handshake_seconds = Histogram(
@@ -66,27 +56,22 @@ class ForwarderMetrics:
         self.handshake_seconds = {
             stage: handshake_seconds.labels(stage=stage) for stage in ("authentication", "broker", "total")
         }
-        self._broker_failures = Counter(
-            "pulsar_proxy_broker_connection_failures",
-            "Relays that were not opened, by reason.",
-            ["reason"],
-            registry=registry,
+        self._broker_failures = counter(
+            "pulsar_proxy_broker_connection_failures", "Relays that were not opened, by reason.", ["reason"]
         )
         self._broker_failure_reasons = BoundedLabel()
         self.reauthentication = ReauthenticationMetrics(registry)
         self.broker_reauthentication = BrokerReauthenticationMetrics(registry)
-        self.refused_commands = Counter(
+        self.refused_commands = counter(
             "pulsar_proxy_refused_commands",
             "Commands of lookup mode answered with an error by the forwarder itself, by reason.",
             ["reason"],
-            registry=registry,
         )
 
-        self.sni_refused = Counter(
+        self.sni_refused = counter(
             "pulsar_proxy_sni_refused",
             "Connections at listeners with routing by SNI that were not passed on to a broker, by reason.",
             ["reason"],
-            registry=registry,
         )
 
     def count_sni_refusal(self, reason: str) -> None:

@@ -3,6 +3,7 @@
 import enum
 import time
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -25,20 +26,19 @@ class ReauthenticationMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None, now: Callable[[], float] = time.monotonic) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._now = now
         self._maximum = WindowedMaximum()
         self._methods = BoundedLabel()
-        self.success = Counter(
+        self.success = counter(
             "pulsar_proxy_reauthentication_success",
             "Clients that have authenticated themselves again on their connection, by method.",
             ["method"],
-            registry=registry,
         )
-        self.failure = Counter(
+        self.failure = counter(
             "pulsar_proxy_reauthentication_failure",
             "Clients that failed to authenticate themselves again, and were closed, by the method of their session.",
             ["method"],
-            registry=registry,
         )
         self.seconds = Histogram(
             "pulsar_proxy_reauthentication_seconds",
@@ -46,35 +46,30 @@ class ReauthenticationMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        maximum = Gauge(
+        maximum = gauge(
             "pulsar_proxy_reauthentication_max_seconds",
             f"The longest time from challenge to verdict in the last {WINDOW_S} seconds; 0: there was none.",
-            registry=registry,
         )
         maximum.set_function(lambda: self._maximum.value(self._now()))
-        self._no_reauth = Counter(
+        self._no_reauth = counter(
             "pulsar_proxy_authentication_no_reauth",
             "Authenticated clients that are not challenged again on their connection, by method and "
             "reason: client_cannot, has_producer, disabled.",
             ["method", "reason"],
-            registry=registry,
         )
-        self.expired_killed = Counter(
+        self.expired_killed = counter(
             "pulsar_proxy_expired_connections_killed",
             "Clients' connections closed because they were used, or still served, after their session had expired.",
-            registry=registry,
         )
-        self.expired_observed = Counter(
+        self.expired_observed = counter(
             "pulsar_proxy_expired_connections_observed",
             "Session lifetimes that enforcement would have closed, but session.enforcement is observe, by listener, "
             "method and reason: expired, still_served, failed.",
             ["listener", "method", "reason"],
-            registry=registry,
         )
-        self.expired_sessions = Gauge(
+        self.expired_sessions = gauge(
             "pulsar_proxy_expired_sessions",
             "Open sessions past their end: idle ones, and those with an end that is only observed.",
-            registry=registry,
         )
 
     def count_never_asked(self, method: str, reason: NoReauthReason) -> None:
