@@ -126,7 +126,7 @@ class CredentialChecks:
                 async def look() -> None:
                     await trio.lowlevel.checkpoint()
                     for endpoint in self._due_endpoints():
-                        self._under_way.add(_key_of(endpoint))
+                        self._under_way.add(endpoint.key)
                         nursery.start_soon(self._check_credentials, endpoint)
 
                 await run_every(CHECK_INTERVAL_S, look)
@@ -146,7 +146,7 @@ class CredentialChecks:
                 if before != UNKNOWN:
                     self._on_change()
             due_at = min(state.due_at, _original_data_due_at(state))
-            if endpoint.health.reachable and due_at <= now and _key_of(endpoint) not in self._under_way:
+            if endpoint.health.reachable and due_at <= now and endpoint.key not in self._under_way:
                 due.append((due_at, endpoint))
         self._forget_lost_brokers(now)
         due.sort(key=lambda entry: entry[0])
@@ -168,7 +168,7 @@ class CredentialChecks:
         try:
             login = await self._log_in(endpoint, finds_original_data)
         finally:
-            self._under_way.discard(_key_of(endpoint))
+            self._under_way.discard(endpoint.key)
         state = self.status_of(endpoint)
         state.logged_in_at = trio.current_time()
         state.due_at = state.logged_in_at + RETRY_INTERVAL_S
@@ -191,9 +191,9 @@ class CredentialChecks:
         if now not in {UNKNOWN, known.logged}:
             if now == CHECKED:
                 event = "a broker checks clients' own credentials (authenticateOriginalAuthData)"
-                get_logger().info(event, broker=_describe(endpoint))
+                get_logger().info(event, broker=str(endpoint))
             elif known.logged == CHECKED:
-                get_logger().info("a broker no longer checks clients' own credentials", broker=_describe(endpoint))
+                get_logger().info("a broker no longer checks clients' own credentials", broker=str(endpoint))
             known.logged = now
 
     def _record_refusal(self, endpoint: Endpoint, state: CredentialStatus, login: LoginResult) -> None:
@@ -209,7 +209,7 @@ class CredentialChecks:
         get_logger().error(
             "a broker refuses the proxy's own credentials, so it serves no client; "
             "`pulsar-trio-proxy check --connect` says more",
-            broker=_describe(endpoint),
+            broker=str(endpoint),
             addresses=",".join(endpoint.addresses),
             reason=login.detail,
         )
@@ -222,7 +222,7 @@ class CredentialChecks:
             return
         get_logger().warning(
             "it is no longer known whether a broker accepts the proxy's own credentials",
-            broker=_describe(endpoint),
+            broker=str(endpoint),
             addresses=",".join(endpoint.addresses),
             before=state.verdict.value,
             reason=login.detail,
@@ -235,7 +235,7 @@ class CredentialChecks:
 
     def status_of(self, endpoint: Endpoint) -> CredentialStatus:
         """Return the status of a broker; a new one where it was not found for long."""
-        where = _key_of(endpoint)
+        where = endpoint.key
         state = self._statuses.get(where)
         if state is None:
             state = self._statuses[where] = CredentialStatus(seen_at=trio.current_time())
@@ -273,7 +273,7 @@ class CredentialChecks:
         state.failures, state.failure = 0, ""
         before, state.verdict = state.verdict, CredentialVerdict.ACCEPTED
         if before is CredentialVerdict.REFUSED:
-            get_logger().info("a broker accepts the proxy's own credentials again", broker=_describe(broker))
+            get_logger().info("a broker accepts the proxy's own credentials again", broker=str(broker))
         if before is not CredentialVerdict.ACCEPTED:
             self._on_change()
 
@@ -296,11 +296,3 @@ def _original_data_due_at(state: CredentialStatus) -> float:
         return math.inf  # the next login shows more
     known = state.original_data
     return known.due_at if known.is_current else state.logged_in_at + RECHECK_INTERVAL_S
-
-
-def _key_of(endpoint: Endpoint) -> EndpointKey:
-    return HostPort(endpoint.host, endpoint.port), endpoint.addresses
-
-
-def _describe(endpoint: Endpoint) -> str:
-    return str(HostPort(endpoint.host, endpoint.port))

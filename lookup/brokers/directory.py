@@ -18,7 +18,6 @@ from weakref import WeakSet
 
 import trio
 
-from lookup.brokers.configured import ConfiguredBrokers
 from lookup.brokers.credential_checks import CredentialChecks, LogIn
 from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
@@ -149,22 +148,9 @@ class BrokerDirectory:
         """Return the broker of this name, or None where there is none or more than one."""
         return self._by_name.get(name)
 
-    async def wait_until_any_found(self) -> None:
-        """Wait until there is a broker, or every name was resolved without one."""
-        await self.discovery.wait_until_any_found()
-
     def listed_brokers(self) -> Sequence[HostPort]:
         """Return the brokers as ``brokers.service_url`` lists them, or as its SRV records do, in their order."""
-        return self._url.hosts or [HostPort(one.host, one.port) for one in self.discovery.endpoints]
-
-    @property
-    def configured(self) -> ConfiguredBrokers:
-        """The configured brokers as relay targets, by what is known now."""
-        return self.discovery.configured
-
-    async def wait_until_all_resolved(self) -> None:
-        """Wait until the resolution of every name has ended, successful or not."""
-        await self.discovery.wait_until_all_resolved()
+        return self._url.hosts or [one.name for one in self.discovery.endpoints]
 
     @property
     def none_known_reason(self) -> str:
@@ -187,8 +173,8 @@ class BrokerDirectory:
         self._running_sums = list(accumulate(shares)) if len(set(shares)) > 1 else None
         returns = (endpoint.health.ejected_until for endpoint in endpoints if endpoint.health.ejected)
         self._next_readmission_at = min(returns, default=math.inf)
-        names = Counter(_name(endpoint) for endpoint in endpoints)
-        self._by_name = {_name(endpoint): endpoint for endpoint in endpoints if names[_name(endpoint)] == 1}
+        names = Counter(endpoint.name for endpoint in endpoints)
+        self._by_name = {endpoint.name: endpoint for endpoint in endpoints if names[endpoint.name] == 1}
         self._report_metrics()
 
     # ---- health
@@ -393,9 +379,5 @@ class BrokerDirectory:
 
     def _label(self, endpoint: Endpoint) -> str:
         """Return a broker's name, with its addresses where others have the same name."""
-        name = _name(endpoint)
+        name = endpoint.name
         return str(name) if name in self._by_name else f"{name} at {' and '.join(endpoint.addresses)}"
-
-
-def _name(endpoint: Endpoint) -> HostPort:
-    return HostPort(endpoint.host, endpoint.port)

@@ -68,6 +68,16 @@ class Endpoint(HostPort):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
+    @property
+    def name(self) -> HostPort:
+        """Its host and port, which others may have too."""
+        return HostPort(self.host, self.port)
+
+    @property
+    def key(self) -> EndpointKey:
+        """What tells it from any other broker."""
+        return self.name, self.addresses
+
 
 @dataclass(frozen=True, slots=True)
 class _FoundBroker:
@@ -93,6 +103,7 @@ class BrokerDiscovery:
         """The whole names under which hosts of the URL were found last."""
         self.by_key: dict[EndpointKey, Endpoint] = {}
         self.configured: ConfiguredBrokers = configured_brokers(url.hosts, (), ())
+        """The brokers as relay targets, by what is known now."""
         self._configured_from: tuple[frozenset[str], tuple[EndpointKey, ...]] = frozenset(), ()
         self._unresolved = set(self._sources)
         self._changed = trio.Event()
@@ -236,7 +247,7 @@ class BrokerDiscovery:
             endpoint.health.priority, endpoint.health.weight = place.priority, place.weight
             endpoints.append(endpoint)
         self.endpoints = tuple(endpoints)
-        self.by_key = {(HostPort(one.host, one.port), one.addresses): one for one in endpoints}
+        self.by_key = {one.key: one for one in endpoints}
         # The hosts of SRV records are whole names.
         names = frozenset(self.names.values() if self._hosts else (_normalized(one.host) for one in endpoints))
         if (names, tuple(self.by_key)) != self._configured_from:

@@ -219,7 +219,7 @@ class LookupExecutor:
         broke under the request, since they may hang.
         """
         lost = losses.last_lost_at
-        await self._brokers.wait_until_any_found()
+        await self._brokers.discovery.wait_until_any_found()
         failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, self._brokers.none_known_reason)
         brokers = sorted(
             self._brokers.brokers_in_order(self._unconnected.pop(principal, None)), key=lambda broker: broker is lost

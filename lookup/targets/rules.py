@@ -23,7 +23,7 @@ proxy.runtime.network.dial_rules: a forwarder applies them once more.
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from lookup.brokers.configured import LABELS_MIN, ConfiguredBrokers, exact_address
@@ -72,8 +72,8 @@ class TargetRules:
             raise TargetDenied("no_port", f"{error}: a target is host:port") from None
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
-        if not self._brokers.configured.hosts:  # SRV records say which ports there are
-            await self._brokers.wait_until_all_resolved()
+        if not self._brokers.discovery.configured.hosts:  # SRV records say which ports there are
+            await self._brokers.discovery.wait_until_all_resolved()
         return await self.check_broker(self._at_port_to_dial(broker), owner)
 
     async def check_server_name(self, name: str, owner: str = "") -> Target:
@@ -83,8 +83,8 @@ class TargetRules:
         TLS goes on as it is, name and all: so a name that is a broker's only by its address is denied, since behind an
         address that many share it would choose among machines that are no brokers.
         """
-        if not self._brokers.configured.hosts:  # SRV records say which ports there are
-            await self._brokers.wait_until_all_resolved()
+        if not self._brokers.discovery.configured.hosts:  # SRV records say which ports there are
+            await self._brokers.discovery.wait_until_all_resolved()
         port = self._port_of(name)
         if port is None:
             raise TargetDenied("unknown_host", self._brokers.none_known_reason)
@@ -113,18 +113,23 @@ class TargetRules:
             found = await self._resolver.resolve_addresses(broker.host, owner=owner)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
-        if not self._brokers.configured.has_host(broker.host):
-            await self._brokers.wait_until_all_resolved()
-        asked = _TargetQuery(broker, found.name, self._brokers.configured)
+        if not self._brokers.discovery.configured.has_host(broker.host):
+            await self._brokers.discovery.wait_until_all_resolved()
+        return self._allowed_target(
+            _TargetQuery(broker, found.name, self._brokers.discovery.configured), found.addresses
+        )
+
+    def _allowed_target(self, asked: "_TargetQuery", addresses: Iterable[str]) -> Target:
+        """Return a target at its allowed addresses; raise TargetDenied where it has none."""
         denied: TargetDenied | None = None
         allowed: dict[HostPort, list[str]] = {}
-        for address in found.addresses:
+        for address in addresses:
             try:
                 allowed.setdefault(self._check_address(asked, address), []).append(address)
             except TargetDenied as error:
                 denied = denied or error
         if not allowed:
-            raise denied or TargetDenied("unknown_host", f"{broker} has no address")
+            raise denied or TargetDenied("unknown_host", f"{asked.broker} has no address")
         name, chosen = next(iter(allowed.items()))  # of several brokers the first
         return Target(name, tuple(chosen))
 
@@ -135,7 +140,7 @@ class TargetRules:
         They take turns, and ejected ones come last. Their addresses are checked by the same rules as those of a target.
         Raises TargetDenied where none is left.
         """
-        await self._brokers.wait_until_any_found()
+        await self._brokers.discovery.wait_until_any_found()
         denied: TargetDenied | None = None
         targets = []
         for endpoint in self._brokers.brokers_in_order():
@@ -149,32 +154,21 @@ class TargetRules:
 
     def _configured_target(self, endpoint: Endpoint) -> Target:
         """Return a configured broker at its allowed addresses; raise TargetDenied where it has none."""
-        broker = HostPort(endpoint.host, endpoint.port)
         if self._through_proxy:
-            return Target(broker, endpoint.addresses)
-        asked = _TargetQuery(broker, endpoint.host.lower().removesuffix("."), self._brokers.configured)
-        denied: TargetDenied | None = None
-        addresses = []
-        for address in endpoint.addresses:
-            try:
-                self._check_address(asked, address)
-            except TargetDenied as error:
-                denied = denied or error
-            else:
-                addresses.append(address)
-        if not addresses:
-            raise denied or TargetDenied("unknown_host", f"{broker} has no address")
-        return Target(broker, tuple(addresses))
+            return Target(*endpoint.key)
+        whole_name = endpoint.host.lower().removesuffix(".")
+        asked = _TargetQuery(endpoint.name, whole_name, self._brokers.discovery.configured)
+        return self._allowed_target(asked, endpoint.addresses)
 
     async def _next_proxy(self, broker: HostPort) -> Target:
         """Return the next proxy of the operator's: no byte goes anywhere else, whatever the client named."""
         if self._hosts and not self._has_host(broker.host):
             raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
-        await self._brokers.wait_until_any_found()
+        await self._brokers.discovery.wait_until_any_found()
         proxy = self._brokers.next_broker()
         if proxy is None:
             raise TargetDenied("unknown_host", self._brokers.none_known_reason)
-        return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
+        return Target(*proxy.key)
 
     def _at_port_to_dial(self, broker: HostPort) -> HostPort:
         """Return a client's target, at the port to dial where the client named the broker's other one.
@@ -182,7 +176,7 @@ class TargetRules:
         A port of ``brokers.service_url`` is of its kind, so it is dialled as it is; a pair that leads to no broker's
         port does not count. Another proxy gets the client's own words, and does this itself.
         """
-        configured = self._brokers.configured
+        configured = self._brokers.discovery.configured
         if self._through_proxy or broker.port in configured.ports:
             return broker
         port = self._brokers.port_pairs.port_to_dial(broker)
@@ -192,7 +186,7 @@ class TargetRules:
 
     def check_port(self, broker: HostPort) -> None:
         """Apply the rule that needs no name server; raise TargetDenied."""
-        self._dial_rules.check_port(broker, self._brokers.configured.ports)
+        self._dial_rules.check_port(broker, self._brokers.discovery.configured.ports)
 
     def _check_address(self, asked: "_TargetQuery", text: str) -> HostPort:
         """Return the name under which to dial one address of a target; raise TargetDenied."""

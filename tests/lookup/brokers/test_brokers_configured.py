@@ -334,8 +334,8 @@ async def test_after_a_reload_names_and_addresses_of_before_are_known_at_once(
     await worker.target(f"{POD}:6650")
     names.server.delay_s = lambda name, _kind: 4 if name.startswith("pulsar-broker.") else 0
     after = make("pulsar://pulsar-broker", worker)
-    assert {SERVICE} == after.brokers.configured.names
-    assert after.brokers.configured.broker_at("10.0.0.2", 6650) is not None
+    assert {SERVICE} == after.brokers.discovery.configured.names
+    assert after.brokers.discovery.configured.broker_at("10.0.0.2", 6650) is not None
 
 
 async def test_a_host_that_moves(make: Make, names: Names, autojump_clock: trio.testing.MockClock) -> None:

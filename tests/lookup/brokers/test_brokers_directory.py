@@ -101,7 +101,7 @@ async def test_none_is_known(network: Network, nursery: trio.Nursery) -> None:
     assert ring.brokers.brokers_in_order() == []
     assert ring.brokers.none_known_reason == "no broker of brokers.service_url is known"
     ring.run()
-    await ring.brokers.wait_until_any_found()
+    await ring.brokers.discovery.wait_until_any_found()
     assert ring.brokers.next_broker() is None
     assert "nowhere" in ring.brokers.none_known_reason
     assert not ring.brokers.any_reachable
@@ -239,7 +239,7 @@ async def test_by_name_where_only_one_has_it(names: Names, nursery: trio.Nursery
     names.server.add("one", "A", "10.0.0.3")
     ring = Ring(nursery, service_url="pulsar://two,one")
     ring.run()
-    await ring.brokers.wait_until_all_resolved()
+    await ring.brokers.discovery.wait_until_all_resolved()
     assert ring.brokers.broker_named(HostPort("one", 6650)) is ring.all[2]
     assert ring.brokers.broker_named(HostPort("two", 6650)) is None
     assert ring.brokers.broker_named(HostPort("one", 6651)) is None

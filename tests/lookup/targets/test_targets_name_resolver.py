@@ -126,5 +126,5 @@ async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, n
     brokers = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     assert not brokers.names.is_known("elsewhere.example")
     nursery.start_soon(brokers.discovery.run)
-    await brokers.wait_until_any_found()
+    await brokers.discovery.wait_until_any_found()
     assert brokers.names.is_known("elsewhere.example")
