@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from local import go_tools
+from local.console import MakeError, exit_on_error
 from local.environment import ROOT, clean_environment
 
 DOCKERFILE = ROOT / "deploy/image/Dockerfile"
@@ -23,7 +23,7 @@ _LINE = re.compile(r"^(ARG BASE=)(\S+)$", re.MULTILINE)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-class BaseError(ValueError):
+class BaseError(MakeError):
     """The base image is unknown or not pinned; the text says what to do."""
 
 
@@ -72,16 +72,12 @@ def pin(dockerfile: Path = DOCKERFILE) -> str:
     return pinned
 
 
-def main() -> int:
+@exit_on_error("base", OSError)
+def main() -> None:
     """Pin the base image."""
-    try:
-        go_tools.install_tools(("crane",))
-        print(pin(), flush=True)
-    except (BaseError, go_tools.ToolError, OSError) as error:
-        print(f"\nmake base: {error}", file=sys.stderr)
-        return 1
-    return 0
+    go_tools.install_tools(("crane",))
+    print(pin(), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

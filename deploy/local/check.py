@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from local import go_tools
+from local.console import exit_on_error
 from local.environment import ROOT, Environment, clean_environment, install_list, pip_check, pip_install
 from local.generate import stale
-from local.test import ERRORS, SIDE_BY_SIDE, become, prepare
+from local.test import SIDE_BY_SIDE, become, prepare
 
 _TOOLS = {
     "format": ("ruff", "format", "--check", "."),
@@ -122,11 +123,8 @@ def main() -> int:
     """Prepare, run the static checks, then become pytest."""
     arguments = sys.argv[1:]
     with_coverage = arguments[:1] == ["--coverage"]
-    try:
+    with exit_on_error("check"):
         environment = prepare()
-    except ERRORS as error:
-        print(f"\nmake check: {error}", file=sys.stderr)
-        return 1
     failed = static_checks(environment)
     if failed:
         print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)

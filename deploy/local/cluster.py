@@ -8,7 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.console import Progress, silent
+from local.console import MakeError, Progress, silent
 from local.environment import clean_environment
 from local.process import OwnedProcess, OwnedServer
 
@@ -35,7 +35,7 @@ drain_timeout_ms = {drain_timeout_ms}
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class ClusterError(Exception):
+class ClusterError(MakeError):
     """The cluster did not become ready; the text holds the end of its log."""
 
 

@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 Progress = Callable[[str], None]
 
 LOG_INTERVAL_S = 5.0
+
+
+class MakeError(Exception):
+    """A target of make cannot go on; the text is for whoever typed it."""
+
+
+@contextmanager
+def exit_on_error(target: str, *others: type[Exception]) -> Iterator[None]:
+    """End this program with the text of a MakeError, or of one of `others`, and without a traceback."""
+    errors: tuple[type[Exception], ...] = (MakeError, *others)
+    try:
+        yield
+    except errors as error:
+        print(f"\nmake {target}: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 class Console:

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Protocol
 
 from local.cache import cache_directory, locked
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, print_status
 from local.process import run_reporting
 from local.provenance import file_sha256
 
 _MANIFEST = ".complete.json"
 
 
-class DistributionError(Exception):
+class DistributionError(MakeError):
     """The distribution cannot be fetched; the text says why and what to do."""
 
 

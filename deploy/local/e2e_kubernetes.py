@@ -12,11 +12,10 @@ import sys
 import time
 
 from local import images, machine, previous_release
-from local.console import print_status
+from local.console import exit_on_error, print_status
 from local.distribution import pulsar_home
 from local.environment import Environment
-from local.kubernetes import Lab, LabError
-from local.test import ERRORS
+from local.kubernetes import Lab
 
 NEEDS = (*machine.TEST, *machine.IMAGES, machine.GO, machine.GCC)
 
@@ -55,13 +54,10 @@ def main() -> int:
     """Prepare, start the node, run the steps on it, stop it."""
     options = parse(sys.argv[1:])
     lab = Lab()
-    try:
+    with exit_on_error("e2e-kubernetes"):
         environment = prepare(lab, keep_images=options.keep_images)
         started_at = time.monotonic()
         lab.start_node()
-    except (*ERRORS, LabError, images.ImageError) as error:
-        print(f"\nmake e2e-kubernetes: {error}", file=sys.stderr)
-        return 1
     print(f"the node is up after {time.monotonic() - started_at:.0f} s", flush=True)
     command = [str(environment.python), "-m", "tests.kubernetes", *options.steps]
     variables = os.environ | {"PYTHONPATH": str(environment.root / "deploy")}

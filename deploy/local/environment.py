@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from local.cache import cache_directory, locked
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, print_status
 from local.process import run_reporting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class _Stamp(TypedDict):
     installed: list[str]
 
 
-class SetupError(Exception):
+class SetupError(MakeError):
     """The virtual environment cannot be made; the text holds pip's reason."""
 
 

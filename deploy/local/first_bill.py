@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from pathlib import Path
 
 from local import machine
+from local.console import exit_on_error
 from local.environment import ROOT, Environment
 from local.ports import free_port
-from local.test import ERRORS
 from local.tokens import make_token, write_private
 
 PRINCIPALS = ("alice", "bob")
@@ -105,16 +104,12 @@ class FirstBill:
         ]
 
 
-def main() -> int:
+@exit_on_error("analytics")
+def main() -> None:
     """Install what the lines need: the analytics with Spark, Java, Prometheus."""
-    try:
-        machine.ensure((machine.VENV, machine.JRE, machine.PROMETHEUS))
-        Environment().prepare("analytics")
-    except ERRORS as error:
-        print(f"\nmake analytics: {error}", file=sys.stderr)
-        return 1
-    return 0
+    machine.ensure((machine.VENV, machine.JRE, machine.PROMETHEUS))
+    Environment().prepare("analytics")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

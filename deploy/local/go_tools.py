@@ -22,11 +22,11 @@ from pathlib import Path
 
 from local import helm_server, machine
 from local.cache import cache_directory, locked
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, print_status
 from local.process import run_reporting
 
 
-class ToolError(Exception):
+class ToolError(MakeError):
     """A tool that cannot be built; the text has Go's reason."""
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from image import python_application
 
 from local import base_image, image_check, machine, provenance
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, exit_on_error, print_status
 from local.environment import ROOT
 from local.oci_archive import SUFFIX
 from local.process import run_reporting
@@ -43,7 +43,7 @@ NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platfor
 """This machine's architecture, in the words of image platforms."""
 
 
-class ImageError(Exception):
+class ImageError(MakeError):
     """An image could not be built; the text holds the end of the builder's output."""
 
 
@@ -280,6 +280,7 @@ def build_and_compare(image: Image, *, twice: bool) -> bool:
     return False
 
 
+@exit_on_error("images")
 def main() -> int:
     """Build the images; with `--twice`, compare two builds of each; with `--archives`, write archives instead."""
     parser = argparse.ArgumentParser(prog="make images")
@@ -288,19 +289,15 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", help="proxy, analytics; both if none is named")
     options = parser.parse_args()
     chosen = [image for image in IMAGES if not options.targets or image.target in options.targets]
-    try:
-        machine.ensure(machine.IMAGES)
-        if options.archives:
-            for image in chosen:
-                written = [write_archive(image, _DIST)]
-                written += [write_bill_of_materials(image, _DIST, architecture) for architecture in image.architectures]
-                for path in written:
-                    print(path.relative_to(ROOT), flush=True)
-            return 0
-        equal = [build_and_compare(image, twice=options.twice) for image in chosen]
-    except (machine.MachineError, base_image.BaseError, ImageError) as error:
-        print(f"\nmake images: {error}", file=sys.stderr)
-        return 1
+    machine.ensure(machine.IMAGES)
+    if options.archives:
+        for image in chosen:
+            written = [write_archive(image, _DIST)]
+            written += [write_bill_of_materials(image, _DIST, architecture) for architecture in image.architectures]
+            for path in written:
+                print(path.relative_to(ROOT), flush=True)
+        return 0
+    equal = [build_and_compare(image, twice=options.twice) for image in chosen]
     return 0 if all(equal) else 1
 
 

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, print_status
 from local.environment import ROOT
 from local.process import run_reporting
 
@@ -19,7 +19,7 @@ PROGRAMS = (
 PAUSE_IMAGE = "pause.image.tar"
 
 
-class LabError(Exception):
+class LabError(MakeError):
     """The node could not be built or started; the text holds the end of the output."""
 
 

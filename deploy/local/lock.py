@@ -16,13 +16,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 import urllib.request
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from local.console import exit_on_error
 from local.environment import BUILD, ROOT, Environment, SetupError, clean_environment
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -146,17 +146,13 @@ def lock(environment: Environment) -> None:
         (REQUIREMENTS / f"{group}.txt").write_text(text)
 
 
-def main() -> int:
+@exit_on_error("lock", OSError, ValueError)
+def main() -> None:
     """Lock; the pins themselves are edited by hand, or by `pip freeze`."""
     environment = Environment()
-    try:
-        environment.prepare("test")
-        lock(environment)
-    except (SetupError, OSError, ValueError) as error:
-        print(f"\nmake lock: {error}", file=sys.stderr)
-        return 1
-    return 0
+    environment.prepare("test")
+    lock(environment)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.console import Progress, print_status
+from local.console import MakeError, Progress, print_status
 from local.process import run_reporting
 
 PYTHON_MINIMUM = (3, 11)
@@ -29,7 +29,7 @@ GO_MINIMUM = (1, 21)  # from here on Go fetches the toolchain that a module asks
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-class MachineError(Exception):
+class MachineError(MakeError):
     """A missing program that could not be installed; the text says what to do."""
 
 

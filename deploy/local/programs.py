@@ -7,10 +7,10 @@ from __future__ import annotations
 import sys
 
 from local import machine
-from local.console import print_status
+from local.console import exit_on_error, print_status
 from local.distribution import pulsar_home
 from local.environment import Environment
-from local.test import ERRORS, become
+from local.test import become
 
 
 def prepare_bench(arguments: list[str]) -> Environment:
@@ -63,11 +63,8 @@ def main() -> int:
     """Prepare for the target that the first argument names, then replace this process."""
     target, *arguments = sys.argv[1:]
     prepare, module = PROGRAMS[target]
-    try:
+    with exit_on_error(target):
         environment = prepare(arguments)
-    except ERRORS as error:
-        print(f"\nmake {target}: {error}", file=sys.stderr)
-        return 1
     return become(environment, module, *arguments, with_local=True)
 
 

@@ -22,17 +22,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from local import base_image, go_tools, release
+from local.console import MakeError, exit_on_error
 from local.environment import clean_environment
 from local.oci_archive import SUFFIX, OciArchive, read_archive, sha256_digest
 from local.provenance import base_reference, file_sha256, source_commit
-from local.release_chart import ReleaseError
 
 TOOLS = ("crane", "cosign", "helm")
 PROVENANCE, BILL = "slsaprovenance1", "cyclonedx"
@@ -44,7 +43,7 @@ _CHART_LAYER = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 _ABSENT = re.compile(r"MANIFEST_UNKNOWN|NAME_UNKNOWN|404 Not Found")
 
 
-class PublishError(Exception):
+class PublishError(MakeError):
     """Something cannot be published; the text says what to do."""
 
 
@@ -214,7 +213,8 @@ def check_destination(registry: str, key: str) -> None:
         raise PublishError(f"COSIGN_KEY: no file {key}; `cosign generate-key-pair` writes one")
 
 
-def main() -> int:
+@exit_on_error("publish", ValueError, OSError)
+def main() -> None:
     """Check, push, sign."""
     parser = argparse.ArgumentParser(prog="make publish")
     parser.add_argument("registry", help="host and path, without oci://")
@@ -223,18 +223,13 @@ def main() -> int:
     options = parser.parse_args()
     key = os.environ.get("COSIGN_KEY", "")
     number = release.version()
-    try:
-        check_destination(options.registry, key)
-        release.check_release(number, release.CHANGELOG.read_text(), release.CHART.read_text())
-        check_dist(release.DIST, number, release.clean_commit(), any_base=options.any_base)
-        go_tools.install_tools(TOOLS)
-        for reference in Publisher(options.registry, key, options.transparency_log).publish(release.DIST, number):
-            print(reference, flush=True)
-    except (PublishError, ReleaseError, go_tools.ToolError, ValueError, OSError) as error:
-        print(f"\nmake publish: {error}", file=sys.stderr)
-        return 1
-    return 0
+    check_destination(options.registry, key)
+    release.check_release(number, release.CHANGELOG.read_text(), release.CHART.read_text())
+    check_dist(release.DIST, number, release.clean_commit(), any_base=options.any_base)
+    go_tools.install_tools(TOOLS)
+    for reference in Publisher(options.registry, key, options.transparency_log).publish(release.DIST, number):
+        print(reference, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,12 +18,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from local import base_image, go_tools, images, machine, provenance, release_chart
-from local.environment import ROOT, Environment, SetupError, clean_environment
+from local.console import exit_on_error
+from local.environment import ROOT, Environment, clean_environment
 from local.images import source_date_epoch_s
 from local.oci_archive import OciArchive, read_archive
 from local.release_chart import ReleaseError
@@ -159,7 +159,8 @@ def release(environment: Environment, *, with_images: bool) -> None:
         print(f"dist/{path.name}", flush=True)
 
 
-def main() -> int:
+@exit_on_error("release", ValueError, OSError)
+def main() -> None:
     """Make the release's files; publishing them is a step of its own."""
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument("--no-images", action="store_true", help="wheel and sdist alone: neither images nor chart")
@@ -167,17 +168,12 @@ def main() -> int:
     options = parser.parse_args()
     with_images = not options.no_images
     environment = Environment()
-    try:
-        if with_images:
-            _ensure_images_can_be_built()
-            if not options.any_base:
-                images.ensure_pinned_base()
-        environment.prepare("release")
-        release(environment, with_images=with_images)
-    except (SetupError, ReleaseError, images.ImageError, go_tools.ToolError, ValueError, OSError) as error:
-        print(f"\nmake release: {error}", file=sys.stderr)
-        return 1
-    return 0
+    if with_images:
+        _ensure_images_can_be_built()
+        if not options.any_base:
+            images.ensure_pinned_base()
+    environment.prepare("release")
+    release(environment, with_images=with_images)
 
 
 def _ensure_images_can_be_built() -> None:
@@ -194,4 +190,4 @@ def _ensure_images_can_be_built() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

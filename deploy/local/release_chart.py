@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from local.console import MakeError
+
 KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 """Artifact Hub's kinds of changes, which are those of keepachangelog.com."""
 
 
-class ReleaseError(Exception):
+class ReleaseError(MakeError):
     """The release cannot be made; the text says what is to be mended."""
 
 

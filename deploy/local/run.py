@@ -20,16 +20,15 @@ from types import FrameType
 from local import machine
 from local.broker_jars import source_of
 from local.cluster import Cluster, ClusterConfig, ClusterError
-from local.console import print_status
-from local.distribution import PULSAR, DistributionError, pulsar_home
-from local.environment import Environment, SetupError
+from local.console import MakeError, print_status
+from local.distribution import PULSAR, pulsar_home
+from local.environment import Environment
 from local.first_bill import PRINCIPALS, FirstBill
 from local.ports import free_port
 from local.standalone import BrokerOptions, Standalone, StandaloneError
 
 _POLL_S = 0.5
 _TMPDIR_MAX = 40  # the paths of Unix sockets hold 107 bytes, and some systems' TMPDIR is long
-_ERRORS = (machine.MachineError, SetupError, DistributionError, StandaloneError, ClusterError, OSError)
 _EXAMPLE = (
     "import pulsar; c = pulsar.Client('{url}'{more}); s = c.subscribe('hello', 'me'); "
     "c.create_producer('hello').send(b'through the proxy'); m = s.receive(5000); s.acknowledge(m); print(m.data()); "
@@ -88,7 +87,7 @@ def main() -> int:
                 _run(session, broker_url, arguments.broker_version)
             except KeyboardInterrupt:
                 print_status.line("Stopping what was started (Ctrl-C once more: at once)")
-            except _ERRORS as error:
+            except (MakeError, OSError) as error:
                 session.failed = True
                 print_status.line(f"\nmake run: {error}")
     except KeyboardInterrupt:  # the second one, while stopping

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from local.admin import Admin
-from local.console import Progress, silent
+from local.console import MakeError, Progress, silent
 from local.ports import free_port
 from local.process import OwnedProcess, OwnedServer
 from local.tokens import make_token, write_private
@@ -35,7 +35,7 @@ _WAKING_THREADS = ("broker-client-s", "bookkeeper-ml-c")
 _TIMER_SLACK_NS = 100_000_000
 
 
-class StandaloneError(Exception):
+class StandaloneError(MakeError):
     """The broker did not start; the text holds the end of its log."""
 
 

@@ -12,13 +12,12 @@ from typing import NoReturn
 
 from local import go_tools, machine
 from local.broker_jars import PULSAR_5
-from local.console import Progress
-from local.distribution import PULSAR, DistributionError, pulsar_home
-from local.environment import Environment, SetupError, clean_environment
+from local.console import Progress, exit_on_error
+from local.distribution import PULSAR, pulsar_home
+from local.environment import Environment, clean_environment
 from local.object_store import s3a_jars
 from local.process import side_by_side
 
-ERRORS = (machine.MachineError, SetupError, DistributionError, go_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "3")
 """End-to-end tests wait a lot: three processes keep two CPUs busy (five need as long). Which runs what:
 tests/conftest.py.
@@ -80,11 +79,8 @@ def main() -> int:
     """Prepare, then become pytest."""
     arguments = sys.argv[1:]
     quick = arguments[:1] == ["--quick"]
-    try:
+    with exit_on_error("test-quick" if quick else "test"):
         environment = prepare_quick() if quick else prepare()
-    except ERRORS as error:
-        print(f"\nmake test{'-quick' if quick else ''}: {error}", file=sys.stderr)
-        return 1
     if quick:
         return become(environment, "pytest", *QUICK, *arguments[1:])
     return become(environment, "pytest", *SIDE_BY_SIDE, *arguments)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local import go_tools, images, publish, release
+from local import base_image, go_tools, images, publish, release
 from local.publish import Publisher, PublishError, check_destination, check_dist
 
 from tests.local.conftest import FakeCommand
@@ -182,7 +182,9 @@ def test_only_a_release_of_this_commit_is_published(made: Release) -> None:
 @pytest.mark.parametrize("base", ["registry.example.org/base:1", images.STAND_IN])
 def test_images_on_a_base_without_a_digest_are_published_only_when_asked_for(tmp_path: Path, base: str) -> None:
     made = write_release(tmp_path / "other", base=base)
-    with pytest.raises(ValueError, match=f"intoto.json: the base image {base} has no digest.* ARGS=--any-base"):
+    with pytest.raises(
+        base_image.BaseError, match=f"intoto.json: the base image {base} has no digest.* ARGS=--any-base"
+    ):
         check_dist(made.dist, NUMBER, COMMIT)
     check_dist(made.dist, NUMBER, COMMIT, any_base=True)
 
@@ -221,5 +223,6 @@ def test_a_tree_with_changes_is_not_published(
     monkeypatch.setattr(release, "clean_commit", lambda clean=release.clean_commit: clean(tree))
     monkeypatch.setenv("COSIGN_KEY", "awskms:///alias/release")
     monkeypatch.setattr("sys.argv", ["publish", "127.0.0.1:1/x"])
-    assert publish.main() == 1
+    with pytest.raises(SystemExit, match="1"):
+        publish.main()
     assert "commit or remove these:\n?? new.py" in capsys.readouterr().err
