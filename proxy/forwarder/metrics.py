@@ -47,6 +47,14 @@ class ForwarderMetrics:
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
             registry=registry,
         )
+        self.kernel_tls_available = Gauge(
+            "pulsar_proxy_kernel_tls_available",
+            "1 where relays with TLS 1.3 are moved into the kernel (relay.kernel_tls), 0 where they are not.",
+            registry=registry,
+        )
+        self.kernel_tls_relays = Gauge(
+            "pulsar_proxy_kernel_tls_relays", "Relays open now of which the kernel encrypts a side.", registry=registry
+        )
         self.denied_credentials = Gauge(
             "pulsar_proxy_denied_credentials",
             "Entries of the deny list in force (authentication.deny_file).",
