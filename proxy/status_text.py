@@ -13,6 +13,8 @@ def status_text(status: dict[str, Any]) -> str:
         f"  authentication  {'on' if status['authentication'] else 'off'}",
         *_libraries(status),
         *(f"  note            {note}" for note in status.get("notes", ())),
+        *_kernel_tls(status.get("kernel_tls")),
+        *_certificates(status.get("certificate_ends")),
         *_near_expiry(status.get("sessions_near_expiry")),
     ]
     for worker in status["workers"]:
@@ -44,6 +46,35 @@ def _state(status: dict[str, Any]) -> str:
     return "not ready: " + "; ".join(status["not_ready_because"])
 
 
+def _kernel_tls(told: dict[str, Any] | None) -> list[str]:
+    """Return what is used of `relay.kernel_tls`. None: it is off."""
+    if told is None:
+        return []
+    without = ""
+    if told["setting"] != "off" and told["forwarders_without"]:
+        where = "" if not told["forwarders_with"] else f" in {told['forwarders_without']} of the forwarders"
+        without = f", NOT available{where} (modprobe tls, then upgrade)"
+    return [f"  kernel TLS      {told['setting']}, relays now: {told['relays']}{without}"]
+
+
+def _certificates(ends: list[dict[str, Any]] | None) -> list[str]:
+    """Return the ends of certificates and CRLs, the first one first. None: a supervisor from before an upgrade."""
+    if not ends:
+        return []
+    soon = sum(one["within_30_days"] for one in ends)
+    lines = [f"  certificates    {soon} of {len(ends)} files (certificates, CRLs) end within 30 days"]
+    for one in ends:
+        says = "ends at"
+        if one["within_30_days"]:
+            says = "HAS ENDED at" if one["has_ended"] else "ENDS WITHIN 30 DAYS, at"
+        lines.append(f"      {one['key']}: {says} {_utc(one['ends_at_unix_s'])}")
+    return lines
+
+
+def _utc(unix_s: float) -> str:
+    return f"{dt.datetime.fromtimestamp(unix_s, dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _near_expiry(near: dict[str, Any] | None) -> list[str]:
     """Sessions that end soon (KIP-368), if there are any. None: a supervisor from before an upgrade."""
     if near is None or not (near["expired_and_idle"] or near["ending_within_60_s"]):
@@ -64,6 +95,7 @@ def _worker_line(worker: dict[str, Any]) -> str:
         facts.append(f"restarted {worker['restarts']} times")
     for key, text in (
         ("connections", "connections"),
+        ("kernel_tls_relays", "relays with kernel TLS"),
         ("lookups_under_way", "lookups under way"),
         ("broker_connections", "broker connections"),
         ("authentications_under_way", "authentications under way"),
@@ -80,8 +112,7 @@ def _deny_list(denied: dict[str, Any] | None) -> list[str]:
     """Return what a forwarder has of the deny list. None: there is none."""
     if denied is None:
         return []
-    read_at = dt.datetime.fromtimestamp(denied["read_at_unix_s"], dt.UTC)
-    lines = [f"      deny list: {denied['entries']} entries, read at {read_at:%Y-%m-%dT%H:%M:%SZ}"]
+    lines = [f"      deny list: {denied['entries']} entries, read at {_utc(denied['read_at_unix_s'])}"]
     if denied["error"]:
         lines.append(f"      deny list: the changed file is NOT in force: {denied['error']}")
     return lines

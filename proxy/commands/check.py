@@ -20,6 +20,7 @@ from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
 from proxy.runtime.network.certificate_ends import CRL_KEY, crl_warning, read_ends
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.network.kernel_tls import kernel_tls_obstacle
 from proxy.runtime.network.tls import broker_certificates, listener_certificates
 from proxy.runtime.process import seccomp
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
@@ -49,6 +50,7 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
         *_seccomp(),
         *await _credentials(config, credentials),
         *_certificates(config),
+        *_kernel_tls(config.relay.kernel_tls),
         *_sni_warnings(config),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
@@ -65,6 +67,11 @@ def _certificates(config: Config) -> Iterator[str]:
             yield f"{key}: {event}"
         elif end <= now:
             yield f"{key}: a certificate has expired"
+
+
+def _kernel_tls(setting: str) -> Iterator[str]:
+    if reason := kernel_tls_obstacle(setting):
+        yield f'relay.kernel_tls: "{setting}" moves no relay into the kernel on this machine: {reason}'
 
 
 def _sni_warnings(config: Config) -> Iterator[str]:

@@ -39,6 +39,13 @@ class ForwarderMetrics:
             "pulsar_proxy_adopted_relays",
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
         )
+        self.kernel_tls_available = gauge(
+            "pulsar_proxy_kernel_tls_available",
+            "1 where relays with TLS 1.3 are moved into the kernel (relay.kernel_tls), 0 where they are not.",
+        )
+        self.kernel_tls_relays = gauge(
+            "pulsar_proxy_kernel_tls_relays", "Relays open now of which the kernel encrypts a side."
+        )
         self.denied_credentials = gauge(
             "pulsar_proxy_denied_credentials", "Entries of the deny list in force (authentication.deny_file)."
         )

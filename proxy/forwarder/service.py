@@ -48,7 +48,7 @@ from proxy.runtime.loop.tasks import InFlightCounter, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.handshake_turns import HandshakeTurns
-from proxy.runtime.network.kernel_tls import use_kernel_tls
+from proxy.runtime.network.kernel_tls import usable_ciphers, use_kernel_tls
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
@@ -101,6 +101,8 @@ class ForwarderService:
         self._deadlines = Deadlines()
         self._denied = _deny_list(context.config)
         self._clients: trio.Nursery
+        self._metrics.kernel_tls_available.set_function(lambda: bool(usable_ciphers()))
+        self._metrics.kernel_tls_relays.set_function(lambda: self._relays.kernel_tls_relays)
         self._metrics.denied_credentials.set_function(lambda: len(self._denied.value.kinds))
         self._connection_services: ConnectionServices | None = None
         self._relays: RelayManager
@@ -300,14 +302,23 @@ class ForwarderService:
         self._relays.abort_relays()
 
     def status(self) -> dict[str, object]:
-        """Return the connections by state, the sessions that end soon, and what is known of the deny list."""
+        """Return the connections by state, the sessions that end soon, the use of kernel TLS, and what is known of the
+        deny list.
+        """
         states = {state.value: count for state, count in self._by_state().items()}
         return {
             "connections": self._connections,
             "connections_by_state": states,
             "sessions_near_expiry": summarize_near_expiry(self._session_ends()),
+            **self._kernel_tls_status(),
             **self._deny_list_status(),
         }
+
+    def _kernel_tls_status(self) -> dict[str, object]:
+        relays = self._relays.kernel_tls_relays
+        if not relays and self._workers.config.relay.kernel_tls == "off":
+            return {}
+        return {"kernel_tls": bool(usable_ciphers()), "kernel_tls_relays": relays}
 
     def _deny_list_status(self) -> dict[str, object]:
         denied = self._denied

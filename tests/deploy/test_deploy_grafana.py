@@ -28,6 +28,7 @@ NOT_SHOWN = {
     "pulsar_proxy_fatal_lookup_requests_total",
     "pulsar_proxy_broker_checks_original_credentials",
     "pulsar_proxy_broker_files_held",
+    "pulsar_proxy_kernel_tls_available",
     "pulsar_proxy_tls_resumed_sessions_total",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),
 }

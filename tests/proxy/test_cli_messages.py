@@ -21,6 +21,7 @@ from e2e.lab.certificates import Authority
 from proxy import cli
 from proxy.common.toml import FILE_BYTES_MAX
 from proxy.config.types.base import TlsGroup
+from proxy.runtime.network import kernel_tls
 
 ROOT = Path(cli.__file__).parents[1]
 Run = Callable[..., Result]
@@ -301,6 +302,29 @@ def test_certificates_and_crls_that_end_are_warnings(run: Run, tmp_path: Path) -
     crl.write_bytes(authority.crl(days=8))
     result = run(f"{content}certificate = '{good.certificate}'\nkey = '{good.key}'")
     assert (result.exit_code, prefix in result.stderr) == (0, False)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "code", "says"),
+    [
+        ("auto", 0, 'warning: relay.kernel_tls: "auto" moves no relay into the kernel on this machine: '),
+        ("required", 1, "pulsar-trio-proxy: relay.kernel_tls: the kernel gives this process no TLS"),
+        ("off", 0, ""),
+    ],
+)
+def test_a_kernel_without_tls(run: Run, setting: str, code: int, says: str, has_tls: bool) -> None:
+    """It is tried, as the proxy does."""
+    tried: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_tls, "_kernel_takes", lambda cipher: tried.append(cipher) or has_tls)
+        kernel_tls.kernel_ciphers.cache_clear()
+        result = run(f"[cluster]\nruntime_dir = 'DIR/run'\n[relay]\nkernel_tls = '{setting}'")
+    kernel_tls.kernel_ciphers.cache_clear()
+    assert tried == ([] if setting == "off" else list(kernel_tls.CIPHERS))
+    assert result.exit_code == (0 if has_tls else code)
+    assert ("kernel_tls" in result.stderr) == (bool(says) and not has_tls)
+    assert has_tls or says in result.stderr
 
 
 def warned(result: Result) -> str:

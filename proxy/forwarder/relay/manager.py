@@ -38,7 +38,7 @@ from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.framed_control import FramedControl
 from proxy.forwarder.relay.framed_copy_pump import FramedCopyPump
 from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
-from proxy.forwarder.relay.kernel_tls_pump import new_spliced_relay
+from proxy.forwarder.relay.kernel_tls_pump import KernelTlsRelay, new_spliced_relay
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import (
@@ -408,6 +408,11 @@ class RelayManager(Collector):
                 get_logger().warning("a relay's new credentials are not crash-safe", reason=str(error))
                 return
             await trio.sleep(STORE_PAUSE_S)
+
+    @property
+    def kernel_tls_relays(self) -> int:
+        """The number of live relays of which the kernel encrypts a side."""
+        return sum(isinstance(relay, KernelTlsRelay) for relay in self._engine.relays)
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""

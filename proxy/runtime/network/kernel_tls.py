@@ -292,17 +292,27 @@ def use_kernel_tls(setting: str) -> None:
     was_used, _is_used = _is_used, False
     if setting == "off":
         return
-    ciphers = kernel_ciphers()
-    if not ciphers:
-        text = "the kernel gives this process no TLS; the machine's administrator may load it: modprobe tls"
-        if setting == "required":
-            raise ConfigError(f"relay.kernel_tls: {text}")
-        get_logger().warning("relays with TLS stay in user space, and end with their forwarder", reason=text)
+    if reason := kernel_tls_obstacle(setting):
+        get_logger().warning("relays with TLS stay in user space, and end with their forwarder", reason=reason)
         return
     _is_used = True
     if not was_used:
-        get_logger().info("relays with TLS 1.3 are moved into the kernel", ciphers=", ".join(sorted(ciphers)))
+        ciphers = ", ".join(sorted(kernel_ciphers()))
+        get_logger().info("relays with TLS 1.3 are moved into the kernel", ciphers=ciphers)
         _key_log = _key_log or KeyLog()
+
+
+def kernel_tls_obstacle(setting: str) -> str:
+    """Return why relays with TLS stay in user space though `relay.kernel_tls` asks for the kernel; empty: they do not.
+
+    Raises ConfigError if it is `required`.
+    """
+    if setting == "off" or kernel_ciphers():
+        return ""
+    reason = "the kernel gives this process no TLS; the machine's administrator may load it: modprobe tls"
+    if setting == "required":
+        raise ConfigError(f"relay.kernel_tls: {reason}")
+    return reason
 
 
 def usable_ciphers() -> frozenset[str]:

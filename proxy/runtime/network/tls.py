@@ -8,7 +8,8 @@ import contextlib
 import itertools
 import ssl
 import time
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import trio
@@ -350,7 +351,8 @@ class ListenerContexts:
     to a loaded context once the ClientHello has arrived: the one of the name for which it asks (SNI).
 
     With `session_tickets`, which needs TLS 1.3 and no `client_ca`, the front is ``ticket_front``, which stays. It is
-    set up at its first use: a configuration that is refused in the end does not touch it.
+    set up at its first use: a configuration that is refused in the end does not touch it. Keep a reference to this
+    object until the ClientHello: the front has none.
     """
 
     def __init__(self, key: str, config: ListenerTls, ticket_front: TicketFront | None = None) -> None:
@@ -379,8 +381,11 @@ class ListenerContexts:
         return self._front
 
     def _front_with_tickets(self, tickets: TicketFront) -> ssl.SSLContext:
-        context, must_set_up = tickets.context_for(self._generation, self._loaded.groups)
-        return _front(self._loaded, context) if must_set_up else context
+        front, must_set_up = tickets.context_for(self._generation, self._loaded.groups)
+        if must_set_up:
+            held = weakref.ref(self._loaded_contexts)  # the front stays: it must not keep what is not used any more
+            _front(self._loaded, front, lambda: file.value if (file := held()) is not None else None)
+        return front
 
     def on_handshake_done(self, context: ssl.SSLContext, version: str) -> None:
         """Replace the front context if a handshake in a version with session ids has used it."""
@@ -388,12 +393,17 @@ class ListenerContexts:
             self._front = None
 
 
-def _front(contexts: NamedContexts, front: ssl.SSLContext | None = None) -> ssl.SSLContext:
+def _front(
+    contexts: NamedContexts,
+    front: ssl.SSLContext | None = None,
+    current: Callable[[], NamedContexts | None] | None = None,
+) -> ssl.SSLContext:
     """Return an empty context that switches to one of ``contexts`` at the ClientHello: a new one, or ``front``.
 
     What is set here is what OpenSSL copies into a connection at its start; ciphers and certificates are those of the
     context that it is switched to. Keep a reference to it as long as a connection uses it: OpenSSL calls its callback
-    by address.
+    by address. ``current``: where to find the contexts then, in place of a reference to them; None: the handshake
+    fails.
     """
     front, loaded = front or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), contexts.default
     front.minimum_version = loaded.minimum_version
@@ -403,8 +413,11 @@ def _front(contexts: NamedContexts, front: ssl.SSLContext | None = None) -> ssl.
     front.verify_mode = loaded.verify_mode
     set_groups(front, contexts.groups)
 
+    find = current or (lambda: contexts)
+
     def switch_context(tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _front: ssl.SSLContext) -> None:
-        tls.context = contexts.for_name(name)
+        if (found := find()) is not None:
+            tls.context = found.for_name(name)
 
     front.sni_callback = switch_context
     return front

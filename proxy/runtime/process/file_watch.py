@@ -67,19 +67,25 @@ class FileWatch(Collector):
                 reloads.add_metric([key, result], reload_counts[key, result])
             if isinstance(file, ReloadingFile):
                 successful.add_metric([key], float(not file.failure))
-            for its_key, end in file.ends.items() if self.shows_ends else ():
-                ends.add_metric([its_key], end)
+        for key, end in self.ends().items():
+            ends.add_metric([key], end)
         yield from (reloads, successful, ends)
+
+    def ends(self) -> dict[str, float]:
+        """Return when the certificates and CRLs in force end, in seconds since 1970, by configuration key; nothing
+        where another worker shows them.
+        """
+        files = files_in_use().values() if self.shows_ends else ()
+        return {key: end for file in files for key, end in file.ends.items()}
 
     def _warn_of_crls(self) -> None:
         """Log CRLs that end soon or have ended: when it comes to be so, and once a day. What a new file has is
         logged where that is loaded.
         """
-        if not self.shows_ends:
-            return
         now = self._unix_s()
-        ends = {key: end for file in files_in_use().values() for key, end in file.ends.items() if key.endswith(CRL_KEY)}
-        for key, end in ends.items():
+        for key, end in self.ends().items():
+            if not key.endswith(CRL_KEY):
+                continue
             event = crl_warning(end, now)
             known_end, logged, logged_at = self._crls.get(key, (0.0, "", 0.0))
             if end != known_end:

@@ -37,6 +37,7 @@ from proxy.config.worker_config import decode_config
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.tls_certificates import ignore_names_that_are_no_text
+from proxy.runtime.observability.certificate_status import first_ends
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.observability.metrics import new_registry, render_metrics
 from proxy.runtime.observability.process_metrics import ProcessMetrics
@@ -277,7 +278,10 @@ class _Worker:
 
     async def _get_status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Text(text=msgspec.json.encode(self._started().status()).decode()).SerializeToString()
+        status = self._started().status()
+        if ends := first_ends(self._file_watch.ends()):
+            status["certificate_ends"] = ends
+        return Text(text=msgspec.json.encode(status).decode()).SerializeToString()
 
     def _started(self) -> Service:
         if self._service is None:

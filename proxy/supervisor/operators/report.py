@@ -23,8 +23,9 @@ from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
 from proxy.config.types import Listener
 from proxy.runtime.fairness.byte_budget import utf8_bytes
+from proxy.runtime.observability.certificate_status import CertificateEnds, merge_ends
 from proxy.runtime.observability.metrics import render_metrics
-from proxy.runtime.observability.near_expiry import NearExpiry, merge_near_expiry
+from proxy.runtime.observability.near_expiry import Count, NearExpiry, merge_near_expiry
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
@@ -53,6 +54,9 @@ CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own 
 
 NEAR_EXPIRY = "sessions_near_expiry"
 """Part of each forwarder's status (proxy.forwarder.service) that is merged over all forwarders."""
+
+CERTIFICATE_ENDS = "certificate_ends"
+"""Part of the status of one worker of each role (proxy.runtime.process.worker) that is merged over all roles."""
 
 LEAVING = "leaving"
 """State of a replaced worker that finishes its work: relays that cannot move, lookups under way."""
@@ -93,6 +97,9 @@ class _DenyList(msgspec.Struct):
 
 _PARTS: dict[str, Any] = {
     NEAR_EXPIRY: NearExpiry,
+    CERTIFICATE_ENDS: CertificateEnds,
+    "kernel_tls": bool,
+    "kernel_tls_relays": Count,
     "brokers": list[_Broker],
     "methods": list[str],
     "deny_list": _DenyList,
@@ -160,6 +167,7 @@ class ClusterReport:
             for status in statuses.values()
             if NEAR_EXPIRY in status
         ]
+        ends = [status.pop(CERTIFICATE_ENDS) for status in statuses.values() if CERTIFICATE_ENDS in status]
         workers = []
         for slot in self._cluster.slots:
             own = [statuses.get(process) for process in processes if process.slot is slot and not process.is_leaving]
@@ -180,6 +188,8 @@ class ClusterReport:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
+            CERTIFICATE_ENDS: merge_ends(ends, time.time()),
+            **self._kernel_tls(statuses),
             NEAR_EXPIRY: merge_near_expiry(near_expiry),
             "workers": workers,
             "leaving_workers": leaving,
@@ -239,6 +249,21 @@ class ClusterReport:
             if sentence not in self._refused_clients:
                 get_logger().warning("brokers refuse clients", reason=sentence)
         self._refused_clients = sentences
+
+    def _kernel_tls(self, statuses: dict["_ReportedWorker", dict[str, Any]]) -> dict[str, Any]:
+        """Return how many relays have kernel TLS, and how many forwarders can have such; nothing where it is off."""
+        told = [status for process, status in statuses.items() if process.slot.role is Role.FORWARDER]
+        can = [status["kernel_tls"] for status in told if "kernel_tls" in status]
+        if not can:
+            return {}
+        return {
+            "kernel_tls": {
+                "setting": self._cluster.config.relay.kernel_tls,
+                "forwarders_with": sum(can),
+                "forwarders_without": len(can) - sum(can),
+                "relays": sum(status.get("kernel_tls_relays", 0) for status in told),
+            }
+        }
 
     def _drop_malformed_parts(self, statuses: dict["_ReportedWorker", dict[str, Any]]) -> None:
         for process, status in statuses.items():

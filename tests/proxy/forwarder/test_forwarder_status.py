@@ -1,4 +1,4 @@
-"""proxy.forwarder.service: what a forwarder says of sessions that end soon."""
+"""proxy.forwarder.service: what a forwarder says of sessions that end soon, and of kernel TLS."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
+from tls_ends import ALL_CIPHERS, kernel_with
 
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
@@ -13,6 +14,7 @@ from proto.session_clock import SessionClock
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.terms import reauthentication_unavailable
+from proxy.forwarder.relay.manager import RelayManager
 
 
 def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NOT_CLOSING) -> ExpiringSession:
@@ -39,6 +41,25 @@ class InLookupMode:
 
     def __init__(self, one: ExpiringSession | None) -> None:
         self.lifetime = SimpleNamespace(expiring_session=one)
+
+
+@pytest.mark.parametrize("setting", ["off", "auto"])
+async def test_kernel_tls(serve: Serve, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    with kernel_with(*ALL_CIPHERS):
+        it = await serve(relay={"kernel_tls": setting})
+        service, is_on = it.service, setting != "off"
+
+        def told() -> dict[str, object]:
+            return {key: value for key, value in service.status().items() if key.startswith("kernel_tls")}
+
+        def metric(name: str) -> float | None:
+            return service._context.registry.get_sample_value(f"pulsar_proxy_{name}")
+
+        assert told() == ({"kernel_tls": True, "kernel_tls_relays": 0} if is_on else {})
+        assert (metric("kernel_tls_available"), metric("kernel_tls_relays")) == (is_on, 0)
+        monkeypatch.setattr(RelayManager, "kernel_tls_relays", 3)
+        assert told() == {"kernel_tls": is_on, "kernel_tls_relays": 3}, "also those of before a reload"
+        assert metric("kernel_tls_relays") == 3
 
 
 async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

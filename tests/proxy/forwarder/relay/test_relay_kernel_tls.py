@@ -142,6 +142,7 @@ async def test_a_blind_relay_is_moved_once_the_store_has_it(
     record = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
     assert kernel.attached == ours
     assert kernel.given == [(descriptor, 1) for descriptor in ours]
+    assert it.relays.kernel_tls_relays == 1
     assert (record.client_kernel_tls, record.broker_kernel_tls) == (sides != "broker", sides != "client")
     await lane.client.send_all(b"there")
     await lane.broker.send_all(b"back")
@@ -159,6 +160,7 @@ async def stays(place: Place, tls: TlsLane, kernel: FakeKernel, **start: Any) ->
     kernel.forwarder = it = await place.forwarder()
     record = await tls.begin(it, **start)
     assert (kernel.given, it.fd_store.said) == ([], [])
+    assert it.relays.kernel_tls_relays == 0
     assert (record.client_kernel_tls, record.broker_kernel_tls) == (False, False)
     await tls.client.send_all(b"there")
     await tls.broker.send_all(b"back")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,11 @@ def shared_fronts() -> Iterator[None]:
     session_tickets.drop_shared_fronts()
 
 
-def listener(pair: Pair, index: int = 0, **more: Any) -> ListenerContexts:
+def listener(pair: Pair, index: int = 0, front: TicketFront | None = None, **more: Any) -> ListenerContexts:
     """A forwarder's listener with tickets."""
     options = {"session_tickets": True, "minimum_version": "1.3"} | more
     config = ListenerTls(certificate=pair.certificate, key=pair.key, **options)
-    return ListenerContexts(f"listener[{index}].tls", config, ticket_front(index))
+    return ListenerContexts(f"listener[{index}].tls", config, front or ticket_front(index))
 
 
 def receive_ticket(ours: TlsSession, theirs: TlsSession) -> ssl.SSLSession:
@@ -225,6 +226,43 @@ def test_a_configuration_that_was_replaced_does_not_come_back(authority: Authori
     assert must_set_up
     assert front.context_for(old, ("P-384",)) == (context, False)
     assert front.context_for(new, ()) == (context, True)
+
+
+@pytest.mark.parametrize("index", [0, session_tickets.SHARED_FRONTS_MAX], ids=["shared", "own"])
+@pytest.mark.parametrize("becomes", ["without tickets", "without TLS", "another certificate"])
+def test_a_front_keeps_no_certificate_that_is_not_used_any_more(
+    authority: Authority, pair: Pair, client: ssl.SSLContext, becomes: str, index: int
+) -> None:
+    """Security: nor its key."""
+    front = ticket_front(index)
+    contexts = listener(pair, index, front=front)
+    come(contexts, client)
+    loaded = weakref.ref(contexts._loaded), weakref.ref(contexts._loaded.default)
+    assert all(one() is not None for one in loaded)
+    if becomes == "without TLS":
+        del contexts
+    elif becomes == "without tickets":
+        contexts = listener(pair, index, front=front, session_tickets=False)
+    else:
+        contexts = listener(authority.server("another"), index, front=front)
+    assert [one() for one in loaded] == [None, None]
+
+
+@pytest.mark.parametrize("has_tickets", [False, True])
+def test_a_handshake_that_began_before_a_reload_ends_well(
+    authority: Authority, pair: Pair, client: ssl.SSLContext, has_tickets: bool
+) -> None:
+    """Its hello comes later."""
+    before = listener(pair)
+    ours = TlsSession(before.front_context, server_side=True)
+    after = listener(authority.server("another"), session_tickets=has_tickets)
+    come_without = shake_hands(after.front_context, client)
+    assert come_without[0].version == "TLSv1.3"
+    theirs = TlsSession(client, server_side=False, host="localhost")
+    theirs.continue_handshake()
+    ours.continue_handshake(theirs.take_outgoing())
+    assert theirs.continue_handshake(ours.take_outgoing())
+    assert ours.continue_handshake(theirs.take_outgoing())
 
 
 # ---- the bytes

@@ -221,10 +221,15 @@ async def test_ends_of_certificates_are_shown_by_one_worker_until_it_is_replaced
         assert f'pulsar_proxy_file_last_reload_successful{{key="{key}"}} 1.0' in text, "all workers show that"
         return [line for line in text.splitlines() if line.startswith(f'{ENDS}{{key="{kept.key}')]
 
+    async def ends_in_status() -> dict[str, float]:
+        return dict(json.loads((await it.call(Method.GET_STATUS, Empty(), Text)).text).get("certificate_ends", {}))
+
     await it.start(index=index)
     assert await ends() == ([f'{ENDS}{{key="{key}"}} 12.0'] if index == 0 else [])
+    assert (await ends_in_status()).get(key) == (12.0 if index == 0 else None)
     await it.call(Method.DRAIN, DrainRequest(timeout_ms=100, hand_over=True))
     assert await ends() == []
+    assert await ends_in_status() == {}
     await finish(it)
 
 

@@ -508,6 +508,9 @@ async def test_the_size_limit_of_the_status_applies_to_the_encoded_answer(monkey
     [
         {"brokers": [{}]},
         {"brokers": 7},
+        {"certificate_ends": {"key": "soon"}},
+        {"kernel_tls_relays": -1},
+        {"kernel_tls": 7},
         {"methods": [7]},
         {"deny_list": 7},
         {"deny_list": {"entries": "x", "read_at_unix_s": 0.0, "error": ""}},
@@ -596,6 +599,72 @@ async def test_the_status_tells_of_the_deny_list() -> None:
     assert "      deny list: the changed file is NOT in force: denied, line 3: ?[2J?forged" in lines, (
         "security: a captured worker neither controls an operator's terminal nor forges lines"
     )
+
+
+async def test_the_status_tells_when_certificates_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all roles together, the first one first; a captured worker neither hides an end nor forges lines."""
+    setup, day_s, now = Setup(), 86_400, 1798761600.0
+    monkeypatch.setattr(supervisor_report.time, "time", lambda: now)
+    assert (await setup.report.status())["certificate_ends"] == []
+    of_forwarder = {"listener[0].tls.certificate": now + 31 * day_s, "brokers.tls.trust": now + 30 * day_s}
+    report(setup, Role.FORWARDER, json.dumps({"certificate_ends": of_forwarder}))
+    of_lookup = {"brokers.tls.trust": now + 400 * day_s, "old\nforged": now - 1}
+    report(setup, Role.LOOKUP, json.dumps({"ready": True, "certificate_ends": of_lookup}))
+    status: Any = json.loads(await setup.report.status_json())
+    assert [(one["key"], one["within_30_days"], one["days_left"]) for one in status["certificate_ends"]] == [
+        ("old\nforged", True, 0.0),
+        ("brokers.tls.trust", True, 30.0),
+        ("listener[0].tls.certificate", False, 31.0),
+    ]
+    assert all("certificate_ends" not in worker for worker in status["workers"])
+    lines = status_text(status).splitlines()
+    start = lines.index("  certificates    2 of 3 files (certificates, CRLs) end within 30 days")
+    assert lines[start + 1 : start + 4] == [
+        "      old?forged: HAS ENDED at 2026-12-31T23:59:59Z",
+        "      brokers.tls.trust: ENDS WITHIN 30 DAYS, at 2027-01-31T00:00:00Z",
+        "      listener[0].tls.certificate: ends at 2027-02-01T00:00:00Z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "forwarders", "says"),
+    [
+        ("off", [{}, {}], ""),
+        ("auto", [{"kernel_tls": True, "kernel_tls_relays": 2}, {"kernel_tls": True, "kernel_tls_relays": 5}], "7"),
+        ("auto", [{"kernel_tls": False, "kernel_tls_relays": 0}] * 2, "0, NOT available (modprobe tls, then upgrade)"),
+        (
+            "required",
+            [{"kernel_tls": True, "kernel_tls_relays": 3}, {"kernel_tls": False, "kernel_tls_relays": 0}],
+            "3, NOT available in 1 of the forwarders (modprobe tls, then upgrade)",
+        ),
+        ("off", [{"kernel_tls": False, "kernel_tls_relays": 4}, {}], "4"),  # from before a reload
+    ],
+)
+async def test_the_status_tells_of_kernel_tls(setting: str, forwarders: list[dict[str, Any]], says: str) -> None:
+    setup = Setup()
+    setup.cluster.config = make_config(relay={"kernel_tls": setting})
+    for index, told in enumerate(forwarders):
+        answer = json.dumps(told)
+        setup.worker(Role.FORWARDER, index).answers[Method.GET_STATUS] = lambda _request, answer=answer: answer
+    report(setup, Role.LOOKUP, '{"ready": true, "kernel_tls": true, "kernel_tls_relays": 100}')  # a captured one
+    status: Any = await setup.report.status()
+    lines = status_text(status).splitlines()
+    shown = [
+        line.removeprefix(f"  kernel TLS      {setting}, relays now: ") for line in lines if "kernel TLS  " in line
+    ]
+    assert shown == ([says] if says else [])
+    if says:
+        can = [told["kernel_tls"] for told in forwarders if told]
+        assert status["kernel_tls"] == {
+            "setting": setting,
+            "forwarders_with": sum(can),
+            "forwarders_without": len(can) - sum(can),
+            "relays": sum(told.get("kernel_tls_relays", 0) for told in forwarders),
+        }
+        by_forwarder = [line for line in lines if "relays with kernel TLS" in line and "forwarder" in line]
+        assert len(by_forwarder) == len(can)
+    else:
+        assert "kernel_tls" not in status
 
 
 async def test_status_says_which_listeners_speak_tls() -> None:
