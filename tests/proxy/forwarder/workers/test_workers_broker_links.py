@@ -552,6 +552,19 @@ async def test_a_named_broker_that_answers_later(setup: Setup) -> None:
 
 
 @WITHOUT_TLS
+async def test_a_named_broker_that_refuses_later(setup: Setup) -> None:
+    with silent(setup):
+        _, outcomes = dial_named(setup)
+        assert not outcomes
+        setup.listener.close()
+        await until(lambda: outcomes)
+    [failed] = outcomes
+    assert isinstance(failed, BrokerLinkFailed)
+    assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: Connection refused"
+    assert not setup.is_watched()
+
+
+@WITHOUT_TLS
 async def test_a_named_broker_whose_client_leaves_is_dialled_no_more(setup: Setup) -> None:
     with silent(setup):
         opening, outcomes = dial_named(setup)
