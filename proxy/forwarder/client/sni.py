@@ -1,8 +1,9 @@
 """A client whose TLS is passed through to the broker that it names (SNI; Pulsar's PIP-60, ``ProxyProtocol.SNI``).
 
-Its ClientHello is read by callback, without a task and within bounds; a task has the target checked and dialled. Then
-both sockets become a blind relay, whose first bytes are the hello, exactly as it came. The proxy sees neither
-credentials nor a principal, and sends nothing of its own but an alert where no relay starts.
+Its ClientHello is read within bounds, and the broker is dialled, by callback (proxy.forwarder.workers.broker_opening),
+or else in a task, which has the target checked before. Then both sockets become a blind relay, whose first bytes are
+the hello, exactly as it came. The proxy sees neither credentials nor a principal, and sends nothing of its own but an
+alert where no relay starts.
 """
 
 import select
@@ -15,18 +16,19 @@ from proto.client_hello import INTERNAL_ERROR, UNRECOGNIZED_NAME, ClientHelloPar
 from proto.client_machine import State
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.forwarder.client.failures import broker_failure
+from proxy.forwarder.client.failures import BrokerError, broker_failure
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import AdmittedConnection
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ClientEndpoint
-from proxy.forwarder.workers.broker_links import TargetRefused
+from proxy.forwarder.workers.broker_links import NamedLink, NamedRequest, TargetRefused
+from proxy.forwarder.workers.broker_opening import NamedOpening, start_named_opening
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.reactor import Reading, current_reactor
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
-from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
+from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
@@ -71,6 +73,8 @@ class SniConnection:
         self._reactor = reactor
         self._descriptor = stream.socket.fileno()
         self._reading: Reading | None = None
+        self._asked: NamedRequest
+        self._opening: NamedOpening | None = None
         self._is_over = False
         admitted.evict = self.evict
 
@@ -123,6 +127,8 @@ class SniConnection:
         self.cause = cause
         self._stop_reading()
         self._tasks.cancel()
+        if self._opening is not None:
+            self._opening.abandon()
         self._stream.close_now()
         self._finish()
 
@@ -162,7 +168,11 @@ class SniConnection:
         self._admitted.mark_busy()
         self.state = State.CONNECTING_TO_BROKER
         self._reactor.watch(self._descriptor, _LEFT, lambda: self._end(DisconnectCause.CLIENT_CLOSED))
-        self._tasks.start_soon(self._connect, name)
+        self._asked = NamedRequest(name, self._client.address)
+        links, deadlines = self._services.workers.broker_links, self._services.deadlines
+        self._opening = start_named_opening(links, self._asked, deadlines, on_done=self._on_opened)
+        if self._opening is None:
+            self._tasks.start_soon(self._open_in_task)
 
     def _refuse(self, refused: HelloRefused, cause: DisconnectCause) -> None:
         """Log and count why no broker gets this client, tell it so by an alert, and close behind that."""
@@ -192,43 +202,67 @@ class SniConnection:
             pass
         self._end(self.cause)
 
-    # ---- the relay
+    # ---- the broker, and the relay
 
-    async def _connect(self, name: str) -> None:
-        """Have the broker of this name dialled, and start the relay."""
-        workers = self._services.workers
+    async def _open_in_task(self) -> None:
         try:
-            broker, stream = await workers.broker_links.open_named(name, self._client.address)
+            link = await self._services.workers.broker_links.open_named(self._asked)
         except (TargetRefused, BrokerLinkFailed, RpcError) as error:
-            failure, reason = broker_failure(error)
-            alert = UNRECOGNIZED_NAME if isinstance(error, TargetRefused) else INTERNAL_ERROR
-            self._refuse(HelloRefused(reason, alert, failure.detail, name), failure.cause)
+            self._on_opened(error)
+        else:
+            self._on_opened(link)
+
+    def _on_opened(self, outcome: NamedLink | BrokerError | None) -> None:
+        try:
+            if outcome is None:
+                self._tasks.start_soon(self._open_in_task)
+            elif isinstance(outcome, NamedLink):
+                self._become_relay(outcome)
+            else:
+                failure, reason = broker_failure(outcome)
+                alert = UNRECOGNIZED_NAME if isinstance(outcome, TargetRefused) else INTERNAL_ERROR
+                self._refuse(HelloRefused(reason, alert, failure.detail, self._asked.name), failure.cause)
+        except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
+            self._on_internal_error(error)
+
+    def _become_relay(self, link: NamedLink) -> None:
+        """Start the relay, which cannot be ended from outside before."""
+        if self._is_over:  # since a broker's answer and the client's end may come in one round of the loop
+            link.stream.close_now()
             return
         stored = StoredRelay(
             client_address=self._client.address,
-            target=str(broker),
+            target=str(link.broker),
             started_at_unix_ms=self._started_at_unix_ms,
             leave_at_ms=self._age.leave_at_ms(self._services.relays.now()),
         )
-        start = RelayStart(
-            self._stream, stream, stored, workers.config.relay, first_to_broker=bytes(self._parser.received)
-        )
-        try:
-            await self._start_relay(start)
-        except RelayStartFailed as error:
-            self.state = State.CONNECTING_TO_BROKER
-            refused = HelloRefused("relay_not_begun", INTERNAL_ERROR, str(error), name)
-            self._refuse(refused, DisconnectCause.RELAY_NOT_BEGUN)
-        finally:
-            if not self.is_relayed:
-                await close_forcefully(stream)
-
-    async def _start_relay(self, start: RelayStart) -> None:
-        """Start the relay, which cannot be ended from outside before. Raises RelayStartFailed."""
+        config, hello = self._services.workers.config.relay, bytes(self._parser.received)
+        start = RelayStart(self._stream, link.stream, stored, config, first_to_broker=hello)
         self._stop_reading()
         self.state = State.RELAYING
-        with trio.CancelScope(shield=True):
-            if not self._services.relays.start_relay_now(start):
+        try:
+            is_started = self._services.relays.start_relay_now(start)
+        except Exception:  # noqa: BLE001 -- the task meets it, too, and tells the client
+            is_started = False
+        if is_started:
+            self._on_relay_started()
+        else:
+            self._tasks.start_soon(self._start_relay, start, link.stream)
+
+    async def _start_relay(self, start: RelayStart, broker: TcpStream) -> None:
+        try:
+            with trio.CancelScope(shield=True):
                 await self._services.relays.start_relay(start)
+        except Exception as error:
+            self.state = State.CONNECTING_TO_BROKER  # so that it can end
+            broker.close_now()
+            if not isinstance(error, RelayStartFailed):
+                raise
+            refused = HelloRefused("relay_not_begun", INTERNAL_ERROR, str(error), self._asked.name)
+            self._refuse(refused, DisconnectCause.RELAY_NOT_BEGUN)
+        else:
+            self._on_relay_started()
+
+    def _on_relay_started(self) -> None:
         self.is_relayed = True
         self._finish()

@@ -73,8 +73,32 @@ class BrokerRequest:
     client_address: str
 
 
-def _bound_to(asked: BrokerRequest) -> tuple[str, bytes]:
-    """Return what a lookup worker's verdict is about, and so holds for: the target and the sealed principal."""
+@dataclass(frozen=True, slots=True)
+class NamedRequest:
+    """The host that a client's TLS names (SNI), and who the client is."""
+
+    name: str
+    client_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLink:
+    """A TCP connection to the broker of a NamedRequest, on which nothing was said."""
+
+    broker: HostPort
+    stream: TcpStream
+
+
+_Bound = tuple[str, bytes | None]
+
+
+def _bound_to(asked: BrokerRequest | NamedRequest) -> _Bound:
+    """Return what a lookup worker's verdict is about, and so holds for: the target and the sealed principal.
+
+    None instead of a seal: the name in a client's TLS, for which no principal is needed, and nothing else.
+    """
+    if isinstance(asked, NamedRequest):
+        return asked.name, None
     return asked.connect.proxy_to_broker_url, asked.identity.sealed
 
 
@@ -99,24 +123,24 @@ class BrokerLinks:
         self._dial_check = DialCheck(config.brokers, nursery)
         self._auth = auth
         self._lookup = lookup
-        self._known: dict[tuple[str, bytes], tuple[float, ResolveTargetResponse]] = {}
+        self._known: dict[_Bound, tuple[float, ResolveTargetResponse]] = {}
 
     # ---- a target
 
-    def known_target(self, asked: BrokerRequest) -> ResolveTargetResponse | None:
+    def known_target(self, asked: BrokerRequest | NamedRequest) -> ResolveTargetResponse | None:
         """Return where to dial, if a link to this target was opened a moment ago for the same sealed principal and
-        BrokerOpening may dial it; else None.
+        it may be dialled by callback; else None.
         """
         known = self._known.get(_bound_to(asked))
         return known[1] if known is not None and known[0] > trio.current_time() else None
 
-    def _remember_target(self, asked: BrokerRequest, target: ResolveTargetResponse) -> None:
+    def _remember_target(self, asked: BrokerRequest | NamedRequest, target: ResolveTargetResponse) -> None:
         """Have ``known_target`` return a target, which was checked, for KNOWN_S, if there is no reason to look closer
         at it; none for a client that takes any broker.
         """
         name, sealed = bound_to = _bound_to(asked)
         is_simple = not any("%" in address for address in target.addresses)  # a scope would be looked up
-        if not (name and is_simple and len(name) + len(sealed) <= KNOWN_LENGTH_MAX):
+        if not (name and is_simple and len(name) + len(sealed or b"") <= KNOWN_LENGTH_MAX):
             return
         if target.others or self.dialer.may_lead_back(target.port):
             return
@@ -124,7 +148,7 @@ class BrokerLinks:
             self._known.clear()
         self._known[bound_to] = trio.current_time() + KNOWN_S, target
 
-    def forget_target(self, asked: BrokerRequest) -> None:
+    def forget_target(self, asked: BrokerRequest | NamedRequest) -> None:
         """Have ``known_target`` return a target no more, until a task has opened a link to it again."""
         self._known.pop(_bound_to(asked), None)
 
@@ -208,7 +232,7 @@ class BrokerLinks:
             raise TargetRefused(target.denial, target.detail)
         return target
 
-    async def open_named(self, name: str, client_address: str) -> tuple[HostPort, TcpStream]:
+    async def open_named(self, asked: NamedRequest) -> NamedLink:
         """Connect to the broker that a client's TLS names (SNI), over TCP alone: the TLS is the client's own.
 
         Nothing of the proxy's goes that way, so no principal is needed. Raises TargetRefused, BrokerLinkFailed,
@@ -217,13 +241,14 @@ class BrokerLinks:
         brokers = self.config.brokers
         timeout_s = seconds(brokers.handshake_timeout_ms)
         target = await self._resolve_target(
-            ResolveTargetRequest(target=name, client_address=client_address, server_name=True)
+            ResolveTargetRequest(target=asked.name, client_address=asked.client_address, server_name=True)
         )
         broker = HostPort(target.host, target.port)
         await self._check_dialled(broker, target.addresses)
         port = tls_port(brokers, broker.port)
         if port is None:
             raise TargetRefused("port", f"{broker}: brokers.port_pairs has no port with TLS for it")
+        target.port = port  # as it is dialled
         broker = HostPort(broker.host, port)
         try:
             with trio.fail_after(timeout_s):
@@ -233,7 +258,9 @@ class BrokerLinks:
         except DialFailed as error:
             raise not_reached(broker, error.reason, str(error)) from None
         assert isinstance(stream, TcpStream)  # the dialer opens no TLS
-        return broker, stream
+        _put_first(target.addresses, stream)
+        self._remember_target(asked, target)
+        return NamedLink(broker, stream)
 
     def credentials_for(self, broker_host: str) -> CredentialExchange | NoCredentials:
         """Start an authentication of the proxy at a broker. Raises RpcError."""

@@ -3,7 +3,7 @@ task.
 
 That is for what is usual: a target to which a task has opened a link a moment ago (BrokerLinks.known_target), at the
 address that it had; where this one does not answer now, a task tries them all. The proxy's own credentials come by
-callback, too, for CONNECT and for each challenge of the broker.
+callback, too, for CONNECT and for each challenge of the broker. A broker that a client's TLS names is dialled alone.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import trio
 
@@ -20,7 +21,7 @@ from proto.addresses import HostPort
 from proto.broker_handshake import BrokerHandshake, Challenged, Connected, HandshakeEvent, Refused, SendData
 from proto.errors import RemoteProtocolError
 from proto.rpc_pb2 import ResolveTargetResponse
-from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest
+from proxy.forwarder.workers.broker_links import BrokerLinks, BrokerRequest, NamedLink, NamedRequest
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
@@ -45,9 +46,13 @@ from proxy.runtime.rpc.errors import RpcError
 
 _IN = select.EPOLLIN
 _IN_AND_OUT = select.EPOLLIN | select.EPOLLOUT
+_OUT = select.EPOLLOUT
 
 Outcome = BrokerLink | BrokerLinkFailed | None
 """Of an opening by callback. None: a task has to try the target's other addresses."""
+
+NamedOutcome = NamedLink | BrokerLinkFailed | None
+LinkT = TypeVar("LinkT", BrokerLink, NamedLink)
 
 
 def start_opening(
@@ -71,32 +76,39 @@ def start_opening(
     return opening
 
 
-class BrokerOpening:
-    """One link that is opened by callback. ``on_done`` is called once, unless the opening was abandoned before."""
+def start_named_opening(
+    links: BrokerLinks, asked: NamedRequest, deadlines: Deadlines, *, on_done: Callable[[NamedOutcome], None]
+) -> "NamedOpening | None":
+    """Start to dial a broker that a client's TLS names, without a task; return None where that is not possible."""
+    reactor, target = current_reactor(), links.known_target(asked)
+    if reactor is None or target is None:
+        return None
+    opening = NamedOpening(links, reactor, deadlines, asked=asked, target=target, on_done=on_done)
+    opening.start()
+    return opening
+
+
+class _Opening(Generic[LinkT]):
+    """A target that is dialled by callback, within the deadlines of a connection and of all that follows it.
+
+    ``on_done`` is called once, unless the opening was abandoned before.
+    """
 
     __slots__ = (
         "_address",
         "_asked",
         "_broker",
-        "_connect",
         "_connect_ends_at",
-        "_credentials",
         "_deadline",
         "_ends_at",
-        "_handshake",
         "_handshake_timeout_s",
         "_is_connected",
         "_is_over",
-        "_is_reached",
         "_links",
         "_on_done",
         "_reactor",
         "_sock",
         "_target",
-        "_tasks",
-        "_tls",
-        "_turns",
-        "_unsent",
     )
 
     def __init__(
@@ -104,90 +116,52 @@ class BrokerOpening:
         links: BrokerLinks,
         reactor: Reactor,
         deadlines: Deadlines,
-        turns: HandshakeTurns,
-        tasks: TaskSpawner,
         *,
-        asked: BrokerRequest,
+        asked: BrokerRequest | NamedRequest,
         target: ResolveTargetResponse,
-        on_done: Callable[[Outcome], None],
+        on_done: Callable[[LinkT | BrokerLinkFailed | None], None],
     ) -> None:
         self._links = links
         self._reactor = reactor
         self._deadline = deadlines.new_deadline(self._on_deadline)
-        self._turns = turns
-        self._tasks = tasks
         self._asked = asked
-        self._on_done = on_done
-        self._credentials = links.credentials_for(target.host)
-        self._handshake: BrokerHandshake
-        self._is_over = False
+        self._on_done: Callable[[LinkT | BrokerLinkFailed | None], None] = on_done
+        self._is_over = self._is_connected = False
         self._sock: socket.socket | None = None
-        self._tls: TlsStream | None = None
-        self._connect = self._unsent = b""
         self._target = target
         self._broker, self._address = HostPort(target.host, target.port), target.addresses[0]
-        self._is_reached = self._is_connected = False  # by TCP; with TLS, too
         self._handshake_timeout_s = seconds(links.config.brokers.handshake_timeout_ms)
         self._connect_ends_at = math.inf
         self._ends_at = current_tick().now + self._handshake_timeout_s
-
-    def start(self) -> None:
-        """Ask for the proxy's credentials, if it has some, and dial the target with them."""
-        self._credentials.start_round(None, self._tasks, self._on_credentials)
-        if self._sock is None and not self._is_over:  # credentials are awaited
-            self._deadline.set(self._ends_at)
-
-    def _on_credentials(self, outcome: AuthData | RpcError) -> None:
-        if isinstance(outcome, RpcError):
-            self._finish(without_credentials(self._broker, outcome))
-        elif self._sock is None:
-            self._dial(*outcome)
-        else:
-            self._handshake.on_answer_sent(complete=self._credentials.complete)
-            self._send_data(self._links.challenge_answer(*outcome))
-
-    def _dial(self, method: str, data: bytes) -> None:
-        links = self._links
-        self._handshake = BrokerHandshake(
-            max_frame_bytes=links.config.limits.max_broker_frame_bytes, complete=self._credentials.complete
-        )
-        connect = links.connect_for(self._asked, self._target, self._credentials, method, data)
-        self._connect = commands.connect(connect)
-        self._connect_ends_at = current_tick().now + seconds(links.config.brokers.connect_timeout_ms)
-        attempt_s = ATTEMPT_DELAY_S if self._has_more_addresses else math.inf
-        self._deadline.set(min(self._connect_ends_at, self._ends_at, current_tick().now + attempt_s))
-        try:
-            self._sock = links.dialer.start_connection(self._address, self._broker.port)
-            self._tls = links.dialer.new_tls_stream(TcpStream(self._sock), self._broker.host)
-        except (OSError, TlsFailed) as error:
-            self._fail_to_reach(error)
-            return
-        if self._tls is None:
-            self._unsent = self._connect
-            self._send()  # to a broker nearby the connection is established already
-        else:
-            self._continue_tls(self._tls)
 
     def abandon(self) -> None:
         """Close what is open, and ask for no more: the client has gone."""
         if not self._is_over:
             self._end()
 
+    def _start_connection(self) -> socket.socket | None:
+        """Start to connect; return None where that has failed at once, and the opening is over."""
+        now = current_tick().now
+        self._connect_ends_at = now + seconds(self._links.config.brokers.connect_timeout_ms)
+        attempt_s = ATTEMPT_DELAY_S if self._has_more_addresses else math.inf
+        self._deadline.set(min(self._connect_ends_at, self._ends_at, now + attempt_s))
+        try:
+            self._sock = self._links.dialer.start_connection(self._address, self._broker.port)
+        except OSError as error:
+            self._fail_to_reach(error)
+        return self._sock
+
     def _end(self) -> None:
         self._is_over = True
         self._deadline.clear()
-        self._credentials.cancel_round()
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())
-            self._turns.remove(self._owner, self)
             sock.close()
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: LinkT | BrokerLinkFailed | None) -> None:
         self._end()
         self._on_done(outcome)
-
-    # ---- the connection
 
     @property
     def _has_more_addresses(self) -> bool:
@@ -212,6 +186,113 @@ class BrokerOpening:
         else:
             timeout_ms = self._links.config.brokers.connect_timeout_ms
             self._give_up("unreachable", f"no answer within {timeout_ms} ms")
+
+
+class NamedOpening(_Opening[NamedLink]):
+    """The broker that a client's TLS names, over TCP alone: all that is said there is the client's."""
+
+    __slots__ = ()
+
+    def start(self) -> None:
+        """Dial the target."""
+        if self._start_connection() is not None:
+            self._look_for_connection()  # to a broker nearby it is established already
+
+    def _look_for_connection(self) -> None:
+        sock = self._sock
+        assert sock is not None  # it is dialled, and not closed
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._fail_to_reach(OSError(error, os.strerror(error)))
+            return
+        try:
+            sock.getpeername()
+        except OSError:
+            self._reactor.watch(sock.fileno(), _OUT, self._look_for_connection)
+            return
+        self._reactor.forget(sock.fileno())
+        self._sock = None
+        self._finish(NamedLink(self._broker, TcpStream(sock)))
+
+
+class BrokerOpening(_Opening[BrokerLink]):
+    """One link that is opened by callback, up to the broker's CONNECTED."""
+
+    __slots__ = (
+        "_connect",
+        "_credentials",
+        "_handshake",
+        "_is_reached",
+        "_tasks",
+        "_tls",
+        "_turns",
+        "_unsent",
+    )
+    _asked: BrokerRequest
+
+    def __init__(
+        self,
+        links: BrokerLinks,
+        reactor: Reactor,
+        deadlines: Deadlines,
+        turns: HandshakeTurns,
+        tasks: TaskSpawner,
+        *,
+        asked: BrokerRequest,
+        target: ResolveTargetResponse,
+        on_done: Callable[[Outcome], None],
+    ) -> None:
+        super().__init__(links, reactor, deadlines, asked=asked, target=target, on_done=on_done)
+        self._turns = turns
+        self._tasks = tasks
+        self._credentials = links.credentials_for(target.host)
+        self._handshake: BrokerHandshake
+        self._tls: TlsStream | None = None
+        self._connect = self._unsent = b""
+        self._is_reached = False  # by TCP; it is connected behind TLS, too
+
+    def start(self) -> None:
+        """Ask for the proxy's credentials, if it has some, and dial the target with them."""
+        self._credentials.start_round(None, self._tasks, self._on_credentials)
+        if self._sock is None and not self._is_over:  # credentials are awaited
+            self._deadline.set(self._ends_at)
+
+    def _on_credentials(self, outcome: AuthData | RpcError) -> None:
+        if isinstance(outcome, RpcError):
+            self._finish(without_credentials(self._broker, outcome))
+        elif self._sock is None:
+            self._dial(*outcome)
+        else:
+            self._handshake.on_answer_sent(complete=self._credentials.complete)
+            self._send_data(self._links.challenge_answer(*outcome))
+
+    def _dial(self, method: str, data: bytes) -> None:
+        links = self._links
+        self._handshake = BrokerHandshake(
+            max_frame_bytes=links.config.limits.max_broker_frame_bytes, complete=self._credentials.complete
+        )
+        connect = links.connect_for(self._asked, self._target, self._credentials, method, data)
+        self._connect = commands.connect(connect)
+        sock = self._start_connection()
+        if sock is None:
+            return
+        try:
+            self._tls = links.dialer.new_tls_stream(TcpStream(sock), self._broker.host)
+        except TlsFailed as error:
+            self._fail_to_reach(error)
+            return
+        if self._tls is None:
+            self._unsent = self._connect
+            self._send()  # to a broker nearby the connection is established already
+        else:
+            self._continue_tls(self._tls)
+
+    def _end(self) -> None:
+        self._credentials.cancel_round()
+        if self._tls is not None:
+            self._turns.remove(self._owner, self)
+        super()._end()
+
+    # ---- the connection
 
     def _on_error(self, error: OSError) -> None:
         """Finish for an error of the socket."""

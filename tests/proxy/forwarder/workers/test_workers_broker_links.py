@@ -42,9 +42,18 @@ from proxy.forwarder.workers.broker_links import (
     KNOWN_MAX,
     BrokerLinks,
     BrokerRequest,
+    NamedLink,
+    NamedRequest,
     TargetRefused,
 )
-from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome, start_opening
+from proxy.forwarder.workers.broker_opening import (
+    BrokerOpening,
+    NamedOpening,
+    NamedOutcome,
+    Outcome,
+    start_named_opening,
+    start_opening,
+)
 from proxy.runtime.loop.deadlines import GRAIN_S, Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -56,6 +65,7 @@ from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.tls import TlsFailed, TlsStream, continue_handshake, listener_contexts
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
+NAMED = NamedRequest("b0.example", CLIENT)
 BOB = Principal(type="User", name="bob", method="token")
 
 
@@ -411,22 +421,53 @@ async def test_the_port_with_tls_is_dialled_and_nothing_is_said_there(setup: Set
     port = setup.port if scheme == "pulsar+ssl" else 7650
     links = named(setup, f"{scheme}://127.0.0.1:{port}", port_pairs=[[7650, setup.port]])
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example", port=port)
-    broker, stream = await links.open_named("b0.example", CLIENT)
-    assert broker == HostPort("b0.example", setup.port)
+    link = await links.open_named(NAMED)
+    assert link.broker == HostPort("b0.example", setup.port)
     [(_, request, *_)] = setup.lookup.clients[0].calls
     assert (request.target, request.server_name, request.principal_name) == ("b0.example", True, "")
-    await stream.send_all(b"hello")
+    await link.stream.send_all(b"hello")
     assert await (await setup.accept()).receive_some() == b"hello"
-    await stream.aclose()
+    await link.stream.aclose()
     assert not setup.auth.clients
+    known = links.known_target(NAMED)
+    assert known is not None
+    assert known.port == setup.port, "as it was dialled"
+
+
+@WITHOUT_TLS
+async def test_a_verdict_holds_for_the_name_and_for_no_other_and_for_no_relay_of_a_principal(setup: Setup) -> None:
+    """Security: a name needs no principal; what is dialled with the proxy's credentials needs one, with its seal."""
+    links = named(setup, f"pulsar+ssl://127.0.0.1:{setup.port}")
+    await open_named(setup, links)
+    unsealed = setup.request(connect(NAMED.name).connect, ClientIdentity(Principal()))
+    assert links.known_target(NamedRequest("b1.example", CLIENT)) is None
+    assert links.known_target(unsealed) is None
+    assert links.known_target(NamedRequest(NAMED.name, "10.0.0.2:1")) is not None, "whose client it is does not matter"
+    links.forget_target(NAMED)
+    links._remember_target(unsealed, setup.allowed())
+    assert links.known_target(NAMED) is None
+
+
+@WITHOUT_TLS
+async def test_a_named_broker_at_a_port_of_the_proxy_itself_is_left_to_the_task_that_looks(setup: Setup) -> None:
+    links = named(setup, "pulsar://127.0.0.1:7650", port_pairs=[[7650, setup.port]])
+    links.dialer._own_ports = frozenset({setup.port})
+    await open_named(setup, links, port=7650)
+    assert links.known_target(NAMED) is None
+
+
+async def open_named(setup: Setup, links: BrokerLinks, **fields: Any) -> None:
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host=NAMED.name, **fields)
+    await (await links.open_named(NAMED)).stream.aclose()
 
 
 @WITHOUT_TLS
 async def test_a_named_broker_without_a_port_with_tls_is_refused(setup: Setup) -> None:
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example")
     with pytest.raises(TargetRefused, match=r"brokers\.port_pairs has no port with TLS for it") as refused:
-        await setup.links.open_named("b0.example", CLIENT)
+        await setup.links.open_named(NAMED)
     assert refused.value.reason == "port"
+    assert setup.links.known_target(NAMED) is None
 
 
 @pytest.mark.parametrize("fields", [{"port": 22}, {"addresses": ["169.254.169.254"]}])
@@ -435,7 +476,8 @@ async def test_a_named_broker_that_the_forwarder_itself_denies(setup: Setup, fie
     links = named(setup, f"pulsar+ssl://127.0.0.1:{setup.port}")
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed(host="b0.example", **fields)
     with pytest.raises(TargetRefused):
-        await links.open_named("b0.example", CLIENT)
+        await links.open_named(NAMED)
+    assert links.known_target(NAMED) is None
 
 
 async def test_a_named_broker_that_does_not_listen(setup: Setup) -> None:
@@ -443,8 +485,92 @@ async def test_a_named_broker_that_does_not_listen(setup: Setup) -> None:
     setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
     setup.listener.close()
     with pytest.raises(BrokerLinkFailed, match="Connection refused") as failed:
-        await links.open_named("b0.example", CLIENT)
+        await links.open_named(NAMED)
     assert failed.value.reason == "unreachable"
+
+
+def dial_named(setup: Setup) -> tuple[NamedOpening, list[NamedOutcome]]:
+    outcomes: list[NamedOutcome] = []
+    asked, target = NamedRequest("127.0.0.1", CLIENT), setup.allowed()
+    links, reactor = setup.links, setup.reactor
+    opening = NamedOpening(links, reactor, setup.deadlines, asked=asked, target=target, on_done=outcomes.append)
+    opening.start()
+    return opening, outcomes
+
+
+async def test_a_known_named_broker_is_dialled_by_callback_and_nothing_is_said_there(setup: Setup) -> None:
+    assert start_named_opening(setup.links, NAMED, setup.deadlines, on_done=lambda _: None) is None
+    _, outcomes = dial_named(setup)
+    await until(lambda: outcomes)
+    [link] = outcomes
+    assert isinstance(link, NamedLink)
+    assert link.broker == HostPort("127.0.0.1", setup.port)
+    await link.stream.send_all(b"hello")
+    assert await (await setup.accept_tcp()).receive_some() == b"hello"
+    await link.stream.aclose()
+    assert (setup.is_watched(), setup.deadlines._by_grain, setup.auth.clients) == (False, {}, [])
+
+
+@WITHOUT_TLS
+@pytest.mark.parametrize(
+    ("timeouts_ms", "reason", "detail"),
+    [
+        ({"connect_timeout_ms": 300}, "unreachable", "cannot connect to {}: 127.0.0.1: no answer within 300 ms"),
+        (
+            {"handshake_timeout_ms": 300, "connect_timeout_ms": 60_000},
+            "timeout",
+            "{} did not finish the handshake within 0.3 s",
+        ),
+    ],
+)
+async def test_a_named_broker_that_does_not_answer(
+    make_setup: MakeSetup, timeouts_ms: dict[str, int], reason: str, detail: str
+) -> None:
+    setup = make_setup(**timeouts_ms)
+    with silent(setup):
+        _, outcomes = dial_named(setup)
+        assert setup.is_watched()
+        await until(lambda: outcomes)
+    [failed] = outcomes
+    assert isinstance(failed, BrokerLinkFailed)
+    assert (failed.reason, str(failed)) == (reason, detail.format(setup.target))
+    assert not setup.is_watched()
+
+
+@WITHOUT_TLS
+async def test_a_named_broker_that_answers_later(setup: Setup) -> None:
+    with silent(setup):
+        _, outcomes = dial_named(setup)
+        assert not outcomes
+        while not outcomes:  # those that wait before it first; for it the kernel asks once more
+            await setup.accept_tcp()
+            await trio.testing.wait_all_tasks_blocked()
+    [link] = outcomes
+    assert isinstance(link, NamedLink)
+    link.stream.close_now()
+    assert (setup.is_watched(), setup.deadlines._by_grain) == (False, {})
+
+
+@WITHOUT_TLS
+async def test_a_named_broker_that_refuses_later(setup: Setup) -> None:
+    with silent(setup):
+        _, outcomes = dial_named(setup)
+        assert not outcomes
+        setup.listener.close()
+        await until(lambda: outcomes)
+    [failed] = outcomes
+    assert isinstance(failed, BrokerLinkFailed)
+    assert str(failed) == f"cannot connect to {setup.target}: 127.0.0.1: Connection refused"
+    assert not setup.is_watched()
+
+
+@WITHOUT_TLS
+async def test_a_named_broker_whose_client_leaves_is_dialled_no_more(setup: Setup) -> None:
+    with silent(setup):
+        opening, outcomes = dial_named(setup)
+        opening.abandon()
+        opening.abandon()
+    assert (outcomes, setup.is_watched(), setup.deadlines._by_grain) == ([], False, {})
 
 
 # ---- a target with several addresses
