@@ -34,7 +34,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.varints import varint
-from proxy import __version__
+from proxy import SERVER_VERSION
 from proxy.common.logs import get_logger
 from proxy.config.binds import listener_binds
 from proxy.config.session_lifetime import observed_listeners
@@ -96,9 +96,7 @@ class LookupService:
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
         """Return a function that logs in at a broker with the proxy's own credentials."""
-        link_factory = BrokerLinkFactory(
-            dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
-        )
+        link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
         logins = LoginFactory(link_factory, config)
 
         async def log_in_at(broker: Endpoint, finds_original_data: bool) -> LoginResult:  # noqa: FBT001 -- a LogIn

@@ -18,7 +18,7 @@ LOG_INTERVAL_S = 5.0
 
 
 class MakeError(Exception):
-    """A target of make cannot go on; the text is for whoever typed it."""
+    """A target of make cannot go on; the text says what its user is to do."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from proto.connect_rules import BrokerIdentity, proxy_connect
 from proto.lookup_answers import AnswerTemplates
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import OriginalData
-from proxy import __version__
+from proxy import SERVER_VERSION, __version__
 from proxy.config.types import Config
 from proxy.runtime.loop.single_flight import SingleFlight
 from proxy.runtime.loop.tasks import run_every, seconds
@@ -120,9 +120,7 @@ class BrokerPool:
         self._isolated = IsolatedConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
-        self._link_factory = BrokerLinkFactory(
-            dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
-        )
+        self._link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self.profile: CommandConnected | None = None
         """What a broker last said in its CONNECTED."""
         self.original_data_of: Callable[[HostPort, tuple[str, ...]], OriginalData] = lambda _broker, _addresses: (

@@ -19,7 +19,7 @@ from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import OriginalData, Status
-from proxy import __version__
+from proxy import SERVER_VERSION
 from proxy.config.binds import listener_binds
 from proxy.config.methods import refused_methods
 from proxy.config.types import Config
@@ -126,7 +126,7 @@ async def discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
 
 def login_factory(config: Config, dialer: Dialer) -> LoginFactory:
     """Return logins as those of lookup workers."""
-    link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+    link_factory = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
     return LoginFactory(link_factory, without_secrets(config))
 
 

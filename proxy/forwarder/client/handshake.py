@@ -14,13 +14,13 @@ from proto.client_machine import Event
 from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected, wants_broker
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
+from proxy import SERVER_VERSION
 from proxy.forwarder.client.failures import BrokerError, ConnectionFailure, broker_failure
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import (
-    SERVER_VERSION,
     AuthenticationExchange,
     Challenge,
     ClientEndpoint,

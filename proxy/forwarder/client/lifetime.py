@@ -17,6 +17,7 @@ from proto.pulsar_pb2 import CommandConnect, CommandConnected
 from proto.relay_frames import ALL_TYPES, frame_bytes_max
 from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock
+from proxy import SERVER_VERSION
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.client.lookup_control import LifetimeEvent, LookupControl, clock_of
@@ -32,7 +33,7 @@ from proxy.forwarder.lifetime.terms import (
 )
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
+from proxy.forwarder.workers.authentication import ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.shared.relay_table import TO_BROKER
 

@@ -18,6 +18,7 @@ from proto import commands
 from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
+from proxy import SERVER_VERSION
 from proxy.common.logs import get_logger
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import (
@@ -26,7 +27,6 @@ from proxy.forwarder.lifetime.session import (
     RelayControl,
     parse_frame_command,
 )
-from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.observability.metrics import broker_reauthentication_seconds
 from proxy.runtime.rpc.errors import RpcError

@@ -80,10 +80,6 @@ _START_ERRORS = (
 )
 
 
-def _ignore(_value: object) -> None:
-    """Do nothing: the default of callbacks."""
-
-
 @dataclass(frozen=True, slots=True)
 class RelayCallbacks:
     """What the owner wants to know of relays.
@@ -95,8 +91,8 @@ class RelayCallbacks:
     """
 
     on_end: Callable[[StoredRelay, CloseReason], None]
-    on_handed_over: Callable[[StoredRelay], None] = _ignore
-    on_left_behind_gone: Callable[[str], None] = _ignore
+    on_handed_over: Callable[[StoredRelay], None] = lambda _record: None
+    on_left_behind_gone: Callable[[str], None] = lambda _address: None
     on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
 
 

@@ -16,15 +16,13 @@ from proto.connect_rules import (
 )
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
-from proxy import __version__
+from proxy import SERVER_VERSION
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.rpc.callback_call import CallbackCall
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcError
 
 ABANDON_TIMEOUT_S = 5.0
-
-SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
 
 _AUTHENTICATE = int(Method.AUTHENTICATE)  # looked up once: access by the name of a protobuf enum costs a search
 

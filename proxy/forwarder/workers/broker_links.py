@@ -16,13 +16,13 @@ from proto.addresses import HostPort
 from proto.connect_rules import broker_connect
 from proto.pulsar_pb2 import CommandConnect
 from proto.rpc_pb2 import Method, OriginalData, OtherBroker, ResolveTargetRequest, ResolveTargetResponse
-from proxy import __version__
+from proxy import SERVER_VERSION, __version__
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.binds import listener_binds
 from proxy.config.sni import tls_port
 from proxy.config.types import Config
-from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity
+from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.dial_check import DialCheck
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream

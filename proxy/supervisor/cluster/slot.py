@@ -46,10 +46,6 @@ StartWorker = Callable[["WorkerSlot", WorkerProcess], Awaitable[None]]
 ServeChannel = Callable[[WorkerProcess], Awaitable[None]]
 
 
-def _ignore_pid(_pid: int) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class SlotHooks:
     """What the cluster does for one slot.
@@ -65,7 +61,7 @@ class SlotHooks:
     start: StartWorker
     on_end: Callable[["WorkerSlot"], None]
     serve_channel: ServeChannel | None = None
-    on_process_ended: Callable[[int], None] = _ignore_pid
+    on_process_ended: Callable[[int], None] = lambda _pid: None
     allowed_files: Callable[[], frozenset[str]] = frozenset
 
 

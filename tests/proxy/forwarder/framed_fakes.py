@@ -16,8 +16,9 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
+from proxy import SERVER_VERSION
 from proxy.forwarder.lifetime.terms import SessionTerms
-from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
+from proxy.forwarder.workers.authentication import ClientIdentity, Denial, Verdict
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.rpc.errors import RpcError
 
