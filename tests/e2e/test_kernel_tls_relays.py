@@ -39,6 +39,13 @@ def test_streams_are_whole_after_kills_of_their_forwarders_and_an_upgrade(
     assert (seen["kills"] >= KILLS, seen["ways"], seen["adopted"] >= STREAMS) == (True, 2 * STREAMS, True), seen
 
 
+@pytest.mark.parametrize("sides", ["client", "both"])
+def test_the_status_counts_them(observations: dict[str, dict[str, Any]], sides: str) -> None:
+    """In the successor of a forwarder that was killed; the metric, too, for which the guest has waited."""
+    expected = {"setting": "required", "forwarders_with": 1, "forwarders_without": 0, "relays": STREAMS}
+    assert observations[sides]["status"] == expected
+
+
 BROKEN = {
     "key update": "a record of type 22 that begins with 1800",
     "fatal alert": "a record of type 21 that begins with 0228",

@@ -103,9 +103,11 @@ def _observe_kills(
         broker_tls=broker_tls,
     )
     kills: list[int] = []
-    trio.run(streams.run, partial(_kill, cluster, kills))
+    status: dict[str, Any] = {}
+    trio.run(streams.run, partial(_kill, cluster, kills, status))
     return {
         "kills": len(kills),
+        "status": status,
         "errors": streams.errors,
         "ways": len(streams.ways),
         "not_whole": [(way.sent_bytes, way.got_bytes) for way in streams.not_whole],
@@ -120,13 +122,15 @@ def _observe_attacks(cluster: KernelTlsCluster, broker_port: int, authority: Aut
         return {"attacks": Attacks(cluster, cluster.tls_port, context, echo, broker_port).run()}
 
 
-async def _kill(cluster: ProxyCluster, kills: list[int]) -> None:
+async def _kill(cluster: ProxyCluster, kills: list[int], status: dict[str, Any]) -> None:
     chosen = random.Random(7)
     while len(kills) < KILLS:
         await trio.sleep(0.5 + chosen.random())
         for pid in await trio.to_thread.run_sync(children, cluster.pid, "forwarder"):
             os.kill(pid, signal.SIGKILL)
             kills.append(pid)
+    await trio.to_thread.run_sync(cluster.wait_for_total, "pulsar_proxy_kernel_tls_relays", STREAMS)
+    status.update((await trio.to_thread.run_sync(cluster.status))["kernel_tls"])
     if cluster.tables["brokers"].get("tls"):
         answer = await trio.to_thread.run_sync(cluster.command, "upgrade")
         assert answer.returncode == 0, answer.stderr

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -45,6 +47,7 @@ from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network import session_tickets
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.network.tls import TlsStream
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
@@ -277,6 +280,36 @@ async def test_a_revoked_client_is_refused_and_logged(serve: Serve, tmp_path: Pa
     await peer.send(connect())
     await peer.expect_command(BaseCommand.CONNECTED)
     await peer.stream.aclose()
+
+
+async def test_a_reload_without_session_tickets_forgets_the_certificate(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: once no client uses it any more, though the front with the tickets' keys stays."""
+    authority = Authority(tmp_path, "ours")
+    monkeypatch.setattr(session_tickets, "_shared_fronts", [session_tickets.TicketFront()])
+    server, other = authority.server("server"), authority.server("other")
+    tickets = {"certificate": server.certificate, "key": server.key, "minimum_version": "1.3", "session_tickets": True}
+    served = await serve(listener=[{"tls": tickets}])
+    loaded = (
+        weakref.ref(served.service._transports[0].front_context),
+        weakref.ref(reloading_file.files_in_use()["listener[0].tls"].value.default),
+    )
+    ours, theirs = (TcpStream(end) for end in unblocked_pair())
+    served.listener.take_in_of[served.real_listener.getsockname()](ours, ("192.0.2.7", 4000))
+    context = ssl.create_default_context(cafile=authority.file)
+    stream = TlsStream(theirs, context, server_side=False, host="localhost")
+    await stream.handshake()
+    peer = Peer(stream)
+    await peer.send(connect())
+    await peer.expect_command(BaseCommand.CONNECTED)
+    without = {"certificate": other.certificate, "key": other.key}
+    await served.service.configure(make_config(listener=[{"tls": without}]))
+    await peer.stream.aclose()
+    await until(lambda: served.service._connections == 0)
+    await trio.testing.wait_all_tasks_blocked()
+    gc.collect()
+    assert [one() is None for one in loaded] == [False, True]
 
 
 async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
