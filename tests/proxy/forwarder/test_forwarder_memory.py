@@ -1,7 +1,6 @@
 """proxy.forwarder: what belongs to a connection is freed with its last reference, and leaves the collector nothing.
 
-A collection looks at all objects of the process: in a flood of connections that end it takes 11 to 20 ms, for which no
-byte is relayed.
+No byte is relayed while garbage is collected, which in a flood of TLS handshakes took up to 20 ms.
 """
 
 from __future__ import annotations
