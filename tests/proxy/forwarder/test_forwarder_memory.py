@@ -168,7 +168,7 @@ async def test_a_client_in_lookup_mode_that_leaves(serve: Serve, says: str) -> N
     await assert_freed(served, refs)
 
 
-async def test_a_client_that_is_authenticated_by_nobody_and_leaves(serve: Serve) -> None:  # noqa: F811
+async def test_a_client_that_leaves_while_its_credentials_are_verified(serve: Serve) -> None:  # noqa: F811
     """The auth worker never answers."""
     served = await serve(authentication={"enabled": True})
     client = await come(served)
