@@ -216,10 +216,13 @@ class ForwarderService:
                 applied, passes = denied, DENY_PASSES
             if passes:
                 passes -= 1
-                self._relays.deny_credentials(denied)
-                for connection in list(self._client_connections):
-                    connection.deny_if_listed(denied)
+                self._deny_credentials(denied)
             await trio.sleep(CHECK_INTERVAL_S)
+
+    def _deny_credentials(self, denied: DenyList) -> None:
+        self._relays.deny_credentials(denied)
+        for connection in list(self._client_connections):
+            connection.deny_if_listed(denied)
 
     def _owner_of(self, about: StoredRelay) -> str:
         anonymous_role = self._workers.config.authentication.anonymous_role

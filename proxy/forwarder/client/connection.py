@@ -355,6 +355,7 @@ class ClientConnection:
         self._tasks.cancel()
         self._handshake.abandon_handshake()
         self.lifetime.abandon_reauthentication()
+        self._transport.drop_callbacks()
 
     # ---- frames
 

@@ -48,6 +48,10 @@ RoundOutcome = ClientIdentity | Challenge | ConnectionFailure
 OnConnected = Callable[[ConnectionFailure | None], None]
 
 
+def _ignore(_failure: ConnectionFailure | None) -> None:
+    """Do nothing: the handshake is over."""
+
+
 class Handshake:
     """The handshake of one client. ``receive_connect`` comes first; ``abandon_handshake`` when the connection is over,
     and ``close_link`` where no relay has started.
@@ -91,8 +95,8 @@ class Handshake:
         """
         if self._authentication is not None:
             self._authentication.abandon_exchange()
-        if self._opening is not None:
-            self._opening.abandon()
+        if self._opening is not None and self._opening.abandon():
+            self._on_connected = _ignore
         self.finish_handshake()
 
     # ---- authentication
@@ -204,12 +208,16 @@ class Handshake:
         if not isinstance(outcome, BrokerLink):
             failure, reason = broker_failure(outcome)
             self._services.metrics.count_broker_failure(reason)
-            self._on_connected(failure)
+            self._report(failure)
             return
         self._link = outcome
         if not self.connect.proxy_to_broker_url:
             self.target = str(outcome.broker)
-        self._on_connected(None)
+        self._report(None)
+
+    def _report(self, failure: ConnectionFailure | None) -> None:
+        on_connected, self._on_connected = self._on_connected, _ignore  # it leads back to the connection
+        on_connected(failure)
 
     def relay_start(
         self,

@@ -66,7 +66,7 @@ class SessionLifetime:
         self._on_event = on_event
         self._session: SessionTerms | None = None
         self._passes_challenges_on = False
-        self._make_session: Callable[[], SessionTerms]
+        self._began_with: tuple[CommandConnect, SessionClock, int]
         self._reauthenticator: Reauthenticator | None = None
         self._control: LookupControl | None = None
         self._can_reauthenticate = False
@@ -91,11 +91,12 @@ class SessionLifetime:
             fraction=reauthentication.fraction(),
         )
         self._passes_challenges_on = bool(principal.proxy) and passes_challenges_on(connect)
-        self._make_session = partial(self._new_session, connect, clock, lifetime_ms_max)
+        self._began_with = connect, clock, lifetime_ms_max
         if clock.expires or config.metrics.count_messages or config.limits.max_connection_age_ms:
-            self._session = self._make_session()
+            self._session = self._new_session()
 
-    def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> SessionTerms:
+    def _new_session(self) -> SessionTerms:
+        connect, clock, lifetime_ms_max = self._began_with
         config = self._workers.config
         if wants_broker(connect):
             policy = config.session.relay_reauthentication
@@ -131,6 +132,7 @@ class SessionLifetime:
 
     def stop_events(self) -> None:
         """Report nothing more to be sent to the client: the connection is over, or its relay starts."""
+        self._on_event = _ignore  # it leads back to the connection
         if self._control is not None:
             self._control.has_ended = True
 
@@ -151,7 +153,7 @@ class SessionLifetime:
         """
         session = self._session
         if answers_broker:
-            session = replace(session or self._make_session(), broker_host=answers_broker)
+            session = replace(session or self._new_session(), broker_host=answers_broker)
         if session is None:
             return None
         if identity.original is not None:
@@ -232,6 +234,10 @@ class SessionLifetime:
         else:
             self._relays.reauthentication.on_failure(session, failure)
         return True
+
+
+def _ignore(_event: LifetimeEvent) -> None:
+    """Do nothing: the client can be sent nothing more."""
 
 
 def _challenge(connect: CommandConnect) -> bytes:

@@ -64,6 +64,14 @@ _ENVELOPE_OK = int(EnvelopeResponse.NONE)
 _ENVELOPE_UNSUPPORTED = int(EnvelopeResponse.UNSUPPORTED_VERSION)
 
 
+def _ignore() -> None:
+    """Do nothing: nobody needs to know."""
+
+
+def _ignore_error(_error: RemoteProtocolError) -> None:
+    """Do nothing: the connection is over."""
+
+
 class LookupBatch:
     """The requests of one Envelope. ``waiting``: those without an answer, by their number in the Envelope.
 
@@ -126,7 +134,7 @@ class LookupMode:
         self._transport = transport
         self._tasks = transport.tasks
         self._on_corrupt = on_corrupt
-        self.on_unsupported_envelope: Callable[[], None] = lambda: None
+        self.on_unsupported_envelope: Callable[[], None] = _ignore
         self._in_flight_max = workers.config.limits.max_concurrent_lookups_per_connection
         self._tick = current_tick()
         self._is_closed = False
@@ -231,6 +239,7 @@ class LookupMode:
     def close(self) -> None:
         """Give back what is counted for the client, which has gone; answers that still come are dropped."""
         self._is_closed = True
+        self._on_corrupt, self.on_unsupported_envelope = _ignore_error, _ignore  # they lead back to the connection
         for reservation in self._reservations:  # some may belong to tasks that will not start
             reservation.release()
         self._budget.release_bytes(self._owner, self._reserved_bytes)

@@ -126,7 +126,6 @@ class SniConnection:
             return
         self.cause = cause
         self._stop_reading()
-        self._tasks.cancel()
         if self._opening is not None:
             self._opening.abandon()
         self._stream.close_now()
@@ -134,7 +133,9 @@ class SniConnection:
 
     def _finish(self) -> None:
         self._is_over = True
-        self._deadline.clear()
+        self._tasks.cancel()
+        self._deadline.close()
+        self._age.clear_deadline()
         self._services.handshakes.decrement()
         self._on_end(self._admitted, self)
 
@@ -142,6 +143,7 @@ class SniConnection:
         """Neither read nor watch the client any more."""
         if self._reading is not None:
             self._reading.pause()
+            self._reading = None
         self._reactor.forget(self._descriptor)
 
     # ---- the hello

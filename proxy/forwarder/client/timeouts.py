@@ -18,6 +18,10 @@ SPREAD = 0.1
 fraction: Callable[[], float] = random.random  # no secret
 
 
+def _ignore(_event: Event) -> None:
+    """Do nothing: the client is timed out no more."""
+
+
 class ClientTimeouts:
     """The timeouts of one client: the handshake's deadline, then the keep-alive of lookup mode.
 
@@ -54,7 +58,8 @@ class ClientTimeouts:
 
     def clear_deadline(self) -> None:
         """Time the client out no more."""
-        self._deadline.clear()
+        self._deadline.close()
+        self._on_timeout = _ignore
 
     def _on_deadline(self) -> None:
         now, received_at = trio.current_time(), self._transport.received_at
@@ -89,7 +94,7 @@ class ConnectionAge:
 
     def clear_deadline(self) -> None:
         """Call ``on_reached`` no more."""
-        self._deadline.clear()
+        self._deadline.close()
 
     def leave_at_ms(self, now_s: float) -> int:
         """Return when a relay is to be ended, in milliseconds; 0: never.

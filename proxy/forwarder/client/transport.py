@@ -37,6 +37,10 @@ def _ignore() -> None:
     """Do nothing: no observer is set."""
 
 
+def _ignore_end(_error: Exception | None) -> None:
+    """Do nothing: the connection is over."""
+
+
 class ClientSlow(ProxyError):
     """The client does not take what is sent to it."""
 
@@ -143,6 +147,14 @@ class ClientTransport:
             self._on_end(error)
         else:
             self._on_end(None)
+
+    def drop_callbacks(self) -> None:
+        """Call back no more, and leave no circle of references behind: the connection is over, or a relay's."""
+        self.on_unsent_changed = self._on_frames = _ignore
+        self._on_end = _ignore_end
+        if self._reading is not None:
+            self._reading.pause()
+            self._reading = None
 
     def next_frame(self) -> Frame | None:
         """Return the next frame that is here already, or None. Raises RemoteProtocolError's kinds."""

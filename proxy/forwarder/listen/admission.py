@@ -75,6 +75,7 @@ class AdmittedConnection(PreAuthConnection):
     def _leave_place(self) -> None:
         if self._admission is not None and self._place is not None:
             self._admission.shares.leave_place(self._place)
+            self._place = None  # which leads back to the connection
 
     def release(self) -> None:
         """Count the connection no longer. May be repeated."""

@@ -101,7 +101,7 @@ class TlsOpening:
 
     def _stop(self) -> None:
         self._is_over = True
-        self._deadline.clear()
+        self._deadline.close()
         self._turns.remove(self._owner, self)
         self._reactor.forget(self._transport.socket.fileno())
 

@@ -55,6 +55,10 @@ NamedOutcome = NamedLink | BrokerLinkFailed | None
 LinkT = TypeVar("LinkT", BrokerLink, NamedLink)
 
 
+def _ignore(_outcome: object) -> None:
+    """Do nothing: the opening is over."""
+
+
 def start_opening(
     links: BrokerLinks,
     asked: BrokerRequest,
@@ -134,10 +138,12 @@ class _Opening(Generic[LinkT]):
         self._connect_ends_at = math.inf
         self._ends_at = current_tick().now + self._handshake_timeout_s
 
-    def abandon(self) -> None:
-        """Close what is open, and ask for no more: the client has gone."""
-        if not self._is_over:
-            self._end()
+    def abandon(self) -> bool:
+        """Close what is open, and ask for no more: the client has gone. Return False if the opening was over before."""
+        if self._is_over:
+            return False
+        self._end()
+        return True
 
     def _start_connection(self) -> socket.socket | None:
         """Start to connect; return None where that has failed at once, and the opening is over."""
@@ -153,15 +159,17 @@ class _Opening(Generic[LinkT]):
 
     def _end(self) -> None:
         self._is_over = True
-        self._deadline.clear()
+        self._deadline.close()
+        self._on_done = _ignore  # which leads back to who has the opening
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())
             sock.close()
 
     def _finish(self, outcome: LinkT | BrokerLinkFailed | None) -> None:
+        on_done = self._on_done
         self._end()
-        self._on_done(outcome)
+        on_done(outcome)
 
     @property
     def _has_more_addresses(self) -> bool:

@@ -16,6 +16,10 @@ GRAIN_S = 0.1
 OnPassed = Callable[[], None]
 
 
+def _ignore() -> None:
+    """Do nothing: the deadline is closed."""
+
+
 class Deadline:
     """A connection's deadline. ``on_passed`` is called once it has passed, and may call ``set`` again."""
 
@@ -37,6 +41,13 @@ class Deadline:
         if self.grain:
             self._all.remove(self)
             self.grain = 0
+
+    def close(self) -> None:
+        """Remove the deadline for good, and its callback, which mostly leads back to who has the deadline: in such a
+        circle both would wait for a garbage collection.
+        """
+        self.clear()
+        self.on_passed = _ignore
 
 
 class Deadlines:

@@ -14,6 +14,10 @@ class TaskSpawner(Protocol):
         ...
 
 
+def _ignore(_error: Exception) -> None:
+    """Do nothing: all tasks are over."""
+
+
 class ScopedTasks:
     """Tasks that are cancelled together. ``on_internal_error`` gets what a task raises."""
 
@@ -41,9 +45,16 @@ class ScopedTasks:
                 self._on_internal_error(error)
             finally:
                 self._scopes.discard(scope)
+                self._drop_callback()
 
     def cancel(self) -> None:
         """Cancel all tasks; later calls of ``start_soon`` start none."""
         self._cancelled = True
         for scope in self._scopes:
             scope.cancel()
+        self._drop_callback()
+
+    def _drop_callback(self) -> None:
+        """Leave no circle of references behind, once all tasks are over."""
+        if self._cancelled and not self._scopes:
+            self._on_internal_error = _ignore

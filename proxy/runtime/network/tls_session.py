@@ -213,7 +213,7 @@ class TlsSession:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 part = 0
             except ssl.SSLError as error:  # a damaged record, or an alert; what came before it is good
-                self.error = error
+                self.error = error.with_traceback(None)  # which leads back here
                 part = 0
             if not part:
                 self.has_ended, at = True, size

@@ -60,8 +60,8 @@ CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Bound of a frame between supervisor and worker; the largest ones hold a worker's metrics."""
 
 GC_THRESHOLDS = {Role.LOOKUP: (3_000, 10, 10), Role.FORWARDER: (1_500, 4, 4)}
-"""When Python collects garbage, other than usual: the youngest less often. Connections leave cycles behind, so a
-forwarder collects the oldest more often than usual.
+"""When Python collects garbage, other than usual: the youngest less often. Relays leave cycles behind, so a forwarder
+collects the oldest more often than usual.
 """
 
 DRAIN_GRACE_S = 3.0

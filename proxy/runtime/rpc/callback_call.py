@@ -15,6 +15,10 @@ from proxy.runtime.rpc.replies import ResponseT, parse_whole, response_of
 OutcomeT = TypeVar("OutcomeT")
 
 
+def _ignore(_outcome: object) -> None:
+    """Do nothing: the call is over."""
+
+
 class CallbackCall(Generic[ResponseT, OutcomeT]):
     """A call that is under way. ``on_outcome`` is called once, with what ``read`` makes of the response that
     ``RpcClient.call`` would return, or with the error that it would raise, unless the call is cancelled before.
@@ -71,6 +75,11 @@ class CallbackCall(Generic[ResponseT, OutcomeT]):
             self._number = None
         if self._scope is not None:
             self._scope.cancel()
+        self._drop_callbacks()
+
+    def _drop_callbacks(self) -> None:
+        """Leave no circle of references behind: they lead back to who has the call."""
+        self._on_outcome = self._read = _ignore  # type: ignore[assignment]
 
     def _start_task(self) -> None:
         self._scope = trio.CancelScope()
@@ -104,7 +113,9 @@ class CallbackCall(Generic[ResponseT, OutcomeT]):
         self._report(response)
 
     def _report(self, response: ResponseT | RpcError) -> None:
-        self._on_outcome(response if isinstance(response, RpcError) else self._read(response))
+        on_outcome, read = self._on_outcome, self._read
+        self._drop_callbacks()
+        on_outcome(response if isinstance(response, RpcError) else read(response))
 
     def _response(self, reply: Reply | None) -> ResponseT:
         if reply is None:
