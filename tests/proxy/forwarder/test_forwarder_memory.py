@@ -206,7 +206,8 @@ class Broker:
 
         return Watched
 
-    def accept(self) -> socket.socket:
+    async def accept(self) -> socket.socket:
+        await trio.lowlevel.wait_readable(self.listener)
         sock, _ = self.listener.accept()
         sock.setblocking(False)
         OPEN.append(sock)
@@ -246,7 +247,7 @@ async def test_a_client_whose_broker_refuses(serve: Serve, broker: Broker) -> No
 async def test_a_client_that_becomes_a_relay(serve: Serve, broker: Broker) -> None:  # noqa: F811
     served = await serve(brokers={"service_url": f"pulsar://{broker.url}"})
     client, refs = await ask_for_relay(served, broker)
-    end = broker.accept()
+    end = await broker.accept()
     end.send(commands.connected(CommandConnected(server_version="a broker")))
     await Peer(client).expect_command(BaseCommand.CONNECTED)
     await trio.testing.wait_all_tasks_blocked()
@@ -288,7 +289,7 @@ async def test_a_client_whose_named_broker_refuses(serve: Serve, broker: Broker)
 async def test_a_client_that_becomes_a_relay_to_the_broker_that_it_names(serve: Serve, broker: Broker) -> None:  # noqa: F811
     served = await serve(listener=[{"routing": "sni"}])
     client, refs = await come_with_sni(served, client_hello("localhost"))
-    end = TcpStream(broker.accept())
+    end = TcpStream(await broker.accept())
     assert (await end.receive_some())[0] == 22
     await trio.testing.wait_all_tasks_blocked()
     assert [ref() for ref in refs + broker.refs if ref() is not None] == [], "the relay needs none of them"
