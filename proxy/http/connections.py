@@ -35,7 +35,7 @@ class Connections:
     def __init__(self, config: Config, metrics: HttpMetrics) -> None:
         self.displaced = 0
         self._metrics = metrics
-        self._open: dict[int, Connection] = {}  # by the identity of the client's facts
+        self._open: dict[tuple[int, str], Connection] = {}
         self._by_network: Counter[str] = Counter()
         self._empty = trio.Event()
         self.configure(config)
@@ -56,10 +56,11 @@ class Connections:
             if other is None:
                 return None
             self.displaced += 1
+            self._metrics.closed_connections.labels(reason="displaced").inc()
             self._forget(other)  # it may take its time to end
             other.scope.cancel()
         connection = Connection(client, network)
-        self._open[id(client)] = connection
+        self._open[_key(client)] = connection
         self._by_network[network] += 1
         return connection
 
@@ -76,11 +77,11 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         """Count a connection that has ended no longer."""
-        if self._open.get(id(connection.client)) is connection:
+        if self._open.get(_key(connection.client)) is connection:
             self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
-        del self._open[id(connection.client)]
+        del self._open[_key(connection.client)]
         self._by_network[connection.network] -= 1
         if not self._by_network[connection.network]:
             del self._by_network[connection.network]
@@ -89,7 +90,7 @@ class Connections:
 
     def of_client(self, client: HttpClient) -> Connection | None:
         """Return the connection of a client; None for one that was displaced."""
-        return self._open.get(id(client))
+        return self._open.get(_key(client))
 
     def close_idle(self) -> None:
         """Close all connections without a request."""
@@ -111,11 +112,17 @@ class Connections:
         return not self._open
 
 
+def _key(client: HttpClient) -> tuple[int, str]:
+    """Return what tells a connection from all others that are open."""
+    return client.listener, client.address
+
+
 class WorkerRequests:
     """proxy.http.client.Requests: bounds, counts and logs the requests of one worker.
 
     Half of its part of ``http.max_requests`` is for who comes first; of the rest, no address gets more than an equal
-    share, and one share is for an address that has none yet.
+    share, and one share is for an address that has none yet. ``draining``: connections are closed behind the request
+    that they have under way.
     """
 
     def __init__(self, config: Config, connections: Connections, metrics: HttpMetrics) -> None:
@@ -123,6 +130,7 @@ class WorkerRequests:
         self._metrics = metrics
         self._by_network: Counter[str] = Counter()
         self.under_way = 0
+        self.draining = False
         self.configure(config)
         metrics.requests_under_way.set_function(lambda: self.under_way)
 
