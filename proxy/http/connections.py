@@ -11,18 +11,23 @@ from proxy.common.networks import network_of
 from proxy.config.types import Config
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.metrics import HttpMetrics
+from proxy.http.server import HttpConnection
 
 TOO_MANY_REQUESTS = "the proxy has too many requests under way; try again later"
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """A client's connection. ``requests``: how many of its requests are under way; without any it is idle."""
+    """A client's connection. ``requests``: how many of its requests are under way; without any it is idle.
+
+    ``http``: None during its TLS handshake.
+    """
 
     client: HttpClient
     network: str
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     requests: int = 0
+    http: HttpConnection | None = None
 
 
 class Connections:
@@ -92,11 +97,13 @@ class Connections:
         """Return the connection of a client; None for one that was displaced."""
         return self._open.get(_key(client))
 
-    def close_idle(self) -> None:
-        """Close all connections without a request."""
+    def drain(self) -> None:
+        """Close connections that are idle or in their TLS handshake now, the others after their request."""
         for connection in list(self._open.values()):
-            if not connection.requests:
+            if connection.http is None:
                 connection.scope.cancel()
+            else:
+                connection.http.drain()
 
     def close_all(self) -> None:
         """Close all connections, requests under way included."""
@@ -121,8 +128,7 @@ class WorkerRequests:
     """proxy.http.client.Requests: bounds, counts and logs the requests of one worker.
 
     Half of its part of ``http.max_requests`` is for who comes first; of the rest, no address gets more than an equal
-    share, and one share is for an address that has none yet. ``draining``: connections are closed behind the request
-    that they have under way.
+    share, and one share is for an address that has none yet.
     """
 
     def __init__(self, config: Config, connections: Connections, metrics: HttpMetrics) -> None:
@@ -130,7 +136,6 @@ class WorkerRequests:
         self._metrics = metrics
         self._by_network: Counter[str] = Counter()
         self.under_way = 0
-        self.draining = False
         self.configure(config)
         metrics.requests_under_way.set_function(lambda: self.under_way)
 

@@ -1,9 +1,8 @@
 """The HTTP worker's listeners: the networks from which clients may come, and TLS."""
 
-import trio
-
 from proxy.common.networks import NetworkRules
 from proxy.config.types import Config, HttpListener
+from proxy.http.messages import HttpStream
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
@@ -16,7 +15,7 @@ class HttpTransport:
         self.scheme = "https" if config.tls is not None else "http"
         self._tls = ListenerContexts(f"http_listener[{index}].tls", config.tls) if config.tls is not None else None
 
-    async def open_stream(self, transport: TcpStream) -> trio.abc.HalfCloseableStream:
+    async def open_stream(self, transport: TcpStream) -> HttpStream:
         """Return a client's stream, behind its TLS handshake where the listener has TLS. Raises TlsFailed."""
         contexts = self._tls
         if contexts is None:

@@ -7,17 +7,25 @@ from dataclasses import replace
 import trio
 
 from proto.addresses import HostPort
+from proto.http_rules import Headers
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
+from proxy.config.binds import all_binds
+from proxy.config.http import replay_bytes_total
 from proxy.config.types import Config
 from proxy.http.authentication import HttpAuthenticator
 from proxy.http.client import HttpClient
 from proxy.http.connections import Connection, Connections, WorkerRequests
+from proxy.http.exchange import HttpServices
 from proxy.http.listeners import HttpTransport, http_transports
 from proxy.http.locator import HttpLocator
+from proxy.http.messages import HttpStream
 from proxy.http.metrics import HttpMetrics
-from proxy.http.server import HttpServices, serve_connection
+from proxy.http.routes import http_routes
+from proxy.http.server import HttpConnection
+from proxy.http.upstream import Dial, UpstreamPool, dial_brokers
+from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsFailed, TlsStream
@@ -45,14 +53,24 @@ class HttpService:
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
         self._transports = http_transports(config)
-        self._services = self._new_services(config)
+        self._services = HttpServices(
+            settings=config.http,
+            routes=http_routes(config),
+            authenticator=self._authenticator(config),
+            locator=self._locator(config),
+            requests=self._requests,
+            pool=UpstreamPool(_dial(config)),
+            replay=ByteBudget(replay_bytes_total(config)),
+            response_headers=_response_headers(config),
+        )
         self._accepting = trio.CancelScope()
         self._clients: trio.Nursery
 
-    def _new_services(self, config: Config) -> HttpServices:
-        nursery = self._context.nursery
-        authenticator = HttpAuthenticator(config, self._auth, nursery)
-        return HttpServices(config, authenticator, HttpLocator(config, self._lookup, nursery), self._requests)
+    def _authenticator(self, config: Config) -> HttpAuthenticator:
+        return HttpAuthenticator(config, self._auth, self._context.nursery)
+
+    def _locator(self, config: Config) -> HttpLocator:
+        return HttpLocator(config, self._lookup, self._context.nursery)
 
     def handlers(self) -> dict[int, Handler]:
         """Return no handlers: an HTTP worker serves no other worker."""
@@ -70,13 +88,24 @@ class HttpService:
             channel.close()
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
+        nursery.start_soon(self._services.pool.run)
         nursery.start_soon(self._serve, listeners)
 
     async def configure(self, config: Config) -> None:
-        """Use new settings for connections that come from now on. Raises ConfigError."""
+        """Use new settings for requests that come from now on. Raises ConfigError."""
         await trio.lowlevel.checkpoint()
-        transports, services = http_transports(config), self._new_services(config)  # may raise
-        self._transports, self._services = transports, services
+        transports, authenticator, dial = (
+            http_transports(config),
+            self._authenticator(config),
+            _dial(config),
+        )  # may raise
+        services = self._services
+        services.settings, services.routes = config.http, http_routes(config)
+        services.authenticator, services.locator = authenticator, self._locator(config)
+        services.response_headers = _response_headers(config)
+        services.pool.set_dial(dial)
+        services.replay.resize(replay_bytes_total(config))
+        self._transports = transports
         self._head_timeout_s = seconds(config.http.head_timeout_ms)
         self._connections.configure(config)
         self._requests.configure(config)
@@ -84,8 +113,7 @@ class HttpService:
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002 -- nothing can be handed over
         """Accept no more, close idle connections, and let requests under way end for up to ``timeout_s``."""
         self._accepting.cancel()
-        self._requests.draining = True
-        self._connections.close_idle()
+        self._connections.drain()
         if not await self._connections.wait_until_empty(timeout_s):
             get_logger().warning("the drain's time is over; closing what is left", connections=len(self._connections))
             self._connections.close_all()
@@ -149,7 +177,8 @@ class HttpService:
             with connection.scope:
                 stream = await self._open_stream(transport, listener, connection)
                 if stream is not None:
-                    await serve_connection(stream, connection.client, self._services)
+                    connection.http = HttpConnection(stream, connection.client, self._services)
+                    await connection.http.serve()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         except Exception as error:  # noqa: BLE001 -- a barrier around each connection
@@ -160,7 +189,7 @@ class HttpService:
 
     async def _open_stream(
         self, transport: TcpStream, listener: HttpTransport, connection: Connection
-    ) -> trio.abc.HalfCloseableStream | None:
+    ) -> HttpStream | None:
         """Return a client's stream, behind its TLS handshake; None where that fails, or takes too long."""
         labels, index = self._metrics.tls_handshakes.labels, str(connection.client.listener)
         try:
@@ -176,3 +205,15 @@ class HttpService:
             labels(listener=index, result="success", reason="").inc()
             connection.client = replace(connection.client, certificate=stream.peer_certificate())
         return stream
+
+
+def _dial(config: Config) -> Dial:
+    """Return a function that connects to upstreams, but to no listener of this cluster, the operators' port included.
+
+    Raises ConfigError.
+    """
+    return dial_brokers(config.brokers, [bind for _key, bind in all_binds(config)])
+
+
+def _response_headers(config: Config) -> Headers:
+    return [(name.lower().encode(), value.encode()) for name, value in config.http.response_headers.items()]
