@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from proto.addresses import HostPort
-from proto.http_rules import Redirect, RequestHead, RequestRefused
+from proto.http_rules import Redirect, RequestHead
 from proto.rpc_pb2 import Principal
 
 
@@ -102,17 +102,3 @@ class Requests(Protocol):
         It holds a place among those under way only where ``counted`` is true.
         """
         ...
-
-
-__all__ = [
-    "Authenticator",
-    "HttpClient",
-    "HttpIdentity",
-    "Locator",
-    "Redirect",
-    "RequestHead",
-    "RequestRecord",
-    "RequestRefused",
-    "Requests",
-    "Upstream",
-]

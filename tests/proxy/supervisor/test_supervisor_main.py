@@ -6,7 +6,7 @@ import contextlib
 import resource
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Collection, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path

@@ -301,7 +301,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 14
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 15
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
