@@ -27,6 +27,7 @@ from proxy.runtime.rpc.server import RpcRefused
 
 SEAL_KEY = b"k" * 32
 WEB = "http://web.pulsar.example.com:8080"
+FUNCTIONS = "http://functions.pulsar.example.com:6750"
 
 
 def config_of(http: dict[str, Any] | None = None, *, web: str = WEB, enabled: bool = True, **brokers: Any) -> Config:
@@ -92,37 +93,38 @@ async def started(nursery: trio.Nursery, config: Config) -> Worker:
 
 async def test_the_hosts_of_an_upstream_take_turns(names: Network, nursery: trio.Nursery) -> None:
     worker = await started(nursery, config_of())
-    first, second = await worker.own("brokers"), await worker.own("brokers")
+    first, second = await worker.own(WEB), await worker.own(WEB)
     one, other = ("web.pulsar.example.com", 8080, ["10.0.1.1"]), ("web.pulsar.example.com", 8080, ["10.0.1.2"])
     assert first in ([one, other], [other, one])
     assert second == first[::-1]
 
 
-async def test_each_name_has_its_url(names: Network, nursery: trio.Nursery) -> None:
+async def test_upstreams_are_those_of_the_configuration(names: Network, nursery: trio.Nursery) -> None:
     routes = [{"path": "/tools", "url": "https://other.example.net:8443"}]
-    http = {"function_worker_url": "http://functions.pulsar.example.com:6750", "routes": routes}
+    http = {"function_worker_url": FUNCTIONS, "routes": routes}
     worker = await started(nursery, config_of(http))
-    assert await worker.own("functions") == [("functions.pulsar.example.com", 6750, ["10.0.2.1"])]
-    assert await worker.own("route-0") == [("other.example.net", 8443, ["10.7.7.7"])]
-    assert {address for _, _, [address] in await worker.own("websocket")} == {"10.0.1.1", "10.0.1.2"}
-    assert (await worker.resolve("route-1")).denial == "unknown_upstream"
-    assert names.resolved.count("web.pulsar.example.com") == 1, "three names, one URL"
+    assert await worker.own(FUNCTIONS) == [("functions.pulsar.example.com", 6750, ["10.0.2.1"])]
+    assert await worker.own(routes[0]["url"]) == [("other.example.net", 8443, ["10.7.7.7"])]
+    assert {address for _, _, [address] in await worker.own(WEB)} == {"10.0.1.1", "10.0.1.2"}
+    assert (await worker.resolve("http://other.example.net:8443")).denial == "unknown_upstream"
+    assert names.resolved.count("web.pulsar.example.com") == 1, "brokers and websocket are one"
 
 
 async def test_without_a_listener_nothing_is_resolved(names: Network, nursery: trio.Nursery) -> None:
     config = make_config(brokers={"service_url": "pulsar://b0.example.com", "web_service_url": WEB})
     worker = await started(nursery, config)
-    assert (await worker.resolve("brokers")).denial == "unknown_upstream"
+    assert (await worker.resolve(WEB)).denial == "unknown_upstream"
     assert "web.pulsar.example.com" not in names.resolved
 
 
 async def test_a_host_that_is_not_found(names: Network, nursery: trio.Nursery) -> None:
-    worker = await started(nursery, config_of(web="http://nowhere.example.com:8080"))
+    web = "http://nowhere.example.com:8080"
+    worker = await started(nursery, config_of(web=web))
     with structlog.testing.capture_logs() as logs:
-        answer = await worker.resolve("brokers")
+        answer = await worker.resolve(web)
     assert answer.denial == "unknown_host"
     [entry] = [entry for entry in logs if entry["event"] == "a target was refused"]
-    assert entry["upstream"] == "brokers"
+    assert entry["upstream"] == web
     assert "nowhere.example.com" in entry["detail"]
 
 
@@ -140,7 +142,7 @@ async def test_a_redirect_to_one_of_the_upstreams_own(
     names: Network, nursery: trio.Nursery, target: str, expected: tuple[str, list[str]]
 ) -> None:
     worker = await started(nursery, config_of())
-    answer = await worker.resolve("brokers", target=target)
+    answer = await worker.resolve(WEB, target=target)
     assert (answer.denial, answer.host, answer.port, list(answer.addresses)) == ("", expected[0], 8080, expected[1])
 
 
@@ -167,21 +169,21 @@ async def test_a_redirect_to_anywhere_else(names: Network, nursery: trio.Nursery
     """Security: with the request goes all that proves who its client is."""
     worker = await started(nursery, config_of())
     with structlog.testing.capture_logs() as logs:
-        answer = await worker.resolve("brokers", target=target)
+        answer = await worker.resolve(WEB, target=target)
     assert (answer.denial, answer.host, list(answer.addresses)) == (reason, "", [])
     assert worker.registry.get_sample_value("pulsar_proxy_denied_targets_total", {"reason": reason}) == 1
     [entry] = [entry for entry in logs if entry["event"] == "a target was refused"]
-    assert (entry["upstream"], entry["target"], entry["principal"]) == ("brokers", target, "alice")
+    assert (entry["upstream"], entry["target"], entry["principal"]) == (WEB, target, "alice")
     assert "brokers.service_url" not in entry["detail"], "it is about another key"
 
 
 async def test_redirects_are_those_of_one_upstream(names: Network, nursery: trio.Nursery) -> None:
     """Security: another upstream's hosts are none of this one's."""
-    http = {"function_worker_url": "http://functions.pulsar.example.com:6750"}
+    http = {"function_worker_url": FUNCTIONS}
     worker = await started(nursery, config_of(http))
-    assert not (await worker.resolve("functions", target="functions.pulsar.example.com:6750")).denial
-    assert (await worker.resolve("brokers", target="functions.pulsar.example.com:6750")).denial == "port"
-    assert (await worker.resolve("functions", target="web.pulsar.example.com:6750")).denial == "host"
+    assert not (await worker.resolve(FUNCTIONS, target="functions.pulsar.example.com:6750")).denial
+    assert (await worker.resolve(WEB, target="functions.pulsar.example.com:6750")).denial == "port"
+    assert (await worker.resolve(FUNCTIONS, target="web.pulsar.example.com:6750")).denial == "host"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ async def test_what_the_operator_allows_beside_them(
     names: Network, nursery: trio.Nursery, brokers: dict[str, Any], target: str, denial: str
 ) -> None:
     worker = await started(nursery, config_of(**brokers))
-    assert (await worker.resolve("brokers", target=target)).denial == denial
+    assert (await worker.resolve(WEB, target=target)).denial == denial
 
 
 @pytest.mark.parametrize(("web", "tls", "denial"), [
@@ -222,7 +224,7 @@ async def test_a_redirect_changes_nothing_about_tls(
 ) -> None:
     """Security: credentials do not go over plain HTTP where the operator has set TLS."""
     worker = await started(nursery, config_of(web=web))
-    assert (await worker.resolve("brokers", target="web.pulsar.example.com:8080", tls=tls)).denial == denial
+    assert (await worker.resolve(web, target="web.pulsar.example.com:8080", tls=tls)).denial == denial
 
 
 EXPIRED = Principal(name="alice", expires_at_unix_ms=int(time.time() * 1000) - 1)
@@ -238,11 +240,11 @@ async def test_a_redirect_is_followed_for_an_authenticated_client_alone(
     """Security: an HTTP worker that was taken over cannot make up clients."""
     worker = await started(nursery, config_of())
     with pytest.raises(RpcRefused) as refused:
-        await worker.resolve("brokers", target="web.pulsar.example.com:8080", sealed=sealed)
+        await worker.resolve(WEB, target="web.pulsar.example.com:8080", sealed=sealed)
     assert refused.value.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
-@pytest.mark.parametrize(("role", "upstream"), [(Role.FORWARDER, "brokers"), (Role.HTTP, "")])
+@pytest.mark.parametrize(("role", "upstream"), [(Role.FORWARDER, WEB), (Role.HTTP, "")])
 async def test_only_http_workers_ask_for_upstreams_and_for_nothing_else(
     names: Network, nursery: trio.Nursery, role: Role, upstream: str
 ) -> None:
@@ -256,6 +258,14 @@ async def test_only_http_workers_ask_for_upstreams_and_for_nothing_else(
 async def test_a_reload(names: Network, nursery: trio.Nursery) -> None:
     worker = await started(nursery, config_of())
     names.names["web.pulsar.example.com"] = [[]]  # DNS fails from now on
-    await worker.service.configure(config_of({"function_worker_url": "http://functions.pulsar.example.com:6750"}))
-    assert len(await worker.own("brokers")) == 2, "what was found before is still true"
-    assert await worker.own("functions") == [("functions.pulsar.example.com", 6750, ["10.0.2.1"])]
+    await worker.service.configure(config_of({"function_worker_url": FUNCTIONS}))
+    assert len(await worker.own(WEB)) == 2, "what was found before is still true"
+    assert await worker.own(FUNCTIONS) == [("functions.pulsar.example.com", 6750, ["10.0.2.1"])]
+
+
+async def test_a_reload_that_an_http_worker_has_not_heard_of(names: Network, nursery: trio.Nursery) -> None:
+    worker = await started(nursery, config_of())
+    await worker.service.configure(config_of(web=FUNCTIONS))
+    assert len(await worker.own(WEB)) == 2, "the workers are told one after the other"
+    await worker.service.configure(config_of(web=FUNCTIONS))
+    assert (await worker.resolve(WEB)).denial == "unknown_upstream"

@@ -200,7 +200,7 @@ async def test_a_lookup_worker_that_was_taken_over(make: Make, answer: dict[str,
     located.lookup.answers = [ResolveTargetResponse(**answer)]
     with structlog.testing.capture_logs() as logs:
         assert await refusal(located.own()) == (502, "bad_lookup_answer")
-    assert denials(logs) == [("brokers", reason)]
+    assert denials(logs) == [(f"http://{WEB}:8080", reason)]
     assert len(await located.own()) == 3, "it is asked again"
 
 
@@ -218,7 +218,12 @@ async def test_one_that_leads_a_redirect_elsewhere(make: Make, answer: dict[str,
     located.lookup.answers = [ResolveTargetResponse(**answer)]
     with structlog.testing.capture_logs() as logs:
         assert await refusal(located.redirected("b1.example.com")) == (502, "bad_lookup_answer")
-    assert denials(logs) == [("brokers", reason)]
+    assert denials(logs) == [(f"http://{WEB}:8080", reason)]
+
+
+async def test_a_route_that_a_reload_has_taken_away(make: Make) -> None:
+    located = await make()
+    assert await refusal(located.own("route-3")) == (503, "no_upstream")
 
 
 async def test_it_cannot_take_tls_away(make: Make) -> None:
