@@ -75,7 +75,6 @@ class UpstreamRules:
     """The rules for one upstream."""
 
     def __init__(self, upstream: HttpUpstream, hosts: UpstreamHosts, resolver: TargetAddresses) -> None:
-        self.url = upstream.url
         self.hosts = hosts
         self._key = upstream.key
         self._tls = upstream.tls
@@ -107,10 +106,11 @@ class UpstreamRules:
 
 
 class HttpUpstreams:
-    """The upstreams of a configuration; names that have the same URL have one.
+    """The upstreams of a configuration, by URL.
 
     ``own``: resolves their hosts. ``resolver_for``: makes a resolver of redirects' names. ``before``: those of the
-    configuration before, whose addresses carry over.
+    configuration before: their addresses carry over, and HTTP workers that are still to be told of the new one may ask
+    for them.
     """
 
     def __init__(
@@ -120,37 +120,31 @@ class HttpUpstreams:
         resolver_for: Callable[[BrokerNames], TargetAddresses],
         before: "HttpUpstreams | None" = None,
     ) -> None:
-        known = {} if before is None else {one.url: one.hosts for one in before.all_rules}
-        by_url: dict[str, UpstreamRules] = {}
-        self._by_name: dict[str, UpstreamRules] = {}
+        self._before: dict[str, UpstreamRules] = {} if before is None else before.by_url
+        self.by_url: dict[str, UpstreamRules] = {}
         self._scope = trio.CancelScope()
-        for name, upstream in http_upstreams(config).items():
-            if upstream.url not in by_url:
-                hosts = UpstreamHosts(upstream, own, known.get(upstream.url))
-                by_url[upstream.url] = UpstreamRules(upstream, hosts, resolver_for(hosts.names))
-            self._by_name[name] = by_url[upstream.url]
-
-    @property
-    def all_rules(self) -> list[UpstreamRules]:
-        """The rules of all upstreams, once for each URL."""
-        return list(dict.fromkeys(self._by_name.values()))
+        for upstream in http_upstreams(config).values():
+            if upstream.url not in self.by_url:
+                known = self._before.get(upstream.url)
+                hosts = UpstreamHosts(upstream, own, None if known is None else known.hosts)
+                self.by_url[upstream.url] = UpstreamRules(upstream, hosts, resolver_for(hosts.names))
 
     async def run(self) -> None:
         """Resolve the hosts again and again until ``stop``."""
         with self._scope:
             async with trio.open_nursery() as nursery:
-                for one in self.all_rules:
+                for one in self.by_url.values():
                     nursery.start_soon(one.hosts.discovery.run)
 
     def stop(self) -> None:
         """Stop the resolution of hosts."""
         self._scope.cancel()
 
-    def rules_of(self, name: str) -> UpstreamRules:
-        """Return the rules of an upstream. Raises TargetDenied for a name that the configuration does not have."""
-        rules = self._by_name.get(name)
+    def rules_of(self, url: str) -> UpstreamRules:
+        """Return the rules of an upstream. Raises TargetDenied for a URL that is in no configuration."""
+        rules = self.by_url.get(url) or self._before.get(url)
         if rules is None:
-            raise TargetDenied("unknown_upstream", f"{name[:64]!r} is no upstream of this configuration")
+            raise TargetDenied("unknown_upstream", f"{url[:256]!r} is not in the configuration")
         return rules
 
 

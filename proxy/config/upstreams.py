@@ -1,4 +1,4 @@
-"""Upstreams of HTTP requests, by the names that HTTP workers and lookup workers use for them."""
+"""Upstreams of HTTP requests: their names, URLs and hosts."""
 
 from dataclasses import dataclass
 

@@ -30,7 +30,7 @@ class HttpIdentity:
     principal: Principal
     sealed: bytes = b""
     credentials: tuple[bytes, ...] = ()
-    authorization: bytes = b""
+    authorization: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

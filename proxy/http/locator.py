@@ -40,12 +40,12 @@ class HttpLocator:
         by_url: dict[str, _Source] = {}
         for name, upstream in http_upstreams(config).items():
             if upstream.url not in by_url:
-                by_url[upstream.url] = _Source(name, upstream, config, lookup, nursery)
+                by_url[upstream.url] = _Source(upstream, config, lookup, nursery)
             self._by_name[name] = by_url[upstream.url]
 
     async def locate(self, name: str, identity: HttpIdentity, client: HttpClient) -> Sequence[Upstream]:  # noqa: ARG002 -- the interface's
         """Return the servers of an upstream, in the order to try them: they take turns. Raises RequestRefused."""
-        return await self._by_name[name].in_turn()
+        return await self._source(name).in_turn()
 
     async def locate_redirect(
         self, name: str, redirect: Redirect, identity: HttpIdentity, client: HttpClient
@@ -53,16 +53,19 @@ class HttpLocator:
         """Return the server to which an upstream redirects a request. Raises RequestRefused: 502 where it may not be
         dialled, 503, 401 where the client's credentials have ended in the meantime.
         """
-        return await self._by_name[name].redirected(redirect, identity, client)
+        return await self._source(name).redirected(redirect, identity, client)
+
+    def _source(self, name: str) -> "_Source":
+        source = self._by_name.get(name)
+        if source is None:  # a reload in the middle of a request has taken its route away
+            raise RequestRefused(503, _NO_SERVER, "no_upstream")
+        return source
 
 
 class _Source:
-    """One upstream, under the first of its names."""
+    """One upstream."""
 
-    def __init__(
-        self, name: str, upstream: HttpUpstream, config: Config, lookup: RpcPool, nursery: trio.Nursery
-    ) -> None:
-        self._name = name
+    def __init__(self, upstream: HttpUpstream, config: Config, lookup: RpcPool, nursery: trio.Nursery) -> None:
         self._upstream = upstream
         self._lookup = lookup
         self._timeout_s = seconds(config.brokers.handshake_timeout_ms)
@@ -78,7 +81,7 @@ class _Source:
         return *known[turn:], *known[:turn]
 
     async def _ask_for_own(self) -> tuple[Upstream, ...]:
-        answer = await self._call(ResolveTargetRequest(upstream=self._name))
+        answer = await self._call(ResolveTargetRequest(upstream=self._upstream.url))
         if answer.denial:
             raise RequestRefused(503, _NO_SERVER, "no_upstream")
         targets: list[Target] = [answer, *answer.others]
@@ -89,7 +92,7 @@ class _Source:
     async def redirected(self, redirect: Redirect, identity: HttpIdentity, client: HttpClient) -> Upstream:
         answer = await self._call(
             ResolveTargetRequest(
-                upstream=self._name,
+                upstream=self._upstream.url,
                 target=str(HostPort(redirect.host, redirect.port)),
                 tls=redirect.scheme == "https",
                 client_address=client.address,
@@ -131,7 +134,7 @@ class _Source:
     def _bad_answer(self, denied: TargetDenied) -> RequestRefused:
         get_logger().error(
             "a lookup worker named what no request may be passed on to",
-            upstream=self._name,
+            upstream=self._upstream.url,
             reason=denied.reason,
             detail=str(denied),
         )
