@@ -94,11 +94,8 @@ class HttpService:
     async def configure(self, config: Config) -> None:
         """Use new settings for requests that come from now on. Raises ConfigError."""
         await trio.lowlevel.checkpoint()
-        transports, authenticator, dial = (
-            http_transports(config),
-            self._authenticator(config),
-            _dial(config),
-        )  # may raise
+        transports, dial = http_transports(config), _dial(config)  # may raise
+        authenticator = self._authenticator(config)  # may raise; nothing has changed yet
         services = self._services
         services.settings, services.routes = config.http, http_routes(config)
         services.authenticator, services.locator = authenticator, self._locator(config)
@@ -176,7 +173,7 @@ class HttpService:
         try:
             with connection.scope:
                 stream = await self._open_stream(transport, listener, connection)
-                if stream is not None:
+                if stream is not None and not self._accepting.cancel_called:  # a drain does not know of it
                     connection.http = HttpConnection(stream, connection.client, self._services)
                     await connection.http.serve()
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import h11
 import trio
+import trio.testing
 
 from proto.addresses import HostPort
 from proto.http_rules import Redirect, RequestHead, RequestRefused, Routes
@@ -150,6 +151,7 @@ class Parts:
     authorization: bytes = b""
     refusal: RequestRefused | None = None
     records: list[RequestRecord] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
     begun: int = 0
     dials: list[str] = field(default_factory=list)
     redirects: list[Redirect] = field(default_factory=list)
@@ -176,6 +178,8 @@ class Parts:
 
     def end(self, record: RequestRecord) -> None:
         self.records.append(record)
+        self.ended.set()
+        self.ended = trio.Event()
 
     async def dial(self, upstream: Upstream) -> HttpStream:
         self.dials.append(upstream.broker.host)
@@ -215,6 +219,14 @@ class Setup:
     @property
     def upstream(self) -> FakeUpstream:
         return self.upstreams[0]
+
+    async def records(self, count: int = 1) -> list[RequestRecord]:
+        """The records of requests, once there are as many, and everything is at rest."""
+        while len(self.parts.records) < count:
+            await self.parts.ended.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(self.parts.records) == count
+        return self.parts.records
 
     def connect(self) -> Client:
         ours, theirs = pair()
