@@ -29,7 +29,7 @@ from proxy.common.deny_list import KEY, read_deny_list
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.methods import ANONYMOUS, one_round_methods
 from proxy.config.types import Config
-from proxy.config.upstreams import BROKERS, FUNCTIONS
+from proxy.config.upstreams import http_upstreams
 from proxy.http.client import HttpClient, HttpIdentity
 from proxy.http.routes import http_routes
 from proxy.runtime.fairness.members_by_owner import MembersByOwner
@@ -61,8 +61,6 @@ _TAKEN = {
     "basic": "a user and a password (Authorization: Basic)",
     "tls": "a client certificate",
 }
-_KNOW_PROXIES = frozenset({BROKERS, FUNCTIONS})
-"""Upstreams that read X-Original-Principal beside a proxy's credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,7 @@ class HttpAuthenticator:
         file = authentication.deny_file
         self._enabled = authentication.enabled
         self._routes = http_routes(config)
+        self._know_proxies = {name for name, one in http_upstreams(config).items() if one.knows_proxies}
         self._methods = one_round_methods(authentication)
         self._timeout_s = seconds(config.limits.handshake_timeout_ms)
         self._failure_delay_s = seconds(authentication.failure_delay_ms)
@@ -132,7 +131,7 @@ class HttpAuthenticator:
             found = _Denial("denied_credential")
         if isinstance(found, _Denial):
             raise await self._refusal(found)
-        if presented.passes_on or self._routes.find(head.path) not in _KNOW_PROXIES:
+        if presented.passes_on or self._routes.find(head.path) not in self._know_proxies:
             return found
         return replace(found, authorization=await self._own.value())
 
