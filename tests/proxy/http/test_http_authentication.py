@@ -88,7 +88,8 @@ class Worker:
             "tls": {},
         }
         settings = {"enabled": True, "failure_delay_ms": 0, **{name: providers[name] for name in methods}, **table}
-        config = make_config(authentication=settings, brokers={"credentials": credentials}, http=http or {})
+        brokers = {"credentials": credentials, "web_service_url": "http://web.example.com:8080"}
+        config = make_config(authentication=settings, brokers=brokers, http=http or {})
         self.auth = auth_worker(config, nursery)
         self.authenticator = HttpAuthenticator(as_told(config), self.auth, nursery)  # type: ignore[arg-type]
 
