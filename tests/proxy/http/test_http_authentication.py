@@ -366,7 +366,7 @@ async def test_verdicts_that_have_ended_make_room(make: Make, mock_clock: trio.t
 
 
 @pytest.mark.parametrize("head", [request_head(authorization=bearer()), request_head(authorization=bearer(exp=1))])
-async def test_equal_requests_at_a_time_ask_once(make: Make, nursery: trio.Nursery, head: RequestHead) -> None:
+async def test_equal_requests_at_a_time_ask_once(make: Make, head: RequestHead) -> None:
     worker = make()
     worker.auth.gate = trio.Event()
     outcomes: list[Any] = []
@@ -377,16 +377,16 @@ async def test_equal_requests_at_a_time_ask_once(make: Make, nursery: trio.Nurse
         except RequestRefused as refused:
             outcomes.append(refused.status)
 
-    for _ in range(3):
-        nursery.start_soon(one)
-    await trio.testing.wait_all_tasks_blocked()
-    worker.auth.gate.set()
-    await trio.testing.wait_all_tasks_blocked()
+    async with trio.open_nursery() as requests:
+        for _ in range(3):
+            requests.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        worker.auth.gate.set()
     assert outcomes in (["alice"] * 3, [401] * 3)
     assert worker.questions == 1
 
 
-async def test_a_client_that_leaves_takes_no_verdict_along(make: Make, nursery: trio.Nursery) -> None:
+async def test_a_client_that_leaves_takes_no_verdict_along(make: Make) -> None:
     worker, head = make(), request_head(authorization=bearer())
     worker.auth.gate = trio.Event()
     leaving, found = trio.CancelScope(), []
@@ -398,15 +398,15 @@ async def test_a_client_that_leaves_takes_no_verdict_along(make: Make, nursery: 
     async def stay() -> None:
         found.append(await worker.identity(head))
 
-    nursery.start_soon(leave)
-    await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(stay)
-    await trio.testing.wait_all_tasks_blocked()
-    leaving.cancel()
-    await trio.testing.wait_all_tasks_blocked()
-    assert worker.questions == 2
-    worker.auth.gate.set()
-    await trio.testing.wait_all_tasks_blocked()
+    async with trio.open_nursery() as requests:
+        requests.start_soon(leave)
+        await trio.testing.wait_all_tasks_blocked()
+        requests.start_soon(stay)
+        await trio.testing.wait_all_tasks_blocked()
+        leaving.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert worker.questions == 2
+        worker.auth.gate.set()
     assert [identity.principal.name for identity in found] == ["alice"]
 
 
