@@ -27,8 +27,8 @@ class HttpMetrics:
         )
         self.closed_connections = Counter(
             "pulsar_proxy_http_closed_connections",
-            "Clients' HTTP connections that the proxy closed without a request: from a network that may not connect "
-            "(network), or for another client's (displaced).",
+            "Clients' HTTP connections that the proxy closed without a response: from a network that may not connect "
+            "(network), without room (max_connections), or for another client's (displaced).",
             ["reason"],
             registry=registry,
         )
