@@ -11,7 +11,16 @@ from typing import Final
 
 import trio
 
-from proto.http_rules import Headers, Origin, Redirect, RequestHead, RequestRefused, Routes, redirect_of, upstream_headers
+from proto.http_rules import (
+    Headers,
+    Origin,
+    Redirect,
+    RequestHead,
+    RequestRefused,
+    Routes,
+    redirect_of,
+    upstream_headers,
+)
 from proxy.config.types import Http
 from proxy.http.client import (
     Authenticator,
@@ -391,5 +400,3 @@ class Exchange:
 
 class _LinkStale(Exception):
     """A connection that was kept alive has been closed: nothing of the request was served."""
-
-

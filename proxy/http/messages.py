@@ -262,5 +262,3 @@ def parse_head(http: h11.Connection, head: bytes) -> h11.Event:
     if not isinstance(event, h11.Event):
         raise MessageMalformed("this is no head")
     return event
-
-

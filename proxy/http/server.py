@@ -198,9 +198,7 @@ class HttpConnection:
             expects_continue=head.expects_continue and not self._http_1_0,
         )
         try:
-            await Exchange(
-                services, self._wire, self.client, head, body, identity, record, self._forward
-            ).run()
+            await Exchange(services, self._wire, self.client, head, body, identity, record, self._forward).run()
         finally:
             body.stop_keeping()
 

@@ -175,11 +175,7 @@ class UpstreamPool:
         oldest = trio.current_time() - IDLE_S
         while links:
             link = self._remove(key)
-            if (
-                link.idle_since > oldest
-                and link.address in upstream.addresses
-                and link.is_silent
-            ):
+            if link.idle_since > oldest and link.address in upstream.addresses and link.is_silent:
                 link.reused = True
                 return link
             link.wire.close()

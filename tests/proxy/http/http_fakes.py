@@ -192,7 +192,9 @@ class Parts:
 class Setup:
     """A worker's services with one upstream or more, and clients."""
 
-    def __init__(self, nursery: trio.Nursery, *, hosts: Sequence[str] = ("broker-1",), http: Http | None = None) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, *, hosts: Sequence[str] = ("broker-1",), http: Http | None = None
+    ) -> None:
         self.nursery = nursery
         self.upstreams = [FakeUpstream(nursery, host) for host in hosts]
         self.functions = FakeUpstream(nursery, "functions-1")
@@ -219,6 +221,13 @@ class Setup:
     @property
     def upstream(self) -> FakeUpstream:
         return self.upstreams[0]
+
+    async def close_idle_upstreams(self) -> None:
+        """Have all upstreams close their connections, at rest."""
+        await trio.testing.wait_all_tasks_blocked()
+        for one in self.upstreams:
+            for connection in one.connections:
+                connection.stream.close_now()
 
     async def records(self, count: int = 1) -> list[RequestRecord]:
         """The records of requests, once there are as many, and everything is at rest."""

@@ -285,7 +285,9 @@ async def test_the_worker_answers_probes_itself(setup: Setup) -> None:
         pytest.param(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 405, id="CONNECT"),
     ],
 )
-async def test_an_ambiguous_request_reaches_no_upstream(setup: Setup, autojump_clock: MockClock, request_bytes: bytes, status: int) -> None:
+async def test_an_ambiguous_request_reaches_no_upstream(
+    setup: Setup, autojump_clock: MockClock, request_bytes: bytes, status: int
+) -> None:
     client = setup.connect()
     await client.send(request_bytes + GET)
     answer = await client.rest()
@@ -327,7 +329,8 @@ async def test_a_folded_header_does_not_leave_folded(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(
-    "chunks", [b"x\r\n", b"5\r\nhelloXX0\r\n\r\n", b"-1\r\n\r\n", b"f" * 30 + b"\r\n", b"1" * 70_000, b"5\nhello\r\n0\r\n\r\n"]
+    "chunks",
+    [b"x\r\n", b"5\r\nhelloXX0\r\n\r\n", b"-1\r\n\r\n", b"f" * 30 + b"\r\n", b"1" * 70_000, b"5\nhello\r\n0\r\n\r\n"],
 )
 async def test_malformed_chunks(setup: Setup, autojump_clock: MockClock, chunks: bytes) -> None:
     client = setup.connect()
