@@ -81,7 +81,7 @@ class HttpServices:
 
 
 class RequestBody:
-    """A request's body, and its beginning while that may have to be sent once more. Call ``stop_keeping`` at the end."""
+    """A request's body, and what of it may have to be sent once more. Call ``stop_keeping`` at the end."""
 
     def __init__(
         self, wire: MessageStream, body: Body, *, reservation: ByteReservation, keep_max: int, expects_continue: bool
@@ -175,6 +175,7 @@ class Exchange:
         services: HttpServices,
         wire: MessageStream,
         client: HttpClient,
+        *,
         head: RequestHead,
         body: RequestBody,
         identity: HttpIdentity,
@@ -235,9 +236,8 @@ class Exchange:
         self._head_scope = trio.CancelScope()
         try:
             response = await self._begin(link, upstream, target)
-            if response is not None and response.body.length is not None:
-                if response.body.ended or len(link.wire.unread) >= response.body.length:
-                    return await self._settle(response, upstream)  # no wait for the upstream is left
+            if response is not None and self._uploaded and response.body.is_received:
+                return await self._settle(response, upstream)  # no wait for the upstream is left
             return await self._continue_watched(link, upstream, response)
         finally:
             if self._reusable:
@@ -258,7 +258,8 @@ class Exchange:
             data += body.take_received()
         self._uploaded = body.ended and not self._to_resend
         try:
-            await self._bounded_send(link, data)
+            if rest := link.wire.send_now(data):
+                await self._bounded_send(link, rest)
         except MessageCut:
             raise self._no_response(link, sent=False) from None
         if waits_for_continue:
@@ -272,10 +273,9 @@ class Exchange:
             raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
     async def _soon(self, link: UpstreamLink, wait_s: float, *, until_continue: bool = False) -> Response | None:
-        response = None
         with trio.move_on_after(wait_s):
-            response = await self._receive_response(link, until_continue=until_continue)
-        return response
+            return await self._receive_response(link, until_continue=until_continue)
+        return None
 
     async def _receive_response(self, link: UpstreamLink, *, until_continue: bool = False) -> Response | None:
         try:
@@ -302,7 +302,7 @@ class Exchange:
         if self._uploaded:
             self._start_response_clock()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._attend_client, link, response is None, nursery.cancel_scope)
+            nursery.start_soon(self._attend_client, None if response else link, nursery.cancel_scope)
             try:
                 redirect = await self._settle(response or await self._awaited_response(link), upstream)
                 is_settled = True
@@ -347,10 +347,10 @@ class Exchange:
             raise RequestRefused(502, text, "body_not_kept")
         return redirect
 
-    async def _attend_client(self, link: UpstreamLink, uploads: bool, scope: trio.CancelScope) -> None:
-        """Send the body on, then watch the client; what it does wrong, and its leaving, ends the exchange."""
+    async def _attend_client(self, link: UpstreamLink | None, scope: trio.CancelScope) -> None:
+        """Send the body on, where a link still wants it, then watch the client, which ends the exchange by leaving."""
         try:
-            if uploads and not self._uploaded:
+            if link is not None and not self._uploaded:
                 await self._upload(link)
             await self._watch_client()
         except Exception as error:  # noqa: BLE001 -- raised by `_continue_watched`

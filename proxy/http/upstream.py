@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http.client import CONTINUE, SWITCHING_PROTOCOLS
 from typing import Final
 
 import h11
@@ -117,9 +118,9 @@ class UpstreamLink:
             event = parse_head(http, head)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
+            if not isinstance(event, h11.InformationalResponse) or event.status_code == SWITCHING_PROTOCOLS:
                 raise MessageMalformed("an answer to no question of ours")
-            if until_continue and event.status_code == 100:
+            if until_continue and event.status_code == CONTINUE:
                 return None
         raise MessageMalformed("too many responses of status 1xx")
 
