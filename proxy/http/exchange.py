@@ -49,6 +49,9 @@ from proxy.runtime.network.dialing import DialFailed
 WATCH_AFTER_S: Final = 0.05
 """A client of which the request is complete is watched once its response takes longer than that."""
 
+ATTEMPTS_MAX: Final = 3
+"""Upstreams that are tried for a request where they cannot be connected, each for ``brokers.connect_timeout_ms``."""
+
 CONTINUE_S: Final = 1.0
 """How long a body that cannot be sent twice waits for the upstream's 100 (Continue)."""
 
@@ -214,7 +217,8 @@ class Exchange:
 
     async def _attempt(self, upstreams: Sequence[Upstream], target: bytes) -> Redirect | None:
         pool = self._services.pool
-        for upstream in pool.order(upstreams) if len(upstreams) > 1 else upstreams:
+        ordered = pool.order(upstreams) if len(upstreams) > 1 else upstreams
+        for upstream in ordered[:ATTEMPTS_MAX]:
             link = pool.take_idle(upstream)
             if link is not None:
                 try:

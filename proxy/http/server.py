@@ -157,9 +157,8 @@ class HttpConnection:
         self._to_head = event.method == b"HEAD"
         self._http_1_0 = event.http_version != b"1.1"
         headers = list(event.headers)
-        self._record.method = event.method.decode("ascii", "replace")
         head = read_request(event.method, event.target, headers, event.http_version)
-        self._record.path = head.path
+        self._record.method, self._record.path = head.method.decode("ascii"), head.path
         if not head.has_body:
             self._body = Body()
         elif head.content_length is None:

@@ -12,6 +12,7 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
 from proxy.http.messages import (
@@ -195,8 +196,12 @@ class UpstreamPool:
         key = (upstream.broker, upstream.tls)
         try:
             stream = await self._dial(upstream)
-        except DialFailed:
-            self._failing.pop(key, None)
+        except DialFailed as error:
+            if self._failing.pop(key, 0.0) < trio.current_time():
+                name = str(upstream.broker)
+                get_logger().warning(
+                    "a server cannot be connected", upstream=name, reason=error.reason, detail=str(error)
+                )
             if len(self._failing) >= FAILING_MAX:
                 del self._failing[next(iter(self._failing))]
             self._failing[key] = trio.current_time() + FAILING_S
