@@ -260,7 +260,7 @@ class Exchange:
         data = compose_head(request_line(self._head.method, target), headers)
         if body.fits and not body.size_bytes:
             data += body.take_received()
-        self._uploaded = body.ended and not self._to_resend
+        self._uploaded = body.ended and not self._to_resend and body.length is not None
         try:
             if rest := link.wire.send_now(data):
                 await self._bounded_send(link, rest)
@@ -362,23 +362,21 @@ class Exchange:
         scope.cancel()
 
     async def _upload(self, link: UpstreamLink) -> None:
+        """Send the body on: what is to be sent once more, then what comes. Raises ClientLeft, RequestRefused."""
         body, timeout_s = self._body, seconds(self._settings.body_timeout_ms)
         receives = False
         with trio.CancelScope() as scope:
             try:
-                for portion in self._to_resend:
+                while not self._uploaded:
                     scope.deadline = trio.current_time() + timeout_s
-                    await self._send_portion(link, portion)
-                while True:
-                    scope.deadline, receives = trio.current_time() + timeout_s, True
-                    portion = await body.receive()
-                    if not portion:
-                        break
-                    scope.deadline, receives = trio.current_time() + timeout_s, False
-                    await self._send_portion(link, portion)
-                if body.length is None:
-                    await link.wire.send(LAST_CHUNK)
-                self._uploaded = True
+                    receives = not self._to_resend
+                    portion = await body.receive() if receives else self._to_resend.pop(0)
+                    receives = False
+                    is_last = body.ended and not self._to_resend
+                    if rest := link.wire.send_now(self._framed(portion, is_last=is_last)):
+                        scope.deadline = trio.current_time() + timeout_s
+                        await link.wire.send(rest)
+                    self._uploaded = is_last
             except MessageCut:
                 pass  # the upstream wants no more of it; its response may be there all the same
             self._start_response_clock()
@@ -387,8 +385,10 @@ class Exchange:
             raise RequestRefused(408, "the request's body does not come", "client_slow")
         raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
-    async def _send_portion(self, link: UpstreamLink, portion: bytes) -> None:
-        await link.wire.send(chunk_of(portion) if self._body.length is None else portion)
+    def _framed(self, portion: bytes, *, is_last: bool) -> bytes:
+        if self._body.length is not None:
+            return portion
+        return (chunk_of(portion) if portion else b"") + (LAST_CHUNK if is_last else b"")
 
     async def _watch_client(self) -> None:
         """Hold what a client sends after its request, up to a bound. Raises ClientLeft once it has left."""

@@ -79,6 +79,7 @@ async def test_a_redirect_of_a_get_is_followed(setup: Setup, status: int) -> Non
         pytest.param(request(b"PUT", b"small"), b"small", id="small"),
         pytest.param(request(b"POST", b"b" * KEPT_MAX), b"b" * KEPT_MAX, id="largest"),
         pytest.param(chunked(b"in ", b"chunks"), b"in chunks", id="chunked"),
+        pytest.param(chunked(), b"", id="no chunk"),
     ],
 )
 async def test_a_body_is_sent_again_to_the_right_broker(

@@ -252,7 +252,7 @@ async def test_the_worker_answers_probes_itself(setup: Setup) -> None:
     ("request_bytes", "status"),
     [
         pytest.param(
-            b"POST /admin/v2/x HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            CHUNKED[:-2] + b"Content-Length: 30\r\n\r\n0\r\n\r\n",
             400,
             id="length and chunks",
         ),
