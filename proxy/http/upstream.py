@@ -210,11 +210,8 @@ class UpstreamPool:
         return UpstreamLink(stream, key)
 
     def keep(self, link: UpstreamLink) -> None:
-        """Keep a connection of which the response has ended, unless the upstream has sent more than that."""
+        """Keep a connection of which the response has ended; ``take_idle`` looks whether the upstream has sent more."""
         if self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX:
-            link.wire.close()
-            return
-        if link.wire.unread:
             link.wire.close()
             return
         link.idle_since = trio.current_time()
