@@ -32,7 +32,9 @@ _PATH = re.compile(rb"/(?!/)(?:[^%\\]|%[0-9A-Fa-f]{2})*")
 _URL = re.compile(rb"(?:(https?):)?//([^/?]*)(.*)", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SEGMENT_ENDS = re.compile(rb"[/\\]")
-_ANY_SLASH = re.compile(r"/|\\|%2F|%5C", re.IGNORECASE)
+_PARAMETERS = re.compile(r";[^/]*")
+_OTHER_SLASH = re.compile(r"\\|%2F|%5C", re.IGNORECASE)
+_SLASHES = re.compile(r"//+")
 
 _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE", b"TRACK"))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -346,12 +348,15 @@ class Routes:
         Raises RequestRefused where a server that decodes slashes, joins them, or drops the segments' parameters would
         choose another one: the route decides who authorizes the request.
         """
-        found = self._find(path.split("/")[1:])
-        plain = (segment.partition(";")[0] for segment in _ANY_SLASH.split(path))
-        if self._find([segment for segment in plain if segment]) != found:
+        bare = _PARAMETERS.sub("", path)
+        split = _OTHER_SLASH.sub("/", path)
+        readings = {path, bare, split, _OTHER_SLASH.sub("/", bare), _PARAMETERS.sub("", split)}
+        found = {self._find(one) for reading in readings for one in (reading, _SLASHES.sub("/", reading))}
+        if len(found) > 1:
             raise RequestRefused(400, "The path is ambiguous", "ambiguous_path")
-        return found
+        return found.pop()
 
-    def _find(self, segments: Sequence[str]) -> str | None:
-        candidates = (tuple(segments[:length]) for length in range(min(self._longest, len(segments)), -1, -1))
+    def _find(self, path: str) -> str | None:
+        segments = path.split("/", self._longest + 1)[1 : self._longest + 1]
+        candidates = (tuple(segments[:length]) for length in range(len(segments), -1, -1))
         return next((self._names[one] for one in candidates if one in self._names), None)

@@ -64,6 +64,7 @@ def _worker_line(worker: dict[str, Any]) -> str:
         facts.append(f"restarted {worker['restarts']} times")
     for key, text in (
         ("connections", "connections"),
+        ("requests_under_way", "requests under way"),
         ("lookups_under_way", "lookups under way"),
         ("broker_connections", "broker connections"),
         ("authentications_under_way", "authentications under way"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from proto.addresses import AddressInvalid, parse_host_port, parse_web_url, speaks_tls
 from proxy.common.errors import ConfigError
 from proxy.common.networks import parse_network
-from proxy.config.types import Config
+from proxy.config.types import MIB, Config
 
 _PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+\Z")
 _DOTS = re.compile(r"/\.{1,2}(/|\Z)")
@@ -18,6 +18,15 @@ FRAMING_HEADERS = frozenset(
     | {"upgrade", "via", "www-authenticate", "location"}
 )
 """Headers of a response that say something of this one response, or this one connection."""
+
+
+REPLAY_BYTES_TOTAL = 64 * MIB
+"""Of bodies that one HTTP worker keeps, to be sent once more."""
+
+
+def replay_bytes_total(config: Config) -> int:
+    """Return how many bytes of bodies one HTTP worker keeps at most: those of one in any case."""
+    return max(REPLAY_BYTES_TOTAL, config.http.max_replay_bytes)
 
 
 def web_urls(config: Config) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import msgspec
 from proto.addresses import speaks_tls
 from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, container_limits, usable_cpus
-from proxy.config.http import http_worker_count
+from proxy.config.http import http_worker_count, replay_bytes_total
 from proxy.config.types import MIB, Config, Limits
 
 SUPERVISION_BYTES = 96 * MIB
@@ -50,6 +50,7 @@ LARGE_ANSWERS = "limits.max_topic_lists_bytes"
 LOOKUPS = "limits.max_lookup_bytes"
 HTTP_CONNECTIONS = "http.max_connections"
 HTTP_REQUESTS = "http.max_requests"
+HTTP_BODIES = "cluster.http_workers"
 
 _SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, UNAUTHENTICATED: 0.15}
 """Of what the processes and the operator's own settings leave; connections get the rest."""
@@ -212,6 +213,7 @@ def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
         each = CONNECTION_BYTES + tls * TLS_BYTES
         demands += (
             MemoryDemand(HTTP_CONNECTIONS, config.http.max_connections, each, is_given=True),
+            MemoryDemand(HTTP_BODIES, http_worker_count(config), replay_bytes_total(config), is_given=True),
             MemoryDemand(HTTP_REQUESTS, config.http.max_requests, HTTP_REQUEST_BYTES, is_given=True),
         )
     return {demand.key: demand for demand in demands}

@@ -44,7 +44,7 @@ FAILING_S: Final = 5.0
 FAILING_MAX: Final = 1024
 
 Dial = Callable[[Upstream], Awaitable[HttpStream]]
-_Key = tuple[HostPort, bool]
+_Key = tuple[HostPort, bool, bool]
 
 _REQUESTS: Final = {
     is_head: h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "x")])
@@ -53,12 +53,20 @@ _REQUESTS: Final = {
 
 
 def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
-    """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError."""
+    """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError.
+
+    The proxy's certificate is for those upstreams alone that know of proxies.
+    """
+    nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
     plain = Dialer(msgspec.structs.replace(brokers, service_url="pulsar://upstream"), own_binds)
-    tls = Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream"), own_binds)
+    tls = {
+        knows_proxies: Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream", tls=own), own_binds)
+        for knows_proxies, own in ((True, brokers.tls), (False, nameless))
+    }
 
     async def dial(upstream: Upstream) -> HttpStream:
-        stream = await (tls if upstream.tls else plain).dial_any(upstream.broker, upstream.addresses)
+        dialer = tls[upstream.knows_proxies] if upstream.tls else plain
+        stream = await dialer.dial_any(upstream.broker, upstream.addresses)
         assert isinstance(stream, HttpStream)
         return stream
 
@@ -147,6 +155,10 @@ class UpstreamLink:
         return BodyUntilClose(self.wire) if length is None else SizedBody(self.wire, int(length))
 
 
+def _key_of(upstream: Upstream) -> _Key:
+    return upstream.broker, upstream.tls, upstream.knows_proxies
+
+
 class NoResponse(Exception):
     """The upstream has closed the connection before any byte of a response."""
 
@@ -168,11 +180,11 @@ class UpstreamPool:
     def order(self, upstreams: Sequence[Upstream]) -> list[Upstream]:
         """Return the upstreams with those last that could not be connected lately."""
         now = trio.current_time()
-        return sorted(upstreams, key=lambda one: self._failing.get((one.broker, one.tls), 0.0) > now)
+        return sorted(upstreams, key=lambda one: self._failing.get(_key_of(one), 0.0) > now)
 
     def take_idle(self, upstream: Upstream) -> UpstreamLink | None:
         """Return a connection that is kept alive and leads to one of the upstream's addresses, or None."""
-        key = (upstream.broker, upstream.tls)
+        key = _key_of(upstream)
         links = self._idle.get(key)
         oldest = trio.current_time() - IDLE_S
         while links:
@@ -193,7 +205,7 @@ class UpstreamPool:
 
     async def connect(self, upstream: Upstream) -> UpstreamLink:
         """Open a connection. Raises DialFailed."""
-        key = (upstream.broker, upstream.tls)
+        key = _key_of(upstream)
         try:
             stream = await self._dial(upstream)
         except DialFailed as error:

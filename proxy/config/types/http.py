@@ -41,7 +41,7 @@ class Http(Strict, frozen=True):
     """Requests at the listeners of `[[http_listener]]`.
 
     access_log: whether each request is logged: client, principal, method, path without its query, status, where it was
-        passed on, bytes, milliseconds
+        passed on, bytes, milliseconds; as of all events 50 a second
     body_timeout_ms: longest time between two portions of a body, of a request and of a response
     function_worker_url: where requests for functions, sources, sinks and workers are passed on, in the form of
         `brokers.web_service_url`; empty: to the brokers
@@ -52,7 +52,8 @@ class Http(Strict, frozen=True):
     max_head_bytes: largest head of a request
     max_redirects: how many redirects of brokers the proxy follows for one request
     max_replay_bytes: largest body of a request that is kept, to be sent once more where a broker redirects the request
-    max_requests: requests under way, of all HTTP workers together: each has an equal part; above it, they get 503
+    max_requests: requests under way, of all HTTP workers together: each has an equal part, of which one
+        address gets at most half; above it, they get 503
     response_headers: headers that responses get, in place of equal ones of the upstream
     response_timeout_ms: longest time from the end of a request to the head of its response
     routes: further paths that are passed on; of several that match, the longest

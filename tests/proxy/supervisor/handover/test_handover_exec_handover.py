@@ -62,6 +62,7 @@ class Estate:
         self.control = socket.socket(socket.AF_UNIX)
         self.control.bind(str(folder / "control.sock"))
         self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
+        self.http_listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.connections = create_shared_counters(1)
@@ -87,6 +88,7 @@ class Estate:
             control=self.control.fileno(),
             admin={"127.0.0.1:1": self.admin.fileno()},
             listeners={"127.0.0.1:2": self.listener.fileno()},
+            http_listeners={"127.0.0.1:3": self.http_listener.fileno()},
             services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
             fd_store_slots=[serialize_slot(self.store_slot)],
@@ -101,13 +103,14 @@ class Estate:
 
     def let_go(self) -> None:
         """These are numbers now, as in another program."""
-        ours = (self.control, self.admin, self.listener, self.service, self.channel, self.store)
+        ours = (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel, self.store)
         for sock in ours:
             sock.detach()
 
     def close(self) -> None:
-        for sock in (self.control, self.admin, self.listener, self.service, self.channel, self.store):
+        for sock in (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel):
             sock.close()
+        self.store.close()
         for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs):
             sock.close()
         for end in (*self.pipe, self.liveness_theirs):
@@ -171,6 +174,9 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     assert listener is not None
     assert listener.getsockname() == estate.address
     assert handover.take_listener("127.0.0.1:2") is None, "it was taken already"
+    http_listener = handover.take_http_listener("127.0.0.1:3")
+    assert http_listener is not None
+    assert handover.take_http_listener("127.0.0.1:3") is None
     admin, service = handover.take_admin_listener("127.0.0.1:1"), handover.take_service_socket(Role.LOOKUP, 0)
     assert admin is not None
     assert service is not None
@@ -188,7 +194,7 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     assert await worker.wait() == -9
     store_slot.close_stored()
     worker.store_channel.close()
-    for sock in (handover.control_socket, listener, admin, service):
+    for sock in (handover.control_socket, listener, http_listener, admin, service):
         sock.close()
     for number in (handover.runtime_lock_fd, handover.connections_fd, store_slot.table_fd):
         os.close(number)
@@ -295,7 +301,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 14
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 15
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
