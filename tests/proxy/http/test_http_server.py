@@ -483,6 +483,7 @@ async def test_a_client_that_pipelines_without_end_is_held_up(setup: Setup, auto
     await client.send(GET)
     with trio.move_on_after(60):
         await client.send(GET * 10_000)
+    await trio.sleep(60)
     assert len(setup.connections[0]._wire.unread) == UNREAD_BYTES_MAX
 
 
