@@ -38,10 +38,12 @@ def redirects(
     return redirect
 
 
-def raw(response: bytes) -> Behaviour:
+def raw(response: bytes, *, stays_open: bool = False) -> Behaviour:
     async def send(connection: UpstreamConnection, received: Received) -> None:
         received.body = await connection.body()
         await connection.send(response)
+        if stays_open:
+            await trio.sleep_forever()
 
     return send
 
@@ -290,6 +292,7 @@ async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late:
             await goes_on.wait()
             await connection.send(surplus)
             sent.set()
+        await trio.sleep_forever()
 
     goes_on, sent = trio.Event(), trio.Event()
     setup.upstream.behave = too_much
@@ -306,7 +309,7 @@ async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late:
 
 
 async def test_a_body_of_a_head_request_is_nobodys_response(setup: Setup) -> None:
-    setup.upstream.behave = raw(SIZED + b"\r\nok")
+    setup.upstream.behave = raw(SIZED + b"\r\nok", stays_open=True)
     client = setup.connect()
     for _ in range(2):
         await client.send(GET.replace(b"GET", b"HEAD"))
@@ -335,7 +338,7 @@ async def test_a_response_that_ends_early_is_cut(setup: Setup, response: bytes) 
 
 
 async def test_a_connection_is_not_kept_where_the_upstream_says_so(setup: Setup) -> None:
-    setup.upstream.behave = raw(SIZED + b"Connection: Foo, Close\r\n\r\nok")
+    setup.upstream.behave = raw(SIZED + b"Connection: Foo, Close\r\n\r\nok", stays_open=True)
     client = setup.connect()
     for _ in range(2):
         await client.send(GET)
