@@ -516,6 +516,47 @@ async def test_an_early_response_follows_no_100(setup: Setup, autojump_clock: Mo
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
+async def test_a_refusal_is_not_lost_to_a_client_that_still_sends(setup: Setup, autojump_clock: MockClock) -> None:
+    setup.parts.refusal = RequestRefused(401, "who is this?")
+    client = setup.connect()
+    await client.send(CHUNKED + b"10000\r\n" + bytes(65_536))
+    await trio.sleep(10)
+    assert (await client.rest()).endswith(b"}")  # to close with bytes unread would have reset the connection
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        GET.replace(b"1.1", b"1.0"),
+        GET.replace(b"1.1\r\n", b"1.0\r\nConnection: keep-alive\r\n"),
+        GET.replace(b"1.1\r\n", b"1.1\r\nConnection: close\r\n"),
+        GET.replace(b"1.1\r\n", b"1.1\r\nConnection: x\r\nConnection: y, CLOSE\r\n"),
+    ],
+)
+async def test_a_client_that_wants_no_further_response(setup: Setup, request_bytes: bytes) -> None:
+    client = setup.connect()
+    await client.send(request_bytes + GET)
+    answer = await client.answer()
+    assert answer.headers[b"connection"] == b"close"
+    assert await client.rest() == b""
+    await setup.records(1)
+
+
+async def test_a_failure_within_a_response_is_no_second_response(setup: Setup, autojump_clock: MockClock) -> None:
+    async def begins(connection: UpstreamConnection, request: Received) -> None:
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nso")
+        await trio.sleep(30)
+        await connection.send(b" far")
+        await trio.sleep_forever()
+
+    setup.upstream.behave = begins
+    client = setup.connect()
+    await client.send(post(b"a body")[:-1])  # the client's time is over before the upstream's
+    with pytest.raises(trio.BrokenResourceError):
+        await client.rest()
+    assert [(one.status, one.cause) for one in await setup.records()] == [(200, "client_slow")]
+
+
 # ---- drain
 
 
