@@ -61,6 +61,22 @@ class MessageStream:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise MessageCut(str(error)) from None
 
+    def send_now(self, data: bytes) -> bytes:
+        """Send what there is room for, without waiting; return the rest, which is all of it with TLS.
+
+        Most messages are sent whole so, for which a scope with a deadline and a checkpoint would cost more than the
+        system call. Raises MessageCut.
+        """
+        if self.stream is not self.transport:
+            return data
+        try:
+            sent = self.transport.socket.send(data)
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise MessageCut(str(error)) from None
+        return b"" if sent == len(data) else data[sent:]
+
     async def fill(self, size_bytes: int = PORTION_BYTES) -> bool:
         """Receive more into ``unread``; return False at the end of the stream."""
         data = await self.receive(size_bytes)
@@ -112,6 +128,11 @@ class Body:
         self.size_bytes = 0
         self.ended = True
 
+    @property
+    def is_received(self) -> bool:
+        """Whether ``take_received`` is known to return all that is left."""
+        return self.ended
+
     async def receive(self) -> bytes:
         """Return the next portion; empty at the end. Raises MessageCut, MessageMalformed."""
         return b""
@@ -131,7 +152,13 @@ class SizedBody(Body):
         self._left = length
         self.ended = not length
 
+    @property
+    def is_received(self) -> bool:
+        """Whether ``take_received`` returns all that is left."""
+        return len(self._source.unread) >= self._left
+
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         source = self._source
         if not source.unread or not self._left:
             return b""
@@ -141,6 +168,7 @@ class SizedBody(Body):
         return data
 
     async def receive(self) -> bytes:
+        """Receive a portion."""
         if not self._left:
             return b""
         if self._source.unread:
@@ -169,6 +197,7 @@ class ChunkedBody(Body):
         self.ended = False
 
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         source = self._source
         if self.ended or not source.unread:
             return b""
@@ -177,6 +206,7 @@ class ChunkedBody(Body):
         return self._next_portion()
 
     async def receive(self) -> bytes:
+        """Receive the data of all chunks that have come."""
         portion = self.take_received()
         while not portion and not self.ended:
             data = await self._source.receive(CHUNKS_BYTES)
@@ -212,11 +242,13 @@ class BodyUntilClose(Body):
         self.ended = False
 
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         data, self._source.unread = self._source.unread, b""
         self.size_bytes += len(data)
         return data
 
     async def receive(self) -> bytes:
+        """Receive a portion."""
         if self._source.unread:
             return self.take_received()
         data = b"" if self.ended else await self._source.receive()
@@ -262,5 +294,3 @@ def parse_head(http: h11.Connection, head: bytes) -> h11.Event:
     if not isinstance(event, h11.Event):
         raise MessageMalformed("this is no head")
     return event
-
-

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http.client import CONTINUE, SWITCHING_PROTOCOLS
 from typing import Final
 
 import h11
@@ -11,6 +12,7 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
 from proxy.http.messages import (
@@ -125,9 +127,9 @@ class UpstreamLink:
             event = parse_head(http, head)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
+            if not isinstance(event, h11.InformationalResponse) or event.status_code == SWITCHING_PROTOCOLS:
                 raise MessageMalformed("an answer to no question of ours")
-            if until_continue and event.status_code == 100:
+            if until_continue and event.status_code == CONTINUE:
                 return None
         raise MessageMalformed("too many responses of status 1xx")
 
@@ -206,8 +208,12 @@ class UpstreamPool:
         key = _key_of(upstream)
         try:
             stream = await self._dial(upstream)
-        except DialFailed:
-            self._failing.pop(key, None)
+        except DialFailed as error:
+            if self._failing.pop(key, 0.0) < trio.current_time():
+                name = str(upstream.broker)
+                get_logger().warning(
+                    "a server cannot be connected", upstream=name, reason=error.reason, detail=str(error)
+                )
             if len(self._failing) >= FAILING_MAX:
                 del self._failing[next(iter(self._failing))]
             self._failing[key] = trio.current_time() + FAILING_S
@@ -216,11 +222,8 @@ class UpstreamPool:
         return UpstreamLink(stream, key)
 
     def keep(self, link: UpstreamLink) -> None:
-        """Keep a connection of which the response has ended, unless the upstream has sent more than that."""
+        """Keep a connection of which the response has ended; ``take_idle`` looks whether the upstream has sent more."""
         if self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX:
-            link.wire.close()
-            return
-        if link.wire.unread:
             link.wire.close()
             return
         link.idle_since = trio.current_time()
