@@ -12,6 +12,7 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
@@ -159,7 +160,7 @@ def _key_of(upstream: Upstream) -> _Key:
     return upstream.broker, upstream.tls, upstream.knows_proxies
 
 
-class NoResponse(Exception):
+class NoResponse(ProxyError):
     """The upstream has closed the connection before any byte of a response."""
 
 

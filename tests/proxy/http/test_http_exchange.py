@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from http_fakes import Behaviour, Received, Setup, UpstreamConnection, echo
+from http_fakes import Behaviour, FakeUpstream, Received, Setup, UpstreamConnection, echo
 from trio.testing import MockClock
 
 from proxy.config.types import Http
+from proxy.http.exchange import ATTEMPTS_MAX
 from proxy.http.upstream import FAILING_S, IDLE_S, RESPONSE_HEAD_BYTES_MAX
 
 GET = b"GET /admin/v2/tenants?x=1 HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
@@ -230,6 +231,15 @@ async def test_no_upstream_can_be_reached(setup: Setup) -> None:
     answer = await setup.ask(request(b"PUT", b"x"), method="PUT")
     assert (answer.status, json.loads(answer.body)["reason"]) == (502, "no broker can be reached")
     assert (await setup.records())[0].cause == "unreachable"
+
+
+async def test_few_upstreams_are_tried_for_one_request(setup: Setup) -> None:
+    for number in range(9):
+        setup.upstreams.append(FakeUpstream(setup.nursery, f"further-{number}"))
+    for one in setup.upstreams:
+        one.refuses = True
+    assert (await setup.ask(GET)).status == 502
+    assert len(setup.parts.dials) == ATTEMPTS_MAX
 
 
 # ---- responses that a proxy must not believe

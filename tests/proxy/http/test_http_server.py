@@ -14,6 +14,7 @@ from http_fakes import Received, Setup, UpstreamConnection, echo
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proto.http_rules import RequestRefused
+from proxy.http.exchange import UNREAD_BYTES_MAX
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
 
@@ -471,6 +472,18 @@ async def test_a_client_that_leaves_ends_its_exchange(setup: Setup, autojump_clo
         assert trio.current_time() - started < 1
         assert [(one.status, one.cause) for one in await setup.records()] == [(499, "client_left")]
         setup.parts.records.clear()
+
+
+async def test_a_client_that_pipelines_without_end_is_held_up(setup: Setup, autojump_clock: MockClock) -> None:
+    async def never(connection: UpstreamConnection, request: Received) -> None:
+        await trio.sleep_forever()
+
+    setup.upstream.behave = never
+    client = setup.connect()
+    await client.send(GET)
+    with trio.move_on_after(60):
+        await client.send(GET * 10_000)
+    assert len(setup.connections[0]._wire.unread) == UNREAD_BYTES_MAX
 
 
 async def test_an_early_response_reaches_a_client_that_still_sends(setup: Setup, autojump_clock: MockClock) -> None:
