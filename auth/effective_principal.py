@@ -1,7 +1,8 @@
 """The principal of a connection that came through other proxies: which of them may name an original principal.
 
 The rules are the broker's own (4.0.8, ``AuthorizationService.isValidOriginalPrincipal``): only a proxy role names an
-original principal, it must name one, and that one is no proxy itself.
+original principal, it must name one, and that one is no proxy itself. Over HTTP a client may name itself: a proxy that
+passes on its clients' own credentials says so of each.
 """
 
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ from proxy.config.proxy_roles import ProxyRoles
 
 @dataclass(frozen=True, slots=True)
 class ProxyClaim:
-    """Claim of a client, in CONNECT, to be a proxy."""
+    """Claim of a client, in CONNECT or in the head of an HTTP request, to be a proxy.
+
+    ``may_name_itself``: the original principal may be the client's own role.
+    """
 
     original_principal: str = ""
     through_proxy: bool = False
+    may_name_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ def resolve_effective_principal(
     if not proxy_roles.includes(role, method):
         if claim.through_proxy:
             raise AuthenticationDenied(NOT_A_PROXY, f"{role!r} says that it is a proxy")
-        if claim.original_principal.strip():
+        if claim.original_principal.strip() and not (claim.may_name_itself and claim.original_principal == role):
             text = f"{role!r} is no proxy, but names {claim.original_principal[:200]!r} as original principal"
             raise AuthenticationDenied(INVALID_ROLES, text)
         return EffectivePrincipal(role)

@@ -185,7 +185,7 @@ class AuthService:
                 raise AuthenticationDenied(INVALID_ROLES, "the client names an original principal that is too long")
             address = request.client_address[:ADDRESS_CHARACTERS_MAX]
             client = ClientContext(address, request.client_certificate)
-            claim = ProxyClaim(request.original_principal, request.through_proxy)
+            claim = ProxyClaim(request.original_principal, request.through_proxy, request.http)
             found: list[bytes] = []
             if self._has_deny_file:
                 found = [*certificate_digests(client.certificate), *token_digests(request.original_token)]

@@ -14,7 +14,8 @@ from lookup.requests.envelope_reply import EnvelopeReply
 from lookup.requests.executor import LookupExecutor
 from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
-from lookup.targets.rules import TargetRules
+from lookup.targets.rules import Target, TargetRules
+from lookup.targets.upstreams import HttpUpstreams
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_answers import ClientAnswer
@@ -70,11 +71,15 @@ class LookupService:
         self._verifier = EnvelopeVerifier()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
-        lookups = self._build_collaborators(context.config, None, None)
+        lookups = self._build_collaborators(context.config, None, None, None)
         self._scheduler = LookupScheduler(context.config, lookups, self._metrics, context.nursery)
 
     def _build_collaborators(
-        self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
+        self,
+        config: Config,
+        brokers: BrokerDirectory | None,
+        upstreams: HttpUpstreams | None,
+        profile: CommandConnected | None,
     ) -> LookupExecutor:
         """Build all that depends on the configuration; the brokers' health and the pool's profile carry over."""
         dialer = Dialer(config.brokers, listener_binds(config))  # may raise; nothing has changed yet
@@ -85,8 +90,9 @@ class LookupService:
             config, dialer, configured, self._broker_metrics, DirectoryOptions(brokers, logs_in)
         )
         known, others = self._resolver("known_targets"), self._resolver("targets")
-        targets = TargetResolver(self._brokers.names, configured=configured, known=known, others=others)
-        self._rules = TargetRules(config.brokers, targets, self._brokers)
+        new_resolver = partial(TargetResolver, configured=configured, known=known, others=others)
+        self._rules = TargetRules(config.brokers, new_resolver(self._brokers.names), self._brokers)
+        self._upstreams = HttpUpstreams(config, configured, new_resolver, upstreams)
         nursery, logins = self._context.nursery, self._brokers.credential_checks
         self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
         self._pool.profile = profile
@@ -136,12 +142,16 @@ class LookupService:
     def _start_collaborators(self) -> None:
         self._context.nursery.start_soon(self._pool.run)
         self._context.nursery.start_soon(self._brokers.run)
+        self._context.nursery.start_soon(self._upstreams.run)
 
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
-        old_pool, old_brokers, grace_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
-        self._scheduler.apply_config(config, self._build_collaborators(config, old_brokers, old_pool.profile))
+        old_pool, old_brokers, old_upstreams = self._pool, self._brokers, self._upstreams
+        grace_s = seconds(self._config.limits.lookup_timeout_ms)
+        lookups = self._build_collaborators(config, old_brokers, old_upstreams, old_pool.profile)
+        self._scheduler.apply_config(config, lookups)
         old_brokers.stop()
+        old_upstreams.stop()
         self._start_collaborators()
         self._context.nursery.start_soon(old_pool.retire_after, grace_s)
 
@@ -239,10 +249,12 @@ class LookupService:
         answer = ClientAnswer(failure_answer(kind, 0, refused.code, str(refused)))
         batch.reply.add_answer(index, answer.frame_for(varint(refused.request_id)))
 
-    # ---- relays
+    # ---- relays, and requests over HTTP
 
-    async def _resolve_target(self, data: bytes, _caller: Caller) -> bytes:
+    async def _resolve_target(self, data: bytes, caller: Caller) -> bytes:
         request = ResolveTargetRequest.FromString(data)
+        if (caller.role is Role.HTTP) is not bool(request.upstream):
+            raise RpcRefused(Status.CLUSTER_AUTHORIZATION_FAILED, "HTTP workers ask for upstreams, and they alone")
         response = ResolveTargetResponse()
         try:
             principal = self._verifier.verify_target(
@@ -258,12 +270,7 @@ class LookupService:
             raise RpcRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, str(refused)) from None
         owner = owner_of(principal.name, request.client_address, self._config.authentication.anonymous_role)
         try:
-            if request.any_broker:
-                target, *others = await self._rules.targets_for_any_broker()
-            elif request.server_name:
-                target, others = await self._rules.check_server_name(request.target, owner), []
-            else:
-                target, others = await self._rules.check_target(request.target, owner), []
+            target, *others = await self._targets_for(request, owner)
         except TargetDenied as denied:
             self._metrics.count_denied_target(denied.reason)
             get_logger().warning(
@@ -271,6 +278,7 @@ class LookupService:
                 client=request.client_address,
                 principal=request.principal_name,
                 target=request.target,
+                **({"upstream": request.upstream} if request.upstream else {}),
                 reason=denied.reason,
                 detail=str(denied),
             )
@@ -287,6 +295,19 @@ class LookupService:
                     original_data=self._brokers.original_data_of(other.broker, other.addresses),
                 )
         return response.SerializeToString()
+
+    async def _targets_for(self, request: ResolveTargetRequest, owner: str) -> list[Target]:
+        """Return where to dial, in the order to try. Raises TargetDenied."""
+        if request.upstream:
+            upstream = self._upstreams.rules_of(request.upstream)
+            if request.target:
+                return [await upstream.check_redirect(request.target, owner, tls=request.tls)]
+            return await upstream.own_targets()
+        if request.any_broker:
+            return await self._rules.targets_for_any_broker()
+        if request.server_name:
+            return [await self._rules.check_server_name(request.target, owner)]
+        return [await self._rules.check_target(request.target, owner)]
 
     async def _broker_profile(self, _data: bytes, _caller: Caller) -> bytes:
         response = BrokerProfileResponse()

@@ -18,6 +18,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z")
 _TLS_SCHEME = "pulsar+ssl"
 _SCHEMES = {"pulsar": 6650, _TLS_SCHEME: 6651}
+_WEB_SCHEMES = {"http": 80, "https": 443}
 _SRV_SCHEMES = {"pulsar+srv": "_pulsar._tcp", "pulsar+ssl+srv": "_pulsar-ssl._tcp"}
 _TLS_URLS = (f"{_TLS_SCHEME}://", f"{_TLS_SCHEME}+srv://")
 
@@ -122,6 +123,24 @@ def parse_broker_url(url: str) -> BrokerUrl:
 def speaks_tls(url: str) -> bool:
     """Return whether a service URL, SRV forms included, asks for TLS."""
     return url.startswith(_TLS_URLS)
+
+
+@dataclass(frozen=True, slots=True)
+class WebUrl:
+    """Hosts of a web service, each with its port, and whether they want TLS."""
+
+    hosts: tuple[HostPort, ...]
+    tls: bool
+
+
+def parse_web_url(url: str) -> WebUrl:
+    """Parse ``http://host1:8080,host2:8080`` or ``https://…``, without a path. Raises AddressInvalid."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in _WEB_SCHEMES:
+        raise AddressInvalid(f"{_shown(url)} does not begin with http:// or https://")
+    hosts = rest.removesuffix("/").split(",")
+    parsed = tuple(parse_host_port(host.strip(), default_port=_WEB_SCHEMES[scheme]) for host in hosts)
+    return WebUrl(parsed, scheme == "https")
 
 
 def client_network(client_address: str) -> str:

@@ -75,8 +75,11 @@ class EnvelopeVerifier:
     ) -> Principal:
         """Return the principal of a relay that is to be opened, as ``verify_envelope`` does. Raises EnvelopeRefused.
 
-        ``routes_sni``: a listener passes TLS through. Its clients have no principal, and may claim none.
+        ``routes_sni``: a listener passes TLS through. Its clients have no principal, and may claim none. Where the own
+        hosts of an HTTP upstream are asked for, the answer is the configuration's, and for all clients: it needs none.
         """
+        if request.upstream and not request.target:
+            return _NO_PRINCIPAL
         if request.server_name:
             if not routes_sni:
                 raise _bad_principal("no listener passes TLS through, so no client may be without a principal")

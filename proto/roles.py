@@ -15,15 +15,16 @@ class Role(enum.StrEnum):
     AUTH = "auth"
     LOOKUP = "lookup"
     ADMIN = "admin"
+    HTTP = "http"
     OPERATOR = "operator"
 
 
 MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
     {
-        Method.AUTHENTICATE: frozenset({Role.FORWARDER}),
-        Method.BROKER_CREDENTIALS: frozenset({Role.FORWARDER, Role.LOOKUP}),
+        Method.AUTHENTICATE: frozenset({Role.FORWARDER, Role.HTTP}),
+        Method.BROKER_CREDENTIALS: frozenset({Role.FORWARDER, Role.LOOKUP, Role.HTTP}),
         Method.ENVELOPE: frozenset({Role.FORWARDER}),
-        Method.RESOLVE_TARGET: frozenset({Role.FORWARDER}),
+        Method.RESOLVE_TARGET: frozenset({Role.FORWARDER, Role.HTTP}),
         Method.BROKER_PROFILE: frozenset({Role.FORWARDER}),
         Method.START: frozenset({Role.SUPERVISOR}),
         Method.SET_PEERS: frozenset({Role.SUPERVISOR}),

@@ -107,7 +107,7 @@ class SealedPrincipal(_message.Message):
     def __init__(self, principal: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy", "over", "original_token")
+    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy", "over", "original_token", "http")
     AUTHENTICATION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class AuthenticateRequest(_message.Message):
     THROUGH_PROXY_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
     authentication_id: int
     first_round: bool
     method: str
@@ -128,7 +129,8 @@ class AuthenticateRequest(_message.Message):
     through_proxy: bool
     over: bool
     original_token: bytes
-    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ..., over: _Optional[bool] = ..., original_token: _Optional[bytes] = ...) -> None: ...
+    http: bool
+    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ..., over: _Optional[bool] = ..., original_token: _Optional[bytes] = ..., http: _Optional[bool] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
     __slots__ = ("challenge", "authenticated", "denied")
@@ -237,20 +239,24 @@ class RefusedRequest(_message.Message):
     def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[EnvelopeResponse.Error, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ResolveTargetRequest(_message.Message):
-    __slots__ = ("target", "client_address", "principal_name", "sealed_principal", "server_name", "any_broker")
+    __slots__ = ("target", "client_address", "principal_name", "sealed_principal", "server_name", "any_broker", "upstream", "tls")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
     SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     SERVER_NAME_FIELD_NUMBER: _ClassVar[int]
     ANY_BROKER_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
     target: str
     client_address: str
     principal_name: str
     sealed_principal: bytes
     server_name: bool
     any_broker: bool
-    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., server_name: _Optional[bool] = ..., any_broker: _Optional[bool] = ...) -> None: ...
+    upstream: str
+    tls: bool
+    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., server_name: _Optional[bool] = ..., any_broker: _Optional[bool] = ..., upstream: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
 
 class ResolveTargetResponse(_message.Message):
     __slots__ = ("host", "port", "addresses", "denial", "detail", "others", "original_data")

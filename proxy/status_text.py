@@ -96,6 +96,7 @@ def _worker_line(worker: dict[str, Any]) -> str:
     for key, text in (
         ("connections", "connections"),
         ("kernel_tls_relays", "relays with kernel TLS"),
+        ("requests_under_way", "requests under way"),
         ("lookups_under_way", "lookups under way"),
         ("broker_connections", "broker connections"),
         ("authentications_under_way", "authentications under way"),

@@ -23,12 +23,13 @@ proxy.runtime.network.dial_rules: a forwarder applies them once more.
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from lookup.brokers.configured import LABELS_MIN, ConfiguredBrokers, exact_address
-from lookup.brokers.directory import BrokerDirectory
-from lookup.brokers.discovery import Endpoint
+from lookup.brokers.discovery import BrokerDiscovery, Endpoint
+from lookup.brokers.port_pairs import PortPairs
 from lookup.targets.name_resolver import TargetResolver
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
@@ -51,10 +52,23 @@ LocateBroker = Callable[[], Awaitable[Target]]
 """Where a broker is to be dialled, and under which name. May raise TargetDenied."""
 
 
+class KnownBrokers(Protocol):
+    """What the rules need to know of the configured brokers: a BrokerDirectory, or the hosts of an HTTP upstream."""
+
+    port_pairs: PortPairs
+    discovery: BrokerDiscovery
+
+    @property
+    def none_known_reason(self) -> str: ...  # noqa: D102 -- see BrokerDirectory, here and below
+    def listed_brokers(self) -> Sequence[HostPort]: ...  # noqa: D102
+    def brokers_in_order(self) -> list[Endpoint]: ...  # noqa: D102
+    def next_broker(self) -> Endpoint | None: ...  # noqa: D102
+
+
 class TargetRules:
     """The operator's rules for targets, compiled from the configuration."""
 
-    def __init__(self, config: types.Brokers, resolver: TargetResolver, brokers: BrokerDirectory) -> None:
+    def __init__(self, config: types.Brokers, resolver: TargetResolver, brokers: KnownBrokers) -> None:
         self._dial_rules = rules = DialRules(config)
         self._further, self._further_ports = rules.has_further_targets, rules.further_ports
         self._networks = rules.networks

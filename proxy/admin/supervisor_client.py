@@ -1,20 +1,17 @@
 """The admin worker's RPC client of the supervisor, on a socket of its own."""
 
 import contextlib
-import socket
 
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
 from proxy.common.errors import ProxyError
 from proxy.runtime.process.descriptors import adopt_socket
+from proxy.runtime.process.listener_channel import request_listeners
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.rpc.errors import RpcError
-
-LISTENER_REQUEST = b"L"
-"""The first byte on the socket: the supervisor answers it with the listener, before any call."""
 
 ANSWER_TIMEOUT_S = 5.0
 """Longer than the supervisor waits for a worker (proxy.supervisor.operators.report)."""
@@ -39,13 +36,12 @@ class SupervisorClient:
 
     async def receive_listener(self) -> trio.SocketListener:
         """Request and return the operators' listener. Raises ChannelLost."""
-        self._socket.send(LISTENER_REQUEST)  # the socket's buffer is empty: this does not block
-        await trio.lowlevel.wait_readable(self._socket)
-        _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 1, 1)
-        if len(descriptors) != 1:
-            raise ChannelLost("the supervisor gave no listener")
+        try:
+            [listener] = (await request_listeners(self._socket)).values()
+        except ConnectionAbortedError as error:
+            raise ChannelLost(str(error)) from None
         self._last_answer_s = trio.current_time()
-        return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
+        return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
 
     async def run(self) -> None:
         """Run the channel and poll the supervisor's health; return when it has closed the channel."""

@@ -22,7 +22,7 @@ Bind = tuple[str, str]
 
 def check_binds(config: Config) -> None:
     """Refuse two addresses that overlap. Raises ConfigError."""
-    for (first_key, first), (key, bind) in combinations(_binds(config), 2):
+    for (first_key, first), (key, bind) in combinations(all_binds(config), 2):
         if overlap(first, bind):
             raise ConfigError(f"{key}: {bind} is taken by {first_key} ({first}); give it a port of its own")
 
@@ -43,8 +43,8 @@ def is_own_listener(binds: Iterable[str], peer: HostPort, own_host: str) -> bool
 
 def keys_of_overlapping_binds(before: Config, after: Config) -> list[str]:
     """Find the keys whose new address overlaps one that a running cluster listens at."""
-    old = [bind for _key, bind in _binds(before)]
-    new = [(key, bind) for key, bind in _binds(after) if bind not in old]
+    old = [bind for _key, bind in all_binds(before)]
+    new = [(key, bind) for key, bind in all_binds(after) if bind not in old]
     return [key for key, bind in new if any(overlap(bind, one) for one in old)]
 
 
@@ -57,9 +57,12 @@ def overlap(first: str, second: str) -> bool:
     return bool(ones & others) or _covers(ones, others) or _covers(others, ones)
 
 
-def _binds(config: Config) -> Iterator[Bind]:
+def all_binds(config: Config) -> Iterator[Bind]:
+    """Yield all addresses that a configuration binds."""
     for index, listener in enumerate(config.listener):
         yield f"listener[{index}].bind", listener.bind
+    for index, http_listener in enumerate(config.http_listener):
+        yield f"http_listener[{index}].bind", http_listener.bind
     yield "admin.bind", config.admin.bind
 
 

@@ -1,6 +1,6 @@
 """Differences between two configurations, sorted by what a running cluster needs to take them over."""
 
-from proxy.config.binds import keys_of_overlapping_binds
+from proxy.config.binds import all_binds, keys_of_overlapping_binds
 from proxy.config.types import Config, Listener
 
 
@@ -18,7 +18,7 @@ def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
 
 def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
     """Find the keys that differ and that a running cluster takes over by an upgrade, but not by a reload."""
-    keys = ("name", "forwarders", "lookup_workers", "auth_workers")
+    keys = ("name", "forwarders", "lookup_workers", "auth_workers", "http_workers")
     changed = [f"cluster.{key}" for key in keys if getattr(old.cluster, key) != getattr(new.cluster, key)]
     if old.cluster.forwarders > new.cluster.forwarders > 0:
         changed.remove("cluster.forwarders")
@@ -31,6 +31,9 @@ def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
     )
     if before != after and not any(key.startswith("listener") for key in overlaps):
         changed.append("listener")
+    https = [[(one.bind, one.tls is not None) for one in config.http_listener] for config in (old, new)]
+    if https[0] != https[1] and not any(key.startswith("http_listener") for key in overlaps):
+        changed.append("http_listener")
     return changed
 
 
@@ -41,15 +44,13 @@ def _fixed_properties(listener: Listener) -> tuple[str, bool, str]:
 
 def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
     """Return the addresses that only the new configuration binds, with their keys."""
-    listeners = {listener.bind for listener in old.listener}
-    added = [
-        (f"listener[{index}].bind", listener.bind)
-        for index, listener in enumerate(new.listener)
-        if listener.bind not in listeners
-    ]
-    if new.admin.bind != old.admin.bind:
-        added.append(("admin.bind", new.admin.bind))
-    return added
+    before = {(_kind(key), bind) for key, bind in all_binds(old)}
+    return [(key, bind) for key, bind in all_binds(new) if (_kind(key), bind) not in before]
+
+
+def _kind(key: str) -> str:
+    """Return of which kind of listener a key is: a socket is handed on to the next program for the same kind alone."""
+    return key.partition("[")[0]
 
 
 def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
+from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port
 from proxy.common.deny_list import read_deny_list
 from proxy.common.errors import ConfigError
 from proxy.common.networks import is_loopback, parse_network
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
+from proxy.config.http import check_http, uses_broker_tls
 from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.principal_rules import compile_principal_rules
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
@@ -67,6 +68,7 @@ def validate_config(config: Config) -> Config:
     _check_tls(config)
     _check_sni(config)
     _check_credentials(config.brokers)
+    check_http(config)
     check_targets(config)
     _check_authentication(config)
     _check_session(config)
@@ -107,26 +109,33 @@ def _check_port_pairs(brokers: Brokers) -> None:
 
 
 def _check_tls(config: Config) -> None:
-    for index, listener in enumerate(config.listener):
-        tls = listener.tls
-        if tls is None:
-            continue
+    for key, tls in _listener_tls(config):
         if tls.require_client_certificate and not tls.client_ca:
-            raise ConfigError(f"listener[{index}].tls.require_client_certificate: client_ca is needed, too")
+            raise ConfigError(f"{key}.require_client_certificate: client_ca is needed, too")
         if tls.client_crl and not tls.client_ca:
-            raise ConfigError(f"listener[{index}].tls.client_crl: client_ca is needed, too")
-        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca", "client_crl")
+            raise ConfigError(f"{key}.client_crl: client_ca is needed, too")
+        _check_files(key, tls, "certificate", "key", "client_ca", "client_crl")
         for number, further in enumerate(tls.certificates):
-            _check_files(f"listener[{index}].tls.certificates[{number}]", further, "certificate", "key")
-        _check_ciphers(f"listener[{index}].tls", tls)
-        _check_session_tickets(f"listener[{index}].tls", tls)
+            _check_files(f"{key}.certificates[{number}]", further, "certificate", "key")
+        _check_ciphers(key, tls)
+        _check_session_tickets(key, tls)
     brokers = config.brokers
     _check_ciphers("brokers.tls", brokers.tls)
-    if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
+    if brokers.tls != BrokerTls() and not uses_broker_tls(config):
         raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl")
     if bool(brokers.tls.certificate) != bool(brokers.tls.key):
         raise ConfigError("brokers.tls: certificate and key are needed together")
     _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")
+
+
+def _listener_tls(config: Config) -> Iterator[tuple[str, ListenerTls]]:
+    """Yield the TLS tables of all listeners, those for HTTP, too, with their keys."""
+    of_kind = {
+        "listener": [listener.tls for listener in config.listener],
+        "http_listener": [listener.tls for listener in config.http_listener],
+    }
+    for name, tables in of_kind.items():
+        yield from ((f"{name}[{index}].tls", tls) for index, tls in enumerate(tables) if tls is not None)
 
 
 def _check_ciphers(key: str, tls: ListenerTls | BrokerTls) -> None:
@@ -205,7 +214,7 @@ def _check_authentication(config: Config) -> None:
     _check_deny_file(authentication)
     if authentication.token is not None:
         _check_token(authentication.token)
-    if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
+    if authentication.tls is not None and not any(tls.client_ca for _key, tls in _listener_tls(config)):
         raise ConfigError("authentication.tls: no listener has tls.client_ca, so no client can bring a certificate")
     if authentication.tls is not None:
         rules = authentication.tls.principal_mapping_rules

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from proto.addresses import speaks_tls
 from proto.roles import Role
 from proxy.common.files import SYSTEM_AUTHORITIES
-from proxy.config.types import Authentication, Brokers, Config
+from proxy.config.http import web_uses_tls
+from proxy.config.types import Authentication, Brokers, Config, ListenerTls
 
 RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"
@@ -25,11 +26,23 @@ def _forwarder_files(config: Config) -> Iterator[str]:
     yield from _broker_tls_files(config.brokers)
     yield config.authentication.deny_file
     for listener in config.listener:
-        if listener.tls is not None:
-            tls = listener.tls
-            yield from (tls.certificate, tls.key, tls.client_ca, tls.client_crl)
-            for further in tls.certificates:
-                yield from (further.certificate, further.key)
+        yield from _listener_files(listener.tls)
+
+
+def _http_files(config: Config) -> Iterator[str]:
+    yield from (RESOLV_CONF, HOSTS)  # for the names of upstreams
+    if web_uses_tls(config):
+        yield from _tls_files(config.brokers)
+    yield config.authentication.deny_file
+    for listener in config.http_listener:
+        yield from _listener_files(listener.tls)
+
+
+def _listener_files(tls: ListenerTls | None) -> Iterator[str]:
+    if tls is not None:
+        yield from (tls.certificate, tls.key, tls.client_ca, tls.client_crl)
+        for further in tls.certificates:
+            yield from (further.certificate, further.key)
 
 
 def _lookup_files(config: Config) -> Iterator[str]:
@@ -39,7 +52,11 @@ def _lookup_files(config: Config) -> Iterator[str]:
 
 def _broker_tls_files(brokers: Brokers) -> Iterator[str]:
     if speaks_tls(brokers.service_url):
-        yield from (brokers.tls.trust or SYSTEM_AUTHORITIES, brokers.tls.certificate, brokers.tls.key)
+        yield from _tls_files(brokers)
+
+
+def _tls_files(brokers: Brokers) -> Iterator[str]:
+    yield from (brokers.tls.trust or SYSTEM_AUTHORITIES, brokers.tls.certificate, brokers.tls.key)
 
 
 def _auth_files(config: Config) -> Iterator[str]:
@@ -72,4 +89,5 @@ _FILES = {
     Role.AUTH: _auth_files,
     Role.LOOKUP: _lookup_files,
     Role.FORWARDER: _forwarder_files,
+    Role.HTTP: _http_files,
 }

@@ -13,13 +13,16 @@ import msgspec
 from proto.addresses import speaks_tls
 from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, container_limits, usable_cpus
+from proxy.config.http import http_worker_count, replay_bytes_total
 from proxy.config.types import MIB, Config, Limits
 
 SUPERVISION_BYTES = 96 * MIB
 """Supervisor and admin worker, a scrape under way included, and what all workers share with the fork server."""
 
 WORKER_BYTES = 20 * MIB
-"""Each forwarder, lookup and auth worker, and the fork server: what they do not share. An old worker has grown."""
+"""Each forwarder, lookup, auth and HTTP worker, and the fork server: what they do not share. An old worker has
+grown.
+"""
 
 CONNECTION_BYTES = 24 * 1024
 """A client's connection and, of a relay, the broker's, the kernel's part included."""
@@ -29,6 +32,9 @@ TLS_BYTES = 48 * 1024
 
 RESERVE_SHARE = 16
 """One part in so many stays free: page tables, files' pages, what Python keeps back."""
+
+HTTP_REQUEST_BYTES = 192 * 1024
+"""A request under way: a portion of a body each way, heads, and the upstream's connection."""
 
 ANSWER_OVERHEAD = 1.1
 """What a large answer costs for each of its bytes."""
@@ -42,6 +48,9 @@ CONNECTIONS = "limits.max_connections"
 UNAUTHENTICATED = "limits.max_unauthenticated_connections"
 LARGE_ANSWERS = "limits.max_topic_lists_bytes"
 LOOKUPS = "limits.max_lookup_bytes"
+HTTP_CONNECTIONS = "http.max_connections"
+HTTP_REQUESTS = "http.max_requests"
+HTTP_BODIES = "cluster.http_workers"
 
 _SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, UNAUTHENTICATED: 0.15}
 """Of what the processes and the operator's own settings leave; connections get the rest."""
@@ -176,14 +185,14 @@ def _with_forwarders(config: Config, limits: ContainerLimits, running: int) -> C
 
 def _processes_bytes(config: Config, forwarders: int) -> int:
     cluster = config.cluster
-    processes = 1 + forwarders + cluster.lookup_workers + cluster.auth_workers
+    processes = 1 + forwarders + cluster.lookup_workers + cluster.auth_workers + http_worker_count(config)
     return SUPERVISION_BYTES + processes * WORKER_BYTES
 
 
 def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
     """Return the demand of each key, as it is set."""
     limits, holders = config.limits, config.cluster.forwarders + config.cluster.lookup_workers
-    demands = (
+    demands: tuple[MemoryDemand, ...] = (
         MemoryDemand(
             LARGE_ANSWERS,
             max(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes),
@@ -199,6 +208,14 @@ def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
         ),
         MemoryDemand(CONNECTIONS, limits.max_connections, _connection_bytes(config), CONNECTIONS in given),
     )
+    if config.http_listener:  # as they are set: 503 is no answer to a container's size
+        tls = any(listener.tls is not None for listener in config.http_listener)
+        each = CONNECTION_BYTES + tls * TLS_BYTES
+        demands += (
+            MemoryDemand(HTTP_CONNECTIONS, config.http.max_connections, each, is_given=True),
+            MemoryDemand(HTTP_BODIES, http_worker_count(config), replay_bytes_total(config), is_given=True),
+            MemoryDemand(HTTP_REQUESTS, config.http.max_requests, HTTP_REQUEST_BYTES, is_given=True),
+        )
     return {demand.key: demand for demand in demands}
 
 
@@ -226,6 +243,7 @@ def _shortage(plan: MemoryPlan, memory: int) -> str:
         ("forwarders", cluster.forwarders),
         ("lookup_workers", cluster.lookup_workers),
         ("auth_workers", cluster.auth_workers),
+        ("http_workers", http_worker_count(plan.config)),
     )
     settings += [(count * WORKER_BYTES, f"cluster.{name}", count) for name, count in workers if count > 1]
     text = (

@@ -31,8 +31,8 @@ PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 ```
 
 SIGHUP or `pulsar-trio-proxy reload` applies changes, key files included, to connections from then on; a changed file is
-also applied without a command (`[reload]`). `[cluster]`, `admin.bind`, the set of listeners, their use of TLS and their
-routing need an upgrade (`pulsar-trio-proxy upgrade`, which interrupts no relay); `cluster.runtime_dir`, fewer
+also applied without a command (`[reload]`). `[cluster]`, `admin.bind`, the sets of listeners, their use of TLS and
+their routing need an upgrade (`pulsar-trio-proxy upgrade`, which interrupts no relay); `cluster.runtime_dir`, fewer
 `cluster.forwarders`, `relay.crash_safe` and a new address that overlaps an old one need a restart. A reload that would
 change these is refused and names them.
 """

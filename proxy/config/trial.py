@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from proto.addresses import speaks_tls
+from proxy.config.http import uses_broker_tls
 from proxy.config.types import Config
 
 TRIAL_TIMEOUT_S = 20.0
@@ -34,7 +34,7 @@ def broker_files(config: Config, *, with_credentials: bool = True) -> tuple[str,
 
 def _broker_files(config: Config, *, with_credentials: bool) -> Iterator[str]:
     tls, credentials = config.brokers.tls, config.brokers.credentials
-    if speaks_tls(config.brokers.service_url):
+    if uses_broker_tls(config):
         yield from (file for file in (tls.trust, tls.certificate, tls.key) if file)
     if with_credentials and credentials is not None and credentials.method != "sasl" and credentials.file:
         yield credentials.file

@@ -35,6 +35,7 @@ SERVICES = {
     Role.ADMIN: ("proxy.admin.service", "AdminService", hardening.WORKER_OOM_SCORE),
     Role.AUTH: ("auth.service", "AuthService", hardening.WORKER_OOM_SCORE),
     Role.LOOKUP: ("lookup.service", "LookupService", hardening.DATA_WORKER_OOM_SCORE),
+    Role.HTTP: ("proxy.http.service", "HttpService", hardening.DATA_WORKER_OOM_SCORE),
     Role.FORWARDER: ("proxy.forwarder.service", "ForwarderService", hardening.DATA_WORKER_OOM_SCORE),
 }
 """Module and name of each role's service, and what is added to its OOM score."""

@@ -25,7 +25,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.process.hardening import become_subreaper, harden_process
 from proxy.supervisor.broker_changes import FILES_NOTE, BrokerChanges
-from proxy.supervisor.cluster.cluster import Cluster
+from proxy.supervisor.cluster.cluster import ENDED_BEFORE_EXEC, Cluster
 from proxy.supervisor.config_watch import ConfigFileWatcher, ReloadMetrics
 from proxy.supervisor.handover.exec_handover import (
     HandoverState,
@@ -150,6 +150,7 @@ class Supervisor:
             python=PYTHON_VERSION,
             openssl=OPENSSL_VERSION,
             listeners=",".join(listener.bind for listener in config.listener),
+            http_listeners=",".join(listener.bind for listener in config.http_listener),
             admin=config.admin.bind,
             brokers=config.brokers.service_url,
             authentication=config.authentication.enabled,
@@ -310,15 +311,27 @@ class Supervisor:
                             await self._exec_next_program()
             self._upgrade_wanted = trio.Event()
 
+    def _roles_ended_before_exec(self) -> frozenset[Role]:
+        """Return the roles of which no worker is left to the next program.
+
+        HTTP workers stay only where that program is known to have them: one from before them would not start.
+        """
+        try:
+            has_http = bool(load_config(self._config_file, os.environ).http_listener)
+        except ConfigError:
+            has_http = True  # it has keys that only the next program knows, which is a newer one
+        return ENDED_BEFORE_EXEC if has_http else ENDED_BEFORE_EXEC | {Role.HTTP}
+
     async def _exec_next_program(self) -> None:
-        async with self._cluster.quiesced() as workers:
+        ended = self._roles_ended_before_exec()
+        async with self._cluster.quiesced(ended) as workers:
             if self._control_socket is None:
                 raise RuntimeError("an upgrade was asked for without a way to ask")
             # From here on signals wait for the next program; those that came before are handled first.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             await trio.sleep(SIGNALS_GRACE_S)
             state = SerializedHandover(
-                **self._cluster.handover_fields(workers),
+                **self._cluster.handover_fields(workers, ended),
                 runtime_lock=self._runtime_dir.lock_fd,
                 control=self._control_socket.fileno(),
                 admin={self._cluster.config.admin.bind: self._admin_listener.fileno()},

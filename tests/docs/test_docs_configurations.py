@@ -123,9 +123,9 @@ def test_check_has_nothing_against_it(block: Block, files: Files, tmp_path: Path
 
 def _written(tree: dict[str, Any]) -> str:
     """A tree as TOML, its tables inline."""
-    plain = {name: value for name, value in tree.items() if name != "listener"}
-    listeners = "".join(to_toml({"listener": one}) for one in tree.get("listener", ()))
-    return listeners + to_toml(plain)
+    kinds = ("listener", "http_listener")
+    plain = {name: value for name, value in tree.items() if name not in kinds}
+    return "".join(to_toml({kind: one}) for kind in kinds for one in tree.get(kind, ())) + to_toml(plain)
 
 
 @pytest.mark.parametrize("word", LOADED_ONLY)

@@ -7,6 +7,10 @@ of a name. A key exists only for a feature that exists: a key without effect wou
 # mypy: implicit-reexport
 # ruff: noqa: F401 -- the tables of all modules are imported from here
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from proxy.config.types.authentication import (
     Authentication,
     BasicAuthentication,
@@ -31,8 +35,12 @@ from proxy.config.types.base import (
 )
 from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
 from proxy.config.types.connections import Limits, Relay, Session
+from proxy.config.types.http import Http, HttpListener, HttpRoute
 from proxy.config.types.listeners import Listener, ListenerCertificate, ListenerTls
 from proxy.config.types.operation import Admin, Cluster, Log, Metrics, Reload, Shutdown
+
+HTTP_LISTENERS_MAX = 32
+"""Listeners that a worker gets in one message."""
 
 
 class Config(Strict, frozen=True):
@@ -40,6 +48,8 @@ class Config(Strict, frozen=True):
 
     cluster: Cluster = Cluster()
     listener: tuple[Listener, ...] = (Listener(),)
+    http_listener: Annotated[tuple[HttpListener, ...], Meta(max_length=HTTP_LISTENERS_MAX)] = ()
+    http: Http = Http()
     brokers: Brokers = Brokers()
     authentication: Authentication = Authentication()
     session: Session = Session()

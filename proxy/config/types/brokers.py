@@ -19,8 +19,8 @@ from proxy.config.types.base import (
 
 
 class BrokerTls(Strict, frozen=True):
-    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change,
-    and take effect once a broker accepts the proxy with them.
+    """TLS towards brokers, if `brokers.service_url` begins with `pulsar+ssl`, or `brokers.web_service_url` with
+    `https`. Files are read again when they change, and take effect once a broker accepts the proxy with them.
 
     trust: PEM file with the authorities that sign brokers' certificates; empty: the system's
     certificate: PEM file with the proxy's own certificate; empty: it has none
@@ -98,6 +98,8 @@ class Brokers(Strict, frozen=True):
     through_proxy: whether `service_url` is the URL of another proxy in front of the brokers: relays then go there, too,
         and that proxy resolves and checks their targets (here, `allowed_hosts`, if set, and `allowed_ports` apply); the
         role of this proxy must be among its `authentication.proxy_roles`
+    web_service_url: the brokers' web port: `http://host:port`, or several hosts separated by commas; with `https://`
+        connections use TLS, by `tls`. For `[[http_listener]]`, which needs it
     tls: TLS settings of connections to brokers
     credentials: the proxy's own identity at the brokers; absent: the proxy does not authenticate
     forward_authorization_credentials: whether a client's own credentials are forwarded behind the proxy's, as brokers
@@ -138,6 +140,7 @@ class Brokers(Strict, frozen=True):
     allowed_ports: tuple[Port, ...] = ()
     port_pairs: tuple[PortPair, ...] = ((6650, 6651),)
     through_proxy: bool = False
+    web_service_url: str = ""
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None
     forward_authorization_credentials: bool = True

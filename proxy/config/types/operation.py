@@ -18,6 +18,7 @@ class Cluster(Strict, frozen=True):
         container (cgroup) allows, rounded up, and no more than fit into half of the container's memory
     lookup_workers: number of lookup workers
     auth_workers: number of auth workers
+    http_workers: number of HTTP workers, if there is an `[[http_listener]]`; otherwise there are none
     """
 
     name: NonEmpty = "pulsar"
@@ -25,6 +26,7 @@ class Cluster(Strict, frozen=True):
     forwarders: Annotated[int, Meta(ge=0, le=256)] = 0
     lookup_workers: Workers = 1
     auth_workers: Workers = 1
+    http_workers: Workers = 1
 
 
 class Shutdown(Strict, frozen=True):

@@ -23,7 +23,6 @@ from proxy.config.binds import listener_binds
 from proxy.config.sni import tls_port
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import ClientIdentity
-from proxy.forwarder.workers.dial_check import DialCheck
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.broker_link import (
@@ -37,6 +36,7 @@ from proxy.runtime.network.broker_link import (
 )
 from proxy.runtime.network.broker_refusals import ShownCredentials, explain_refusal
 from proxy.runtime.network.credentials import CredentialExchange, Credentials, NoCredentials, credentials_for
+from proxy.runtime.network.dial_check import DialCheck
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer, DialFailed
 from proxy.runtime.network.tls import TlsStream

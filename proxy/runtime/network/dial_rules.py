@@ -1,7 +1,7 @@
 """Rules for brokers' addresses and ports that hold whatever the broker's name is.
 
 A lookup worker applies them to each target that a client or a broker names (lookup.targets.rules), and a forwarder once
-more to the addresses that a lookup worker answered (proxy.forwarder.workers.dial_check): a lookup worker that was taken
+more to the addresses that a lookup worker answered (proxy.runtime.network.dial_check): a lookup worker that was taken
 over must not make forwarders dial what no broker can be.
 
 Whatever the operator allows, no broker is at a link-local, reserved or unspecified address, or where clouds tell

@@ -21,7 +21,8 @@ class Descriptors:
     connections: shared memory with one counter a forwarder (proxy.runtime.shared.connection_count); forwarders only
     store: the channel to the supervisor's fd store (proxy.runtime.shared.fd_store_channel), which also carries the
         clients' listeners; forwarders only
-    questions: the admin worker's RPC channel to the supervisor, which also carries the admin port's listener
+    questions: the channel by which an admin or HTTP worker gets its listeners (proxy.runtime.process.listener_channel);
+        the admin worker's RPC channel to the supervisor afterwards
     """
 
     channel: int

@@ -13,6 +13,7 @@ OPEN_FILES_MAX: dict[Role, int] = {
     Role.ADMIN: 1024,
     Role.AUTH: 8192,
     Role.LOOKUP: 32_768,
+    Role.HTTP: 32_768,
 }
 """Open files by role, above what the role's own bounds allow in the largest cluster. Forwarders are not here, since
 their number of connections is a setting: they keep the supervisor's limit but for IN_FLIGHT_DESCRIPTORS.
@@ -23,6 +24,8 @@ their number of connections is a setting: they keep the supervisor's limit but f
   are read: a few hundred.
 * Lookup: 2.5 times ``brokers.pooled_connections_max``, which is at most 10,000 (pooled, isolated, and those that take
   no more requests). Its callers as above, 64 probes and 32 logins, DNS as above.
+* HTTP: `http.max_connections` of clients and a connection to an upstream for each of `http.max_requests`, at most
+  10,000 each, and as many idle ones to upstreams as there are requests.
 """
 
 IN_FLIGHT_DESCRIPTORS = 512

@@ -25,6 +25,7 @@ SOCKET_FAMILIES: dict[Role, frozenset[int]] = {
     Role.AUTH: frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}),
     Role.LOOKUP: frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}),
     Role.FORWARDER: frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}),
+    Role.HTTP: frozenset({socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}),
 }
 """Families of socket(2) by role; socketpair(2) and accept(2) are not concerned."""
 

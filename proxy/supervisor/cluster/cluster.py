@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,13 @@ from proxy.config.changes import (
     reload_refusal,
 )
 from proxy.config.files import files_of_role
+from proxy.config.http import http_worker_count
 from proxy.config.memory import forwarder_count
-from proxy.config.types import Config
+from proxy.config.types import Config, HttpListener, Listener
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import ProcessMetrics
+from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
@@ -51,32 +53,47 @@ PEERS_TIMEOUT_S = 5.0
 QUIESCE_TIMEOUT_S = 5.0
 REPLACING_POLL_S = 0.1
 
-START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
-"""Order in which roles become ready; a drain goes the other way. No role waits for the admin worker."""
+START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER)
+"""Order in which roles become ready. No role waits for the admin worker."""
+
+DRAIN_ORDER = ((Role.FORWARDER, Role.HTTP), (Role.LOOKUP,), (Role.AUTH,), (Role.ADMIN,))
+"""Order in which roles are drained: those that have clients at the same time, then those that they call."""
+
+ENDED_BEFORE_EXEC = frozenset({Role.ADMIN})
+"""Roles of which the next program begins with workers of its own, since it may not know those of this one."""
 
 SEAL_KEY_ROLES = frozenset({Role.AUTH, Role.LOOKUP})  # the roles that seal or open principals
 
 
 class ClientListeners:
-    """Sockets by their configured address. Those of the program before an exec are taken over.
+    """Sockets of one kind of listener by their configured address. Those of the program before an exec are taken over.
 
-    Raises StartFailed for an address that cannot be bound. After an exec, the cluster goes on without that listener:
-    the connections that the program before has left must not end by it.
+    ``key``: the listeners' table. ``inherited``: the sockets of the program before by address, of which those that are
+    taken over are removed. Raises StartFailed for an address that cannot be bound. After an exec, the cluster goes on
+    without that listener: the connections that the program before has left must not end by it.
     """
 
-    def __init__(self, config: Config, handover: HandoverState) -> None:
+    def __init__(
+        self,
+        key: str,
+        listeners: Iterable[Listener | HttpListener],
+        inherited: dict[str, socket.socket],
+        generation: int,
+    ) -> None:
         self.sockets: list[socket.socket] = []
+        self._indexes: list[int] = []
         self._binds: list[str] = []
-        for index, listener in enumerate(config.listener):
-            sock = handover.listeners.pop(listener.bind, None)
+        for index, listener in enumerate(listeners):
+            sock = inherited.pop(listener.bind, None)
             try:
-                sock = sock or bind_tcp(f"listener[{index}].bind", listener.bind)
+                sock = sock or bind_tcp(f"{key}[{index}].bind", listener.bind)
             except StartFailed as error:
-                if handover.generation == 1:
+                if generation == 1:
                     raise
                 get_logger().error("the cluster goes on without a listener", reason=str(error))
                 continue
             self.sockets.append(sock)
+            self._indexes.append(index)
             self._binds.append(listener.bind)
 
     def start_listening(self) -> None:
@@ -87,6 +104,11 @@ class ClientListeners:
     def descriptors(self) -> list[int]:
         """Return the descriptors of the sockets that are still open."""
         return [sock.fileno() for sock in self.sockets if sock.fileno() >= 0]
+
+    def descriptors_by_index(self) -> dict[int, int]:
+        """Return the descriptors of the sockets that are still open, each by its place in the configuration."""
+        sockets = zip(self._indexes, self.sockets, strict=True)
+        return {index: sock.fileno() for index, sock in sockets if sock.fileno() >= 0}
 
     def descriptors_by_bind(self) -> dict[str, int]:
         """Return the descriptors by configured address, for the next program."""
@@ -144,7 +166,10 @@ class Cluster:
         self.draining = False
         self.generation = handover.generation
         self.replacing = handover.generation > 1
-        self.listeners = ClientListeners(config, handover)
+        self.listeners = ClientListeners("listener", config.listener, handover.listeners, self.generation)
+        self.http_listeners = ClientListeners(
+            "http_listener", config.http_listener, handover.http_listeners, self.generation
+        )
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
@@ -172,7 +197,8 @@ class Cluster:
         self.fork_server = fork_server
         self._serve_admin = serve_admin
         slot_keys = [(Role.ADMIN, 0)] * (serve_admin is not None)
-        slot_keys += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
+        slot_keys += [*self._services, *((Role.HTTP, index) for index in range(http_worker_count(config)))]
+        slot_keys += [(Role.FORWARDER, index) for index in range(forwarders)]
         self.slots = [self._new_slot(role, index) for role, index in slot_keys]
         for slot in self.slots:
             inherited = handover.workers.pop((slot.role, slot.index), None)
@@ -212,7 +238,7 @@ class Cluster:
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 allowed_files=partial(self._files_of, role),
-                serve_channel=self._serve_admin if role is Role.ADMIN else None,
+                serve_channel={Role.ADMIN: self._serve_admin, Role.HTTP: self._serve_http_listeners}.get(role),
             )
         return WorkerSlot(role, index, hooks)
 
@@ -240,6 +266,25 @@ class Cluster:
         if not orderly:
             worker.kill()
 
+    async def _serve_http_listeners(self, worker: WorkerProcess) -> None:
+        """Give an HTTP worker its listeners once it asks for them, when it is started; one from before has them."""
+        channel = worker.questions_socket
+        if channel is None:
+            return
+        with contextlib.closing(channel):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_http_listeners, channel, nursery)
+                await worker.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _pass_http_listeners(self, channel: socket.socket, nursery: trio.Nursery) -> None:
+        try:
+            if await wait_for_request(channel):
+                await pass_listeners(channel, self.http_listeners.descriptors_by_index())
+        except OSError as error:
+            get_logger().error("an HTTP worker was not given its listeners", reason=str(error))
+        nursery.cancel_scope.cancel()
+
     def slots_of(self, role: Role) -> list[WorkerSlot]:
         """Return the slots of one role."""
         return [slot for slot in self.slots if slot.role is role]
@@ -254,6 +299,8 @@ class Cluster:
                     return
                 if role is Role.FORWARDER:
                     self.listeners.start_listening()
+                if role is Role.HTTP:
+                    self.http_listeners.start_listening()
                 for slot in self.slots_of(role):
                     nursery.start_soon(slot.run)
                 await self._wait_until_ready([] if role is Role.ADMIN else [role])
@@ -356,7 +403,7 @@ class Cluster:
         A replaced forwarder has no vote, as in a reload; one that hangs is ended, and its successor reads the files.
         """
         async with self._workers_lock:
-            running = self._running({Role.AUTH, Role.LOOKUP, Role.FORWARDER})
+            running = self._running({Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER})
             failures = await take_over_files([*running, *self._leaving_forwarders()], self.config, stamps)
         refusals = []
         for worker, error in failures.items():
@@ -400,10 +447,11 @@ class Cluster:
             await slot.wait_for_leaving()
 
     @contextlib.asynccontextmanager
-    async def quiesced(self) -> AsyncIterator[list[SerializedWorker]]:
+    async def quiesced(self, ended: Collection[Role] = ENDED_BEFORE_EXEC) -> AsyncIterator[list[SerializedWorker]]:
         """Keep the slots unchanged with no call under way, and yield the workers for the next program.
 
-        A worker that does not quiesce in time is killed; the next program spawns another.
+        A worker that does not quiesce in time is killed; the next program spawns another. ``ended``: roles of which no
+        worker is left to it.
         """
         at_rest: dict[WorkerRun, SerializedWorker] = {}
         async with contextlib.AsyncExitStack() as locks:
@@ -411,10 +459,11 @@ class Cluster:
                 await locks.enter_async_context(slot.lock_changes())
             async with trio.open_nursery() as nursery:
                 for slot in self.slots:
-                    if slot.role is not Role.ADMIN:
+                    if slot.role not in ended:
                         nursery.start_soon(slot.quiesce_workers, at_rest, QUIESCE_TIMEOUT_S)
-            for slot in self.slots_of(Role.ADMIN):  # it has no work to continue; last, since it serves /healthz
-                await slot.end_before_exec(QUIESCE_TIMEOUT_S)
+            for role in reversed(START_ORDER):  # the admin worker last, since it serves /healthz
+                for slot in self.slots_of(role) if role in ended else ():
+                    await slot.end_before_exec(QUIESCE_TIMEOUT_S)
             try:
                 # Of one that has died in the meantime only numbers are left, which may be other processes' now.
                 yield [at_rest[run] for slot in self.slots for run in slot.runs if run in at_rest]
@@ -423,13 +472,20 @@ class Cluster:
                     for run in slot.runs:
                         run.worker.resume_calls()
 
-    def handover_fields(self, workers: list[SerializedWorker]) -> dict[str, Any]:
-        """Return the cluster's part of the fields of proxy.supervisor.handover.exec_handover.SerializedHandover."""
+    def handover_fields(
+        self, workers: list[SerializedWorker], ended: Collection[Role] = ENDED_BEFORE_EXEC
+    ) -> dict[str, Any]:
+        """Return the cluster's part of the fields of proxy.supervisor.handover.exec_handover.SerializedHandover.
+
+        ``ended``: as in ``quiesced``; their listeners are not handed over.
+        """
+        http_listeners = {} if Role.HTTP in ended else self.http_listeners.descriptors_by_bind()
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
             "seal_key": self._seal_key,
             "listeners": self.listeners.descriptors_by_bind(),
+            "http_listeners": http_listeners,
             "services": {slot_key(*key): sock.fileno() for key, sock in self._services.items()},
             "connections": self._connections_fd,
             "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
@@ -439,15 +495,16 @@ class Cluster:
     # ---- drain
 
     async def drain(self) -> None:
-        """Drain role by role: first forwarders, then the workers that they call, all within limits.drain_timeout_ms."""
+        """Drain those that have clients, then the workers that they call, all within limits.drain_timeout_ms."""
         self.draining = True
         until = trio.current_time() + seconds(self.config.limits.drain_timeout_ms)
         self.listeners.close()
-        for role in reversed(START_ORDER):
+        self.http_listeners.close()
+        for roles in DRAIN_ORDER:
             async with trio.open_nursery() as nursery:
-                for slot in self.slots_of(role):
+                for slot in [slot for role in roles for slot in self.slots_of(role)]:
                     nursery.start_soon(self._drain_slot, slot, until)
-            get_logger().info("drained", who=role.value)
+            get_logger().info("drained", who=roles[0].value)
 
     async def _drain_slot(self, slot: WorkerSlot, until: float) -> None:
         if slot.role is not Role.FORWARDER:
@@ -467,6 +524,7 @@ class Cluster:
     def close_sockets(self) -> None:
         """Close all sockets that the cluster has bound, and the address tables."""
         self.listeners.close()
+        self.http_listeners.close()
         for sock in self._services.values():
             sock.close()
         self._address_tables.close()

@@ -19,7 +19,7 @@ from proxy.supervisor.startup.sockets import StartFailed
 STABLE_AFTER_S = 1.0
 """A worker that ran this long has not failed to start; its successor is spawned at once."""
 
-PAUSE_MAX_S = {Role.ADMIN: 1.0, Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.FORWARDER: 1.0}
+PAUSE_MAX_S = {Role.ADMIN: 1.0, Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.HTTP: 1.0, Role.FORWARDER: 1.0}
 """The longest pause between failures. Relays may be waiting for a forwarder, Kubernetes' probes for an admin worker."""
 
 HAND_OVER_TIMEOUT_S = 10.0

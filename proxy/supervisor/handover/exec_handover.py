@@ -56,6 +56,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     fd_store_slots: list[SerializedFdStoreSlot] = msgspec.field(name="shelves")
     workers: list[SerializedWorker]
     drain: bool = False
+    http_listeners: dict[str, int] = {}
 
     @property
     def relay_count(self) -> int:
@@ -65,7 +66,8 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     def descriptors(self) -> list[int]:
         """Return every descriptor that has to stay open across the exec."""
         single = [self.runtime_lock, self.control, self.connections]
-        single += [*self.admin.values(), *self.listeners.values(), *self.services.values()]
+        single += [*self.admin.values(), *self.listeners.values(), *self.http_listeners.values()]
+        single += self.services.values()
         for slot in self.fd_store_slots:
             single.append(slot.table)
             single += [end for stored in (*slot.relays.values(), *slot.pipes.values()) for end in stored[1:]]
@@ -85,6 +87,7 @@ class HandoverState:
     control_socket: socket.socket | None = None
     admin_listeners: dict[str, socket.socket] = field(default_factory=dict)
     listeners: dict[str, socket.socket] = field(default_factory=dict)
+    http_listeners: dict[str, socket.socket] = field(default_factory=dict)
     service_sockets: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
     connections_fd: int = -1
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
@@ -113,6 +116,7 @@ class HandoverState:
             control_socket=adopt_socket(state.control),
             admin_listeners={bind: adopt_socket(number) for bind, number in state.admin.items()},
             listeners={bind: adopt_socket(number) for bind, number in state.listeners.items()},
+            http_listeners={bind: adopt_socket(number) for bind, number in state.http_listeners.items()},
             service_sockets={_parse_slot_key(name): adopt_socket(number) for name, number in state.services.items()},
             connections_fd=state.connections,
             fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
@@ -122,8 +126,9 @@ class HandoverState:
 
     async def close_unused(self) -> None:
         """Close the sockets and end the workers that the new cluster has not taken."""
-        for sock in (*self.admin_listeners.values(), *self.listeners.values(), *self.service_sockets.values()):
-            sock.close()
+        for sockets in (self.admin_listeners, self.listeners, self.http_listeners, self.service_sockets):
+            for sock in sockets.values():
+                sock.close()
         async with trio.open_nursery() as nursery:
             for worker in self.workers.values():
                 nursery.start_soon(_end, worker)

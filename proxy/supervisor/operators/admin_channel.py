@@ -16,6 +16,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Status, Text
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.single_flight import SingleFlight
+from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
@@ -71,7 +72,7 @@ class AdminChannel:
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Send a worker the operators' listener when it asks for it, and serve its calls until it has ended."""
-        sock = worker.admin_socket
+        sock = worker.questions_socket
         if sock is None:
             raise RuntimeError("an admin worker without a channel to the supervisor")
         with contextlib.closing(sock):
@@ -81,12 +82,10 @@ class AdminChannel:
                 nursery.cancel_scope.cancel()
 
     async def _serve_socket(self, sock: socket.socket, pid: int) -> None:
-        # Only now: a process that has not got that far would keep the port if the supervisor were killed.
-        await trio.lowlevel.wait_readable(sock)
         try:
-            if not sock.recv(1):
+            if not await wait_for_request(sock):
                 return
-            socket.send_fds(sock, [b"L"], [self._listener()])
+            await pass_listeners(sock, {0: self._listener()})
         except OSError as error:
             get_logger().error("the admin worker was not given its port", reason=str(error))
             sock.close()  # so that it need not wait

@@ -21,7 +21,7 @@ from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
 from proxy.config.methods import forwards_credentials, refused_methods
-from proxy.config.types import Listener
+from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import utf8_bytes
 from proxy.runtime.observability.certificate_status import CertificateEnds, merge_ends
 from proxy.runtime.observability.metrics import render_metrics
@@ -51,6 +51,8 @@ STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
 
 CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own credentials (brokers.credentials)"
 """A reason not to be ready: lookups and relays would all fail."""
+
+NO_HTTP_WORKER = "no HTTP worker answers: requests at http_listener are not served"
 
 NEAR_EXPIRY = "sessions_near_expiry"
 """Part of each forwarder's status (proxy.forwarder.service) that is merged over all forwarders."""
@@ -185,7 +187,7 @@ class ClusterReport:
             "draining": self._cluster.draining,
             "generation": self._cluster.generation,
             "replacing_workers": self._cluster.replacing,
-            "listeners": [_url(listener) for listener in self._cluster.config.listener],
+            "listeners": _urls(self._cluster.config),
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
             CERTIFICATE_ENDS: merge_ends(ends, time.time()),
@@ -227,6 +229,9 @@ class ClusterReport:
         is_for_all = notes and not forwards_credentials(self._cluster.config)
         if is_for_all and all(lookup.original_data_checked == "all" for lookup in lookups if lookup.ready):
             reasons, notes = [*reasons, *notes], []
+        http = self._cluster.slots_of(Role.HTTP)
+        if http and not any(slot in readiness_of for slot in http):  # no reason to send clients of listener elsewhere
+            notes = [*notes, NO_HTTP_WORKER]
         return Reasons(reasons=reasons, notes=[*notes, *self.supervisor_notes()])
 
     async def brokers_accept_proxy(self) -> bool:
@@ -385,5 +390,6 @@ def _decode_readiness(text: str) -> _Readiness:
     return msgspec.json.decode(text, type=_Readiness)
 
 
-def _url(listener: Listener) -> str:
-    return f"pulsar{'+ssl' if listener.tls is not None else ''}://{listener.bind}"
+def _urls(config: Config) -> list[str]:
+    urls = [f"pulsar{'+ssl' if one.tls is not None else ''}://{one.bind}" for one in config.listener]
+    return urls + [f"http{'s' if one.tls is not None else ''}://{one.bind}" for one in config.http_listener]

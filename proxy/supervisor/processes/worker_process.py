@@ -78,15 +78,15 @@ class WorkerChannels:
     """The supervisor's ends of one worker's channels.
 
     ``rpc``: the channel for calls. ``liveness``: a pipe's end; the worker ends when it is closed. ``files``: the socket
-    on which the worker requests files. ``store``: a forwarder's channel to the fd store. ``admin``: the socket on which
-    an admin worker calls the supervisor.
+    on which the worker requests files. ``store``: a forwarder's channel to the fd store. ``questions``: the socket
+    on which an admin or HTTP worker asks for its listeners, and an admin worker calls the supervisor.
     """
 
     rpc: socket.socket
     liveness: int
     files: socket.socket | None = None
     store: StoreChannel | None = None
-    admin: socket.socket | None = None
+    questions: socket.socket | None = None
 
 
 class WorkerProcess:
@@ -105,7 +105,7 @@ class WorkerProcess:
         self.pid = process.pid
         self.started_at_s = time.monotonic() - uptime_s
         self.store_channel = channels.store
-        self.admin_socket = channels.admin
+        self.questions_socket = channels.questions
         self.files_socket = channels.files
         self.is_inherited = is_inherited
         self._process = process
@@ -143,7 +143,8 @@ class WorkerProcess:
             ours.setblocking(False)
             files, files_theirs = both(*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
-            admin, admin_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
+            asks = role in {Role.ADMIN, Role.HTTP}
+            questions, questions_theirs = both(*socket.socketpair()) if asks else (None, None)
             descriptors = {
                 "channel": theirs.fileno(),
                 "liveness": liveness_theirs,
@@ -151,7 +152,7 @@ class WorkerProcess:
                 "service": service,
                 "connections": connections,
                 "store": store_theirs.fileno() if store_theirs is not None else -1,
-                "questions": admin_theirs.fileno() if admin_theirs is not None else -1,
+                "questions": questions_theirs.fileno() if questions_theirs is not None else -1,
             }
             with child_reaper.pause_while_spawning():
                 passed = {name: descriptor for name, descriptor in descriptors.items() if descriptor >= 0}
@@ -159,10 +160,10 @@ class WorkerProcess:
                 process = ForkedProcess(pid)
                 child_reaper.register_own(process)
             undo.pop_all()
-        if admin is not None:
-            admin.setblocking(False)
+        if questions is not None:
+            questions.setblocking(False)
         store_channel = StoreChannel(store) if store is not None else None
-        return cls(role, process, WorkerChannels(ours, liveness_ours, files, store_channel, admin))
+        return cls(role, process, WorkerChannels(ours, liveness_ours, files, store_channel, questions))
 
     @classmethod
     def from_serialized(cls, serialized: SerializedWorker) -> "WorkerProcess":

@@ -5,6 +5,7 @@ import resource
 import sys
 
 from proxy.common.logs import get_logger
+from proxy.config.http import http_worker_count
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.shared.fd_store_channel import DESCRIPTORS_MAX
@@ -31,27 +32,28 @@ RESERVED_PER_FORWARDER = 2
 """The memory of its relay table, and its table of addresses."""
 
 RESERVED_PER_WORKER = 4 + 7
-"""A running worker's channel, liveness pipe, pidfd, and channel to the fd store. While its successor is spawned, three
-of that one's ends are here as well.
+"""A running worker's channel, liveness pipe, pidfd, and the channel for listeners. While its successor is spawned,
+three of that one's ends are here as well.
 """
 
 
 def open_files_needed(config: Config) -> int:
-    """Return the need of the process that needs most: the supervisor, whose fd store holds copies, or a forwarder."""
+    """Return the need of the process that needs most: the supervisor, whose fd store holds copies, or a worker."""
+    for_http = config.http.max_connections + 2 * config.http.max_requests if config.http_listener else 0
     in_all, forwarders = config.limits.max_connections * DESCRIPTORS_PER_RELAY, forwarder_count(config)
     if not config.relay.crash_safe:
-        return in_all // forwarders + SPARE_DESCRIPTORS
+        return max(in_all // forwarders, for_http) + SPARE_DESCRIPTORS
     beside = supervisor_reserve(config, forwarders) + forwarders * SPARE_DESCRIPTORS_PER_FORWARDER
-    return in_all + max(SPARE_DESCRIPTORS, beside)
+    return max(in_all + max(SPARE_DESCRIPTORS, beside), for_http + SPARE_DESCRIPTORS)
 
 
 def supervisor_reserve(config: Config, forwarders: int) -> int:
     """Return how many descriptors of the supervisor no forwarder may take from it."""
     services = config.cluster.auth_workers + config.cluster.lookup_workers
-    workers = 1 + services + forwarders  # and the admin worker
+    workers = 1 + services + forwarders + http_worker_count(config)  # and the admin worker
     return (
         RESERVED_DESCRIPTORS
-        + RESERVED_PER_LISTENER * (len(config.listener) + services)
+        + RESERVED_PER_LISTENER * (len(config.listener) + len(config.http_listener) + services)
         + RESERVED_PER_FORWARDER * forwarders
         + RESERVED_PER_WORKER * workers
     )

@@ -73,7 +73,7 @@ class Setup:
         self.line = AdminChannel(self.report, self.port.fileno)  # type: ignore[arg-type]
         self.questions = SupervisorClient(theirs.detach())
         self.ended = trio.Event()
-        self.worker = SimpleNamespace(admin_socket=self.ours, pid=77, wait=self.ended.wait)
+        self.worker = SimpleNamespace(questions_socket=self.ours, pid=77, wait=self.ended.wait)
         self.served = trio.Event()
 
     async def serve(self) -> None:

@@ -98,7 +98,7 @@ def test_no_file_of_the_configuration_is_forgotten() -> None:
     config = config_of(EVERYTHING)
     named = files_below(msgspec.to_builtins(config)) - {""}
     assert named == files_below(EVERYTHING)
-    roles = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
+    roles = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER)
     read = frozenset().union(*(files_of_role(role, config) for role in roles))
     assert read - {RESOLV_CONF, HOSTS} == named
     fields = [field for kind in _structs(Config) for field in msgspec.structs.fields(kind) if field.type is not bool]

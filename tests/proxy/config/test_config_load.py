@@ -141,7 +141,9 @@ def keys_of(kind: Any, path: str = "") -> list[tuple[str, Any]]:
         default = field.default
         if isinstance(default, msgspec.Struct):
             found += keys_of(type(default), where)
-        elif default is not msgspec.NODEFAULT and default is not None and field.name != "listener":
+        elif (
+            default is not msgspec.NODEFAULT and default is not None and field.name not in {"listener", "http_listener"}
+        ):
             found.append((where, default))
     return found
 

@@ -80,7 +80,7 @@ def subreaper() -> Iterator[None]:
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-@pytest.mark.parametrize("role", [Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER])
+@pytest.mark.parametrize("role", [Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER])
 async def test_a_worker_opens_makes_moves_and_removes_nothing(role: Role, tmp_path: Path, subreaper: None) -> None:
     """Security: what belongs to its user, what is world-readable, and what it could leave for others."""
     (tmp_path / "key").write_text("secret")

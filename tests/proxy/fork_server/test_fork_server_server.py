@@ -168,7 +168,7 @@ def test_a_shared_secret_of_any_bytes_needs_no_further_import() -> None:
 
 
 def test_every_role_has_its_service() -> None:
-    assert set(server.SERVICES) == {Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER}
+    assert set(server.SERVICES) == {Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER}
     for module, name, oom_score in server.SERVICES.values():
         assert hasattr(import_module(module), name)
         assert oom_score > 0

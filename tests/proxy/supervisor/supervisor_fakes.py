@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -69,6 +70,7 @@ class FakeWorker:
         self.is_inherited = False
         self.store_channel: StoreChannel | None = None
         self.line: StoreChannel | None = None
+        self.questions_socket: socket.socket | None = None
         self.adopted: list[int] = []
         self.listeners = 0
         self._ended = trio.Event()

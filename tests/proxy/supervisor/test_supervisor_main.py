@@ -6,7 +6,7 @@ import contextlib
 import resource
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -119,13 +119,15 @@ class FakeCluster:
         await self.retired_gate.wait()
 
     @contextlib.asynccontextmanager
-    async def quiesced(self) -> AsyncIterator[list[SerializedWorker]]:
+    async def quiesced(self, ended: Collection[Role]) -> AsyncIterator[list[SerializedWorker]]:
         self.log.append("stand still")
+        self.ended_before_exec = ended
         await self.still_gate.wait()
         yield [SerializedWorker("lookup", 0, 4711, 1.0, 601, 602)]
         self.log.append("go on")
 
-    def handover_fields(self, workers: list[SerializedWorker]) -> dict[str, Any]:
+    def handover_fields(self, workers: list[SerializedWorker], ended: Collection[Role]) -> dict[str, Any]:
+        assert ended == self.ended_before_exec
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,

@@ -62,6 +62,7 @@ class Estate:
         self.control = socket.socket(socket.AF_UNIX)
         self.control.bind(str(folder / "control.sock"))
         self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
+        self.http_listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.connections = create_shared_counters(1)
@@ -87,6 +88,7 @@ class Estate:
             control=self.control.fileno(),
             admin={"127.0.0.1:1": self.admin.fileno()},
             listeners={"127.0.0.1:2": self.listener.fileno()},
+            http_listeners={"127.0.0.1:3": self.http_listener.fileno()},
             services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
             fd_store_slots=[serialize_slot(self.store_slot)],
@@ -101,13 +103,14 @@ class Estate:
 
     def let_go(self) -> None:
         """These are numbers now, as in another program."""
-        ours = (self.control, self.admin, self.listener, self.service, self.channel, self.store)
+        ours = (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel, self.store)
         for sock in ours:
             sock.detach()
 
     def close(self) -> None:
-        for sock in (self.control, self.admin, self.listener, self.service, self.channel, self.store):
+        for sock in (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel):
             sock.close()
+        self.store.close()
         for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs):
             sock.close()
         for end in (*self.pipe, self.liveness_theirs):
@@ -170,7 +173,8 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     listener = handover.listeners.pop("127.0.0.1:2")
     assert listener.getsockname() == estate.address
     admin, service = handover.admin_listeners.pop("127.0.0.1:1"), handover.service_sockets.pop((Role.LOOKUP, 0))
-    assert handover.listeners == handover.admin_listeners == handover.service_sockets == {}
+    http_listener = handover.http_listeners.pop("127.0.0.1:3")
+    assert handover.listeners == handover.http_listeners == handover.admin_listeners == handover.service_sockets == {}
     [store_slot] = handover.fd_store_slots
     assert store_slot.table_fd == estate.store_slot.table_fd
     assert StoredRelay.FromString(store_slot.relays[3].record).principal == "me"
@@ -184,7 +188,7 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     assert await worker.wait() == -9
     store_slot.close_stored()
     worker.store_channel.close()
-    for sock in (handover.control_socket, listener, admin, service):
+    for sock in (handover.control_socket, listener, http_listener, admin, service):
         sock.close()
     for number in (handover.runtime_lock_fd, handover.connections_fd, store_slot.table_fd):
         os.close(number)
@@ -291,7 +295,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 14
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 15
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
@@ -301,7 +305,7 @@ async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
 async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
-    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, admin={}, services={})
+    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={})
     memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
@@ -352,6 +356,7 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
     handover = HandoverState(
         admin_listeners={"a": estate.admin},
         listeners={"l": estate.listener},
+        http_listeners={"h": estate.http_listener},
         service_sockets={(Role.LOOKUP, 0): estate.service},
     )
     worker = WorkerProcess.from_serialized(estate.worker(role="auth", store=-1))
@@ -360,7 +365,8 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
     await handover.close_unused()
     with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
         os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
-    assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
+    sockets = (estate.admin, estate.listener, estate.http_listener, estate.service)
+    assert {sock.fileno() for sock in sockets} == {-1}
     assert await worker.wait() == -9, "it does not even end when it is asked to"
     assert os.read(estate.liveness_theirs, 1) == b""
 

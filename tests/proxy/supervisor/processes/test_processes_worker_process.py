@@ -138,8 +138,8 @@ def spawned(fork_server: Any) -> Iterator[Spawn]:
         worker._channel.close()
         if worker.store_channel is not None:
             worker.store_channel.sock.close()
-        if worker.admin_socket is not None:
-            worker.admin_socket.close()
+        if worker.questions_socket is not None:
+            worker.questions_socket.close()
 
 
 async def test_a_worker_is_forked_with_its_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -172,11 +172,11 @@ async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawne
     assert process.role is Role.ADMIN
     assert (told.service, told.connections, told.store) == (-1, -1, -1)
     assert set(process.given) == {"channel", "liveness", "files", "questions"}
-    assert worker.admin_socket is not None
+    assert worker.questions_socket is not None
     assert process.questions is not None
     os.write(process.questions, b"L")
-    assert worker.admin_socket.recv(1) == b"L"
-    assert not worker.admin_socket.getblocking()
+    assert worker.questions_socket.recv(1) == b"L"
+    assert not worker.questions_socket.getblocking()
 
 
 async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess], spawned: Spawn) -> None:

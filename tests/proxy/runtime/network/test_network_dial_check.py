@@ -1,4 +1,4 @@
-"""proxy.forwarder.workers.dial_check: a lookup worker that was taken over leads no relay to where no broker can be."""
+"""proxy.runtime.network.dial_check: a lookup worker that was taken over leads no relay to where no broker can be."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from fake_dns import Names
 
 from proto.addresses import HostPort
 from proxy.config.types import Brokers
-from proxy.forwarder.workers.dial_check import DialCheck
+from proxy.runtime.network.dial_check import DialCheck
 from proxy.runtime.network.dial_rules import TargetDenied
 
 Check = Callable[..., DialCheck]

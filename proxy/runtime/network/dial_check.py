@@ -1,8 +1,8 @@
-"""Check of a lookup worker's answer, before a forwarder dials it: the lookup worker may have been taken over.
+"""Check of a lookup worker's answer, before a worker dials it: the lookup worker may have been taken over.
 
 The rules are those that the lookup worker itself has applied (proxy.runtime.network.dial_rules). What they need to know
-of the brokers of ``brokers.service_url`` the forwarder asks DNS itself, and only where a port or an address is of no
-use otherwise.
+of the brokers of ``brokers.service_url`` the worker that dials asks DNS itself, and only where a port or an address is
+of no use otherwise.
 """
 
 from collections.abc import Iterable

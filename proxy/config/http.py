@@ -1,0 +1,102 @@
+"""Checks for the HTTP reverse proxy, and its upstreams as the configuration names them."""
+
+import re
+from collections.abc import Callable, Iterator
+
+from proto.addresses import AddressInvalid, parse_host_port, parse_web_url, speaks_tls
+from proxy.common.errors import ConfigError
+from proxy.common.networks import parse_network
+from proxy.config.types import MIB, Config
+
+_PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+\Z")
+_DOTS = re.compile(r"/\.{1,2}(/|\Z)")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?\Z")
+
+FRAMING_HEADERS = frozenset(
+    {"connection", "content-length", "content-encoding", "date", "keep-alive", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "via", "www-authenticate", "location"}
+)
+"""Headers of a response that say something of this one response, or this one connection."""
+
+
+REPLAY_BYTES_TOTAL = 64 * MIB
+"""Of bodies that one HTTP worker keeps, to be sent once more."""
+
+
+def replay_bytes_total(config: Config) -> int:
+    """Return how many bytes of bodies one HTTP worker keeps at most: those of one in any case."""
+    return max(REPLAY_BYTES_TOTAL, config.http.max_replay_bytes)
+
+
+def web_urls(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the keys of all upstreams of HTTP requests that are configured, and their URLs."""
+    named = {
+        "brokers.web_service_url": config.brokers.web_service_url,
+        "http.function_worker_url": config.http.function_worker_url,
+        "http.websocket_url": config.http.websocket_url,
+    }
+    yield from ((key, url) for key, url in named.items() if url)
+    yield from ((f"http.routes[{index}].url", route.url) for index, route in enumerate(config.http.routes))
+
+
+def web_uses_tls(config: Config) -> bool:
+    """Return whether HTTP requests are passed on by TLS, which is that of ``brokers.tls``."""
+    return any(url.startswith("https://") for _key, url in web_urls(config))
+
+
+def uses_broker_tls(config: Config) -> bool:
+    """Return whether any connection to a broker uses ``brokers.tls``."""
+    return speaks_tls(config.brokers.service_url) or web_uses_tls(config)
+
+
+def http_worker_count(config: Config) -> int:
+    """Return how many HTTP workers to run: none without a listener for them."""
+    return config.cluster.http_workers if config.http_listener else 0
+
+
+def check_http(config: Config) -> None:
+    """Check listeners, upstreams, routes and headers of responses. Raises ConfigError, which names the key."""
+    for index, listener in enumerate(config.http_listener):
+        key = f"http_listener[{index}]"
+        _parse(f"{key}.bind", parse_host_port, listener.bind)
+        for name in ("allowed_networks", "denied_networks"):
+            for network in getattr(listener, name):
+                _parse(f"{key}.{name}", parse_network, network)
+        if listener.tls is not None and listener.tls.session_tickets:
+            raise ConfigError(f"{key}.tls.session_tickets: only [[listener]] gives tickets")
+    if config.http_listener and not config.brokers.web_service_url:
+        raise ConfigError("brokers.web_service_url: is needed for http_listener: where the brokers serve HTTP")
+    for key, url in web_urls(config):
+        _parse(key, parse_web_url, url)
+    _check_routes(config)
+    for name, value in config.http.response_headers.items():
+        _check_header(name, value)
+
+
+def _check_routes(config: Config) -> None:
+    seen: dict[str, int] = {}
+    for index, route in enumerate(config.http.routes):
+        key, path = f"http.routes[{index}].path", route.path.rstrip("/")
+        if route.path != "/" and (not _PATH.match(path) or _DOTS.search(path)):
+            raise ConfigError(f"{key}: {route.path!r} is no absolute path: segments, each behind a /, none encoded")
+        if path in seen:
+            raise ConfigError(f"{key}: {route.path} is that of http.routes[{seen[path]}], too")
+        seen[path] = index
+
+
+def _check_header(name: str, value: str) -> None:
+    key = "http.response_headers"
+    if not _HEADER_NAME.match(name):
+        raise ConfigError(f"{key}: {name!r} is no name of a header")
+    if name.lower() in FRAMING_HEADERS:
+        raise ConfigError(f"{key}.{name}: is for the proxy and the upstream alone")
+    if not _HEADER_VALUE.match(value):
+        raise ConfigError(f"{key}.{name}: is no value of a header: visible ASCII characters, between them blanks")
+
+
+def _parse(key: str, parse: Callable[[str], object], value: str) -> None:
+    try:
+        parse(value)
+    except (AddressInvalid, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from None

@@ -1,0 +1,327 @@
+"""A client's connection: one request after the other, each phase with its bound, each refusal with a response."""
+
+import socket
+import struct
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import h11
+import msgspec
+import trio
+
+from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
+from proxy.common.errors import ProxyError
+from proxy.common.logs import get_logger
+from proxy.http.client import HttpClient, RequestRecord
+from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
+from proxy.http.messages import (
+    LAST_CHUNK,
+    Body,
+    ChunkedBody,
+    HttpStream,
+    MessageCut,
+    MessageMalformed,
+    MessageStream,
+    SizedBody,
+    chunk_of,
+    compose_head,
+    parse_head,
+    without,
+)
+from proxy.http.upstream import Response
+from proxy.runtime.fairness.byte_budget import ByteReservation
+from proxy.runtime.fairness.owners import owner_of
+from proxy.runtime.loop.tasks import seconds
+
+LINGER_S: Final = 1.0
+LINGER_BYTES_MAX: Final = 256 * 1024
+STATUS_PATH: Final = "/status.html"
+CLIENT_LEFT: Final = 499
+"""nginx's status of a request whose client has left before its response."""
+
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_NO_BODY: Final = frozenset({204, 304})
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class ResponseCut(ProxyError):
+    """A response cannot be ended properly after its head was sent; the text names the cause."""
+
+
+class HttpConnection:
+    """One client's connection. ``serve`` it once; ``scope`` ends it at once."""
+
+    def __init__(self, stream: HttpStream, client: HttpClient, services: HttpServices) -> None:
+        self.client = client
+        self.scope = trio.CancelScope()
+        self.is_idle = True
+        """Whether it is between requests, so that it may be closed without harm."""
+
+        self._services = services
+        self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
+        self._drains = False
+        self._served = 0
+        # of the request under way
+        self._http_1_0 = False
+        self._to_head = False
+        self._keeps_alive = False
+        self._head_sent = False
+        self._body = Body()
+        self._record = RequestRecord(client, 0.0)
+
+    def drain(self) -> None:
+        """Serve no further request: close the connection now, or after the response to the one under way."""
+        self._drains = True
+        if self.is_idle:
+            self.scope.cancel()
+
+    async def serve(self) -> None:
+        """Serve requests until the connection ends, and close it. Raises nothing but Cancelled."""
+        try:
+            with self.scope:
+                while not self._drains and await self._serve_next():
+                    pass
+                await self._linger()
+        except (MessageCut, ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client has gone
+        except ResponseCut:
+            self._reset_at_close()
+        except Exception as error:  # noqa: BLE001 -- a barrier around each connection
+            get_logger().error("an HTTP connection met a defect", client=self.client.address, exc_info=error)
+        finally:
+            self.is_idle = False
+            self._wire.close()
+
+    async def _serve_next(self) -> bool:
+        """Serve a request; return False where the connection is to be closed."""
+        head = http = None
+        self._record = record = RequestRecord(self.client, trio.current_time())
+        self._http_1_0 = self._to_head = self._head_sent = self._keeps_alive = False
+        self._body = Body()
+        try:
+            try:
+                raw = await self._receive_head()
+                if not raw:
+                    return False
+                record.started = trio.current_time()
+                http = h11.Connection(h11.SERVER)
+                head = self._read_head(http, raw)
+                await self._answer(head)
+            except MessageMalformed as error:
+                raise RequestRefused(error.status, str(error), "malformed") from None
+        except RequestRefused as refusal:
+            record.cause = refusal.reason or "refused"
+            if self._head_sent:
+                raise ResponseCut(record.cause) from None
+            await self._send_refusal(refusal)
+        except ClientLeft:
+            record.status, record.cause = record.status or CLIENT_LEFT, "client_left"
+            raise
+        except ResponseCut as cut:
+            record.cause = str(cut)
+            raise
+        except BaseException:
+            record.cause = record.cause or "ended"
+            raise
+        finally:
+            if http is not None or record.status:
+                record.request_bytes = self._body.size_bytes
+                self._services.requests.end(record)
+        self._served += 1
+        return self._keeps_alive
+
+    async def _receive_head(self) -> bytes:
+        """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
+        wire, settings = self._wire, self._services.settings
+        wire.skip_empty_line()
+        if not wire.unread:
+            self.is_idle = True
+            wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
+            more = False
+            with trio.move_on_after(seconds(wait_ms)):
+                more = await wire.fill(settings.max_head_bytes)
+            if not more:
+                return b""
+            self.is_idle = False
+            wire.skip_empty_line()
+        if (head := wire.take_head()) is not None:
+            return head
+        with trio.move_on_after(seconds(settings.head_timeout_ms)):
+            return await wire.receive_head()
+        raise RequestRefused(408, "the request's head does not come", "head_timeout")
+
+    def _read_head(self, http: h11.Connection, raw: bytes) -> RequestHead:
+        event = parse_head(http, raw)
+        if not isinstance(event, h11.Request):
+            raise MessageMalformed("this is no request")
+        self._to_head = event.method == b"HEAD"
+        self._http_1_0 = event.http_version != b"1.1"
+        headers = list(event.headers)
+        head = read_request(event.method, event.target, headers, event.http_version)
+        self._record.method, self._record.path = head.method.decode("ascii"), head.path
+        if not head.has_body:
+            self._body = Body()
+        elif head.content_length is None:
+            self._body = ChunkedBody(self._wire, http)
+        else:
+            self._body = SizedBody(self._wire, head.content_length)
+        closes = any(
+            token.strip() == b"close"
+            for name, value in headers
+            if name == b"connection"
+            for token in value.lower().split(b",")
+        )
+        self._keeps_alive = not (closes or self._http_1_0)
+        return head
+
+    async def _answer(self, head: RequestHead) -> None:
+        services, record = self._services, self._record
+        if head.path == STATUS_PATH:
+            await self._send_own(200, b"OK", b"text/plain; charset=utf-8")
+            return
+        route = services.routes.find(head.path)
+        if route is None:
+            raise RequestRefused(404, "this path is not served here", "no_route")
+        record.route = route
+        if head.upgrade:
+            raise RequestRefused(501, "WebSocket is not served here", "no_websocket")
+        services.requests.begin(record)
+        record.counted = True
+        identity = await services.authenticator.authenticate(head, self.client)
+        record.principal = identity.principal.name
+        settings = services.settings
+        body = RequestBody(
+            self._wire,
+            self._body,
+            reservation=ByteReservation(services.replay, owner_of(record.principal, self.client.address)),
+            keep_max=settings.max_replay_bytes,
+            expects_continue=head.expects_continue and not self._http_1_0,
+        )
+        try:
+            await Exchange(
+                services,
+                self._wire,
+                self.client,
+                head=head,
+                body=body,
+                identity=identity,
+                record=record,
+                forward=self._forward,
+            ).run()
+        finally:
+            body.stop_keeping()
+
+    async def _forward(self, response: Response) -> None:
+        """Send an upstream's response to the client. Raises RequestRefused, ClientLeft, ResponseCut."""
+        body = response.body
+        head, is_chunked = self._head_of(response)
+
+        def frame(portion: bytes) -> bytes:
+            if not is_chunked:
+                return portion
+            return (chunk_of(portion) if portion else b"") + (LAST_CHUNK if body.ended else b"")
+
+        try:
+            data = head + frame(body.take_received())
+        except MessageMalformed as error:
+            raise RequestRefused(502, "the broker's response is malformed", "malformed_response") from error
+        self._record.status = response.status
+        self._head_sent = True
+        try:
+            rest = self._send_now(data)
+            if rest or not body.ended:
+                await self._send_body(body, rest, frame)
+        except (MessageCut, MessageMalformed):
+            raise ResponseCut("upstream_cut") from None
+        finally:
+            self._record.response_bytes = body.size_bytes
+
+    def _head_of(self, response: Response) -> tuple[bytes, bool]:
+        """Return the head of a response as the client gets it, and whether its body goes in chunks."""
+        headers = downstream_headers(response.headers, self._services.response_headers)
+        length, is_chunked = response.body.length, False
+        if not self._to_head:
+            headers = without(headers, _FRAMING)
+            if response.status in _NO_BODY:
+                pass
+            elif length is not None:
+                headers.append((b"content-length", b"%d" % length))
+            elif self._http_1_0:
+                self._keeps_alive = False
+            else:
+                headers.append((b"transfer-encoding", b"chunked"))
+                is_chunked = True
+        return self._compose(response.status, response.reason, headers), is_chunked
+
+    async def _send_body(self, body: Body, rest: bytes, frame: Callable[[bytes], bytes]) -> None:
+        """Send the rest of a portion, and of a response's body."""
+        timeout_s = seconds(self._services.settings.body_timeout_ms)
+        with trio.CancelScope() as scope:
+            while rest or not body.ended:
+                scope.deadline = trio.current_time() + timeout_s
+                if rest:
+                    await self._send(rest)
+                    rest = b""
+                else:
+                    rest = self._send_now(frame(await body.receive()))
+            return
+        raise ResponseCut("client_slow" if rest else "upstream_slow")
+
+    def _send_now(self, data: bytes) -> bytes:
+        try:
+            return self._wire.send_now(data)
+        except MessageCut:
+            raise ClientLeft from None
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._wire.send(data)
+        except MessageCut:
+            raise ClientLeft from None
+
+    def _compose(self, status: int, reason: bytes, headers: Headers) -> bytes:
+        """Return a response's head. What is left of the request's body leaves no room for a further request."""
+        self._keeps_alive = self._keeps_alive and self._body.ended and not self._drains
+        if not self._keeps_alive:
+            headers.append((b"connection", b"close"))
+        return compose_head(b"HTTP/1.1 %d %b" % (status, reason), headers)
+
+    async def _send_refusal(self, refusal: RequestRefused) -> None:
+        if isinstance(self._body, SizedBody):
+            self._body.take_received()  # where that is all of it, the connection can go on
+        headers = []
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            headers.append((b"www-authenticate", b'Bearer realm="pulsar"'))
+        body = msgspec.json.encode({"reason": refusal.text})
+        await self._send_own(refusal.status, body, b"application/json", headers)
+
+    async def _send_own(self, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
+        own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or ())]
+        own = downstream_headers(own, self._services.response_headers)
+        head = self._compose(status, _PHRASES.get(status, b""), own)
+        self._record.status = status
+        self._head_sent = True
+        rest = self._send_now(head if self._to_head else head + body)
+        with trio.move_on_after(seconds(self._services.settings.body_timeout_ms)) as scope:
+            if rest:
+                await self._send(rest)
+        if scope.cancelled_caught:
+            raise ResponseCut("client_slow")
+
+    async def _linger(self) -> None:
+        """Read on for a while: to close with bytes unread would reset the connection, and lose the response."""
+        left = LINGER_BYTES_MAX
+        with trio.move_on_after(LINGER_S):
+            await self._wire.stream.send_eof()
+            while left > 0 and (data := await self._wire.receive(left)):
+                left -= len(data)
+
+    def _reset_at_close(self) -> None:
+        """Have the close reset the connection, so that the client takes no cut body for a whole one."""
+        self._wire.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def serve_connection(stream: HttpStream, client: HttpClient, services: HttpServices) -> None:
+    """Serve a client's connection until it ends, and close it."""
+    await HttpConnection(stream, client, services).serve()

@@ -1,0 +1,246 @@
+"""Connections to upstreams: opened, kept alive, and never used again after anything that was not asked for."""
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from http.client import CONTINUE
+from typing import Final
+
+import h11
+import msgspec
+import trio
+
+from proto.addresses import HostPort
+from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
+from proxy.common.logs import get_logger
+from proxy.config.types import Brokers
+from proxy.http.client import Upstream
+from proxy.http.messages import (
+    Body,
+    BodyUntilClose,
+    ChunkedBody,
+    HttpStream,
+    MessageMalformed,
+    MessageStream,
+    SizedBody,
+    parse_head,
+)
+from proxy.runtime.loop.tasks import run_every
+from proxy.runtime.network.dialing import Dialer, DialFailed
+from proxy.runtime.network.tls import TlsStream
+
+RESPONSE_HEAD_BYTES_MAX: Final = 65_536
+INFORMATIONAL_MAX: Final = 16
+"""Responses of status 1xx before the one that counts."""
+
+IDLE_S: Final = 20.0
+"""Brokers close an idle connection after 30 s."""
+
+IDLE_MAX: Final = 256
+IDLE_PER_UPSTREAM_MAX: Final = 64
+FAILING_S: Final = 5.0
+"""How long an upstream that could not be connected is tried last."""
+
+FAILING_MAX: Final = 1024
+
+Dial = Callable[[Upstream], Awaitable[HttpStream]]
+_Key = tuple[HostPort, bool, bool]
+
+_REQUESTS: Final = {
+    is_head: h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "x")])
+    for is_head in (False, True)
+}
+
+
+def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
+    """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError.
+
+    The proxy's certificate is for those upstreams alone that know of proxies.
+    """
+    nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
+    plain = Dialer(msgspec.structs.replace(brokers, service_url="pulsar://upstream"), own_binds)
+    tls = {
+        knows_proxies: Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream", tls=own), own_binds)
+        for knows_proxies, own in ((True, brokers.tls), (False, nameless))
+    }
+
+    async def dial(upstream: Upstream) -> HttpStream:
+        dialer = tls[upstream.knows_proxies] if upstream.tls else plain
+        stream = await dialer.dial_any(upstream.broker, upstream.addresses)
+        assert isinstance(stream, HttpStream)
+        return stream
+
+    return dial
+
+
+@dataclass(slots=True)
+class Response:
+    """A response's head, and its body, which is still to be received."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+    body: Body
+    keeps_alive: bool
+
+
+class UpstreamLink:
+    """A connection to an upstream. ``reused``: it has served a request before."""
+
+    def __init__(self, stream: HttpStream, key: _Key) -> None:
+        self.wire = MessageStream(stream, head_bytes_max=RESPONSE_HEAD_BYTES_MAX)
+        self.key = key
+        self.reused = False
+        self.idle_since = 0.0
+        try:
+            self.address = str(self.wire.transport.socket.getpeername()[0])
+        except OSError:  # it has gone already
+            self.address = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the upstream has sent nothing that is unread, not even the connection's end."""
+        stream = self.wire.stream
+        if self.wire.unread:
+            return False
+        if isinstance(stream, TlsStream) and (stream.take_read_ahead() or stream.session.unread):
+            return False
+        try:
+            self.wire.transport.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    async def receive_response(self, *, to_head: bool, until_continue: bool = False) -> Response | None:
+        """Receive a response's head; None at a 100 (Continue) that was waited for. Others of 1xx are dropped.
+
+        ``to_head``: the request was HEAD. Raises MessageMalformed, MessageCut. May be cancelled and called again.
+        """
+        for _ in range(INFORMATIONAL_MAX):
+            head = await self.wire.receive_head()
+            if not head:
+                raise NoResponse
+            http = h11.Connection(h11.CLIENT)
+            http.send(_REQUESTS[to_head])
+            event = parse_head(http, head)
+            if isinstance(event, h11.Response):
+                return self._response(http, event, to_head=to_head)
+            if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
+                raise MessageMalformed("an answer to no question of ours")
+            if until_continue and event.status_code == CONTINUE:
+                return None
+        raise MessageMalformed("too many responses of status 1xx")
+
+    def _response(self, http: h11.Connection, event: h11.Response, *, to_head: bool) -> Response:
+        headers = list(event.headers)
+        body = self._body(http, event, dict(headers), to_head=to_head)
+        connection = b",".join(value for name, value in headers if name == b"connection").lower()
+        keeps_alive = (
+            event.http_version == b"1.1"
+            and not isinstance(body, BodyUntilClose)
+            and b"close" not in [token.strip() for token in connection.split(b",")]
+        )
+        return Response(event.status_code, bytes(event.reason), headers, body, keeps_alive)
+
+    def _body(self, http: h11.Connection, event: h11.Response, headers: dict[bytes, bytes], *, to_head: bool) -> Body:
+        chunked, length = b"transfer-encoding" in headers, headers.get(b"content-length")
+        if chunked and (length is not None or event.http_version != b"1.1"):
+            raise MessageMalformed("two framings of one body")
+        if to_head or event.status_code in (204, 304):
+            return Body()
+        if chunked:
+            return ChunkedBody(self.wire, http)
+        return BodyUntilClose(self.wire) if length is None else SizedBody(self.wire, int(length))
+
+
+def _key_of(upstream: Upstream) -> _Key:
+    return upstream.broker, upstream.tls, upstream.knows_proxies
+
+
+class NoResponse(ProxyError):
+    """The upstream has closed the connection before any byte of a response."""
+
+
+class UpstreamPool:
+    """Kept-alive connections by upstream, bounded in number and idle time. ``run`` closes the idle ones."""
+
+    def __init__(self, dial: Dial) -> None:
+        self._dial = dial
+        self._idle: dict[_Key, list[UpstreamLink]] = {}
+        self.idle_count = 0
+        self._failing: dict[_Key, float] = {}
+
+    def set_dial(self, dial: Dial) -> None:
+        """Open connections by this function from now on, and close those that are idle."""
+        self._dial = dial
+        self.close_idle()
+
+    def order(self, upstreams: Sequence[Upstream]) -> list[Upstream]:
+        """Return the upstreams with those last that could not be connected lately."""
+        now = trio.current_time()
+        return sorted(upstreams, key=lambda one: self._failing.get(_key_of(one), 0.0) > now)
+
+    def take_idle(self, upstream: Upstream) -> UpstreamLink | None:
+        """Return a connection that is kept alive and leads to one of the upstream's addresses, or None."""
+        key = _key_of(upstream)
+        links = self._idle.get(key)
+        oldest = trio.current_time() - IDLE_S
+        while links:
+            link = self._remove(key)
+            if link.idle_since > oldest and link.address in upstream.addresses and link.is_silent:
+                link.reused = True
+                return link
+            link.wire.close()
+        return None
+
+    def _remove(self, key: _Key, index: int = -1) -> UpstreamLink:
+        links = self._idle[key]
+        link = links.pop(index)
+        if not links:
+            del self._idle[key]
+        self.idle_count -= 1
+        return link
+
+    async def connect(self, upstream: Upstream) -> UpstreamLink:
+        """Open a connection. Raises DialFailed."""
+        key = _key_of(upstream)
+        try:
+            stream = await self._dial(upstream)
+        except DialFailed as error:
+            if self._failing.pop(key, 0.0) < trio.current_time():
+                name = str(upstream.broker)
+                get_logger().warning(
+                    "a server cannot be connected", upstream=name, reason=error.reason, detail=str(error)
+                )
+            if len(self._failing) >= FAILING_MAX:
+                del self._failing[next(iter(self._failing))]
+            self._failing[key] = trio.current_time() + FAILING_S
+            raise
+        self._failing.pop(key, None)
+        return UpstreamLink(stream, key)
+
+    def keep(self, link: UpstreamLink) -> None:
+        """Keep a connection of which the response has ended; ``take_idle`` looks whether the upstream has sent more."""
+        if self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX:
+            link.wire.close()
+            return
+        link.idle_since = trio.current_time()
+        self._idle.setdefault(link.key, []).append(link)
+        self.idle_count += 1
+
+    def close_idle(self, *, since: float | None = None) -> None:
+        """Close the idle connections; with ``since`` those that were idle at that time."""
+        for key in list(self._idle):
+            while key in self._idle and (since is None or self._idle[key][0].idle_since <= since):
+                self._remove(key, 0).wire.close()
+
+    async def run(self) -> None:
+        """Close connections that have been idle for IDLE_S, until cancelled."""
+
+        async def close_expired() -> None:
+            self.close_idle(since=trio.current_time() - IDLE_S)
+
+        await run_every(IDLE_S / 2, close_expired)

@@ -1,0 +1,340 @@
+"""proxy.http.service: clients over loopback, from accept to the response of an upstream, through reload and drain."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+import trustme
+from http_fakes import Client, FakeUpstream, Parts, Received, UpstreamConnection
+from prometheus_client import CollectorRegistry
+
+from proto.roles import Role
+from proxy.common.errors import ConfigError
+from proxy.config.types import Config
+from proxy.http.routes import http_routes
+from proxy.http.service import HttpService
+from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.process.descriptors import Descriptors
+from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
+from proxy.runtime.process.worker import WorkerContext
+
+GET = b"GET /admin/v2/clusters HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def config_of(**tables: Any) -> Config:
+    own = {
+        "brokers": {"web_service_url": "http://broker-1:8080"},
+        "http_listener": [{"bind": "127.0.0.1:1"}],
+        "http": {"access_log": False},
+    }
+    return msgspec.convert(own | tables, Config)
+
+
+class Served:
+    """A service with its listeners, which the test's own end of the channel passes."""
+
+    def __init__(self, nursery: trio.Nursery, tables: dict[str, Any], numbers: list[int] | None = None) -> None:
+        self.nursery = nursery
+        self.tables = tables
+        config = config_of(**tables)
+        indexes = range(len(config.http_listener)) if numbers is None else numbers
+        self.listeners = {index: socket.create_server(("127.0.0.1", 0)) for index in indexes}
+        self.registry = CollectorRegistry()
+        self.ours, theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        descriptors = Descriptors(channel=-1, liveness=-1, questions=theirs.detach())
+        context = WorkerContext(Role.HTTP, 0, config, b"", descriptors, self.registry, nursery, Reactor())
+        self.service = HttpService(context)
+        self.upstream = FakeUpstream(nursery)
+        self.parts = Parts({name: [self.upstream] for name in ("brokers", "functions", "websocket", "route-0")})
+        self.use_parts()
+        self._clients: list[Client] = []
+
+    def use_parts(self) -> None:
+        """Put the test's parts in the place of those that ask other workers."""
+        services = self.service._services
+        services.authenticator = services.locator = self.parts
+        services.pool.set_dial(self.parts.dial)
+
+    async def start(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pass)
+            await self.service.start()
+
+    async def _pass(self) -> None:
+        assert await wait_for_request(self.ours)
+        await pass_listeners(self.ours, {index: sock.fileno() for index, sock in self.listeners.items()})
+
+    async def connect(self, index: int = 0) -> Client:
+        sock = socket.create_connection(self.listeners[index].getsockname())
+        sock.setblocking(False)
+        self._clients.append(Client(TcpStream(sock)))
+        return self._clients[-1]
+
+    async def status(self, request: bytes = GET, index: int = 0) -> int:
+        client = await self.connect(index)
+        await client.send(request)
+        return (await client.answer()).status
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"pulsar_proxy_http_{name}", labels)
+
+    def close(self) -> None:
+        self.service._services.pool.close_idle()
+        for client in self._clients:
+            client.close()
+        for listener in self.listeners.values():
+            listener.close()
+        self.ours.close()
+
+
+Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
+    all_served: list[Served] = []
+
+    async def start(numbers: list[int] | None = None, **tables: Any) -> Served:
+        served = Served(nursery, tables, numbers)
+        all_served.append(served)
+        await served.start()
+        return served
+
+    yield start
+    nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await trio.testing.wait_all_tasks_blocked()
+    for served in all_served:
+        served.close()
+
+
+async def ended(client: Client) -> bool:
+    """Whether the proxy has closed a connection, gently or by a reset."""
+    with contextlib.suppress(trio.BrokenResourceError):
+        assert await client.rest() == b""
+    return True
+
+
+async def test_a_request(serve: Serve) -> None:
+    served = await serve()
+    assert await served.status() == 200
+    await trio.testing.wait_all_tasks_blocked()  # the client has its response before the request's end is counted
+    assert served.service.status() == {"connections": 1, "requests_under_way": 0, "displaced_connections": 0}
+    assert served.value("requests_total", route="brokers", method="GET", status="2xx") == 1
+    assert served.service.handlers() == {}
+
+
+async def test_without_listeners_it_does_not_start(nursery: trio.Nursery) -> None:
+    served = Served(nursery, {})
+    served.ours.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConfigError, match="http_listener"):
+        await served.service.start()
+    served.close()
+
+
+async def test_a_listener_that_is_missing_moves_no_other(serve: Serve) -> None:
+    """Security: after an exec one may be missing; each keeps its own networks and TLS."""
+    served = await serve(
+        [1], http_listener=[{"bind": "127.0.0.1:1"}, {"bind": "127.0.0.1:2", "denied_networks": ["127.0.0.0/8"]}]
+    )
+    assert await ended(await served.connect(1))
+
+
+async def test_networks(serve: Serve) -> None:
+    """Security."""
+    served = await serve(http_listener=[{"bind": "127.0.0.1:1", "allowed_networks": ["10.0.0.0/8"]}])
+    assert await ended(await served.connect())
+    assert served.value("closed_connections_total", reason="network") == 1
+    assert len(served.service._connections) == 0
+
+
+async def test_an_idle_connection_gives_way(serve: Serve) -> None:
+    served = await serve(http={"max_connections": 1, "access_log": False})
+    idle = await served.connect()
+    await idle.send(GET)
+    assert (await idle.answer()).status == 200
+    await trio.testing.wait_all_tasks_blocked()
+    assert await served.status() == 200
+    assert await ended(idle)
+    assert served.service.status()["displaced_connections"] == 1
+
+
+async def test_a_reload_is_for_the_next_request(serve: Serve) -> None:
+    served = await serve()
+    client = await served.connect()
+    await client.send(GET)
+    assert (await client.answer()).status == 200
+    tables = {"http": {"response_headers": {"X-Frame-Options": "DENY"}, "access_log": False, "max_redirects": 1}}
+    await served.service.configure(config_of(**tables))
+    served.use_parts()
+    await client.send(GET)
+    assert (await client.answer()).headers[b"x-frame-options"] == b"DENY"
+    denied = config_of(http_listener=[{"bind": "127.0.0.1:1", "denied_networks": ["127.0.0.1"]}])
+    await served.service.configure(denied)
+    assert await ended(await served.connect())
+
+
+async def test_a_reload_that_cannot_be_used_changes_nothing(serve: Serve) -> None:
+    served = await serve()
+    tls = {"certificate": "/nowhere", "key": "/nowhere"}
+    with pytest.raises(ConfigError, match=r"http_listener\[0\].tls"):
+        await served.service.configure(config_of(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}]))
+    assert await served.status() == 200
+
+
+async def test_a_drain_waits_for_what_is_under_way_and_closes_the_idle(serve: Serve) -> None:
+    served = await serve()
+    going_on, asked = trio.Event(), trio.Event()
+
+    async def slow(connection: UpstreamConnection, _request: Received) -> None:
+        asked.set()
+        await going_on.wait()
+        await connection.answer(200, [], b"late")
+
+    idle = await served.connect()
+    await idle.send(GET)
+    assert (await idle.answer()).status == 200
+    served.upstream.behave = slow
+    busy = await served.connect()
+    await busy.send(GET)
+    await asked.wait()
+    drained = trio.Event()
+
+    async def drain() -> None:
+        await served.service.drain(60, hand_over=False)
+        drained.set()
+
+    served.nursery.start_soon(drain)
+    assert await ended(idle)
+    assert not drained.is_set()
+    going_on.set()
+    answer = await busy.answer()
+    assert (answer.body, answer.headers[b"connection"]) == (b"late", b"close")
+    busy.close()
+    await drained.wait()
+
+
+async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
+    served = await serve()
+    asked = trio.Event()
+
+    async def hang(_connection: UpstreamConnection, _request: Received) -> None:
+        asked.set()
+        await trio.sleep_forever()
+
+    served.upstream.behave = hang
+    client = await served.connect()
+    await client.send(GET)
+    await asked.wait()
+    with structlog.testing.capture_logs() as logs:
+        await served.service.drain(0, hand_over=False)
+    assert await ended(client)
+    assert [entry["event"] for entry in logs] == ["the drain's time is over; closing what is left"]
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls(authority: trustme.CA, tmp_path: Path) -> dict[str, Any]:
+    certificate = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    names = {"certificate": "certificate.pem", "key": "key.pem", "client_ca": "ca.pem"}
+    return {key: str(tmp_path / name) for key, name in names.items()}
+
+
+async def test_tls_with_a_clients_certificate(serve: Serve, authority: trustme.CA, tls: dict[str, Any]) -> None:
+    served = await serve(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}])
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    certificate = authority.issue_cert("client.example")
+    certificate.configure_cert(context)
+    seen: list[bytes] = []
+    authenticate = served.parts.authenticate
+
+    async def see(head: Any, client: Any) -> Any:
+        seen.append(client.certificate)
+        assert client.scheme == "https"
+        return await authenticate(head, client)
+
+    served.parts.authenticate = see  # type: ignore[method-assign]
+    stream = trio.SSLStream(
+        await trio.open_tcp_stream("127.0.0.1", served.listeners[0].getsockname()[1]),
+        context,
+        server_hostname="localhost",
+    )
+    await stream.send_all(GET)
+    assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+    await trio.aclose_forcefully(stream)
+    assert seen == [ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())]
+    assert served.value("tls_handshakes_total", listener="0", result="success", reason="") == 1
+
+
+async def test_no_tls_is_no_request(serve: Serve, tls: dict[str, Any]) -> None:
+    """Security: no request is served in the clear where the listener has TLS."""
+    served = await serve(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}])
+    client = await served.connect()
+    with structlog.testing.capture_logs():
+        await client.send(GET)
+        assert b"HTTP" not in await client.rest()
+    assert served.parts.dials == []
+    assert served.value("tls_handshakes_total", listener="0", result="failure", reason="not_tls") == 1
+
+
+async def test_a_tls_handshake_has_its_time(
+    serve: Serve, tls: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security."""
+    served = await serve(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}])
+    client = await served.connect()
+    with structlog.testing.capture_logs():
+        assert await ended(client)
+    assert served.value("tls_handshakes_total", listener="0", result="failure", reason="timeout") == 1
+
+
+# ---- routes
+
+
+@pytest.mark.parametrize(
+    ("path", "upstream"),
+    [
+        ("/admin/v2/clusters", "brokers"),
+        ("/lookup/v2/topic/persistent/public/default/t", "brokers"),
+        ("/admin/v3/functions/public/default/f", "functions"),
+        ("/admin/v3/function/x", "functions"),
+        ("/admin/functions/x", "functions"),
+        ("/admin/v3/sources", "functions"),
+        ("/admin/v3/sink/x", "functions"),
+        ("/admin/v2/worker/cluster", "functions"),
+        ("/admin/v2/worker-stats/metrics", "functions"),
+        ("/admin/v2/persistent/public/functions/x", "brokers"),
+        ("/ws/v2/producer/x", "websocket"),
+        ("/admin/v2/own/x", "route-1"),
+        ("/tools", "route-0"),
+        ("/toolsmith", None),
+        ("/metrics", None),
+        ("/", None),
+    ],
+)
+def test_routes(path: str, upstream: str | None) -> None:
+    routes = [{"path": "/tools/", "url": "http://a"}, {"path": "/admin/v2/own", "url": "http://b"}]
+    assert http_routes(config_of(http={"routes": routes})).find(path) == upstream
