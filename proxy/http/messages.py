@@ -264,7 +264,7 @@ def request_line(method: bytes, target: bytes) -> bytes:
 
 
 def compose_head(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a head. Raises ValueError where a value would end a line: whoever made it has not checked it."""
+    """Return a head. Raises ValueError where a value would end its line: its maker has not checked it."""
     lines = [first_line, *(b"%b: %b" % header for header in headers), b"", b""]
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:

@@ -138,6 +138,15 @@ async def test_a_redirect_of_a_post_that_changes_the_method_is_the_clients(setup
     assert (answer.status, answer.headers[b"location"]) == (302, b"http://broker-2:8080/admin/y")
 
 
+async def test_a_redirects_body_that_has_not_come_is_no_response(setup: Setup) -> None:
+    location = b"Location: http://broker-2:8080/admin/y\r\n"
+    response = b"HTTP/1.1 307 Elsewhere\r\n" + location + b"Content-Length: 5\r\n\r\n"
+    setup.upstream.behave = raw(response, stays_open=True)
+    assert (await setup.ask(GET)).body == b"GET /admin/y "
+    await setup.records()
+    assert setup.pool.idle_count == 1  # to the second broker
+
+
 async def test_redirects_end(setup: Setup) -> None:
     setup.upstream.behave, setup.upstreams[1].behave = redirects(), redirects(host="broker-1")
     answer = await setup.ask(GET)
@@ -282,7 +291,7 @@ async def test_hints_are_dropped(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late: bool) -> None:
+async def test_more_than_the_length_says_is_no_response(setup: Setup, late: bool) -> None:
     surplus = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
 
     async def too_much(connection: UpstreamConnection, received: Received) -> None:
@@ -308,7 +317,7 @@ async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late:
     assert setup.parts.dials == ["broker-1"] * 2
 
 
-async def test_a_body_of_a_head_request_is_nobodys_response(setup: Setup) -> None:
+async def test_a_body_of_a_head_request_is_no_response(setup: Setup) -> None:
     setup.upstream.behave = raw(SIZED + b"\r\nok", stays_open=True)
     client = setup.connect()
     for _ in range(2):

@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator
 import h11
 import pytest
 import trio
-from http_fakes import Received, Setup, UpstreamConnection, echo
+from http_fakes import Received, Setup, UpstreamConnection, echo, pair
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proto.http_rules import RequestRefused
-from proxy.http.exchange import UNREAD_BYTES_MAX
+from proxy.http.exchange import UNREAD_BYTES_MAX, RequestBody
+from proxy.http.messages import MessageStream, SizedBody
+from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
 
@@ -498,6 +500,7 @@ async def test_an_early_response_reaches_a_client_that_still_sends(setup: Setup,
     answer = await client.answer()
     assert (answer.status, answer.body) == (413, b"no\n")
     assert answer.headers[b"connection"] == b"close"
+    await setup.records()
     assert setup.pool.idle_count == 0
 
 
@@ -555,6 +558,19 @@ async def test_a_failure_within_a_response_is_no_second_response(setup: Setup, a
     with pytest.raises(trio.BrokenResourceError):
         await client.rest()
     assert [(one.status, one.cause) for one in await setup.records()] == [(200, "client_slow")]
+
+
+async def test_a_body_that_is_no_longer_wanted_is_not_asked_for() -> None:
+    ours, theirs = pair()
+    wire = MessageStream(ours, head_bytes_max=100)
+    reservation = ByteReservation(ByteBudget(100), "owner")
+    body = RequestBody(wire, SizedBody(wire, 1), reservation=reservation, keep_max=9, expects_continue=True)
+    body.stop_keeping()  # as a response begins
+    await theirs.send_all(b"x")
+    assert await body.receive() == b"x"
+    ours.close_now()
+    assert await theirs.receive_some() == b""
+    theirs.close_now()
 
 
 # ---- drain

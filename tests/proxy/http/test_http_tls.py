@@ -147,7 +147,7 @@ async def test_a_certificate_of_another_host(tls: Tls, listener: socket.socket) 
 
 @pytest.mark.parametrize("surplus_bytes", [0, 10, None])
 @pytest.mark.parametrize("late", [False, True])
-async def test_surplus_records_are_nobodys_response(tls: Tls, surplus_bytes: int | None, late: bool) -> None:
+async def test_surplus_records_are_no_response(tls: Tls, surplus_bytes: int | None, late: bool) -> None:
     """Whole records, or the beginning of one, behind the response: the connection is not used again."""
     server, client = await shaken(tls)
     link = UpstreamLink(client, (HostPort("localhost", 1), True))
@@ -164,7 +164,7 @@ async def test_surplus_records_are_nobodys_response(tls: Tls, surplus_bytes: int
     server.transport.close_now()
 
 
-async def test_a_surplus_in_the_record_of_a_body_is_nobodys_response(tls: Tls) -> None:
+async def test_a_surplus_in_the_record_of_a_body_is_no_response(tls: Tls) -> None:
     server, client = await shaken(tls)
     link = UpstreamLink(client, (HostPort("localhost", 1), True))
     await server.send_all(OK[:-2])
