@@ -71,21 +71,27 @@ def check_http(config: Config) -> None:
         _parse(key, parse_web_url, url)
     _check_routes(config)
     for name, value in config.http.response_headers.items():
-        _check_header(name, value)
+        check_header(name, value)
 
 
 def _check_routes(config: Config) -> None:
     seen: dict[str, int] = {}
     for index, route in enumerate(config.http.routes):
         key, path = f"http.routes[{index}].path", route.path.rstrip("/")
-        if route.path != "/" and (not _PATH.match(path) or _DOTS.search(path)):
+        if route.path != "/" and not is_route_path(path):
             raise ConfigError(f"{key}: {route.path!r} is no absolute path: segments, each behind a /, none encoded")
         if path in seen:
             raise ConfigError(f"{key}: {route.path} is that of http.routes[{seen[path]}], too")
         seen[path] = index
 
 
-def _check_header(name: str, value: str) -> None:
+def is_route_path(path: str) -> bool:
+    """Return whether a route may have this path: segments, each behind a slash, none encoded, none of dots."""
+    return bool(_PATH.match(path)) and not _DOTS.search(path)
+
+
+def check_header(name: str, value: str) -> None:
+    """Check a header that responses are to get. Raises ConfigError, which does not show the value."""
     key = "http.response_headers"
     if not _HEADER_NAME.match(name):
         raise ConfigError(f"{key}: {name!r} is no name of a header")
