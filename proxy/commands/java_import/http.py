@@ -10,11 +10,10 @@ from proxy.commands.java_import.java import HTTP_PORT, Java, Lost
 from proxy.commands.java_import.result import Result
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import quote_name
-from proxy.config.http import check_header, is_route_path
+from proxy.config.http import check_header, is_route_path, split_route_url
 
 LISTENERS = ("plain http_listener", "TLS http_listener")
 _ROUTE = re.compile(r"httpReverseProxy\.([^.]*)\.(path|proxyTo)\Z")
-_PROXY_TO = re.compile(r"(https?://[^/?#,]*)([^?#]*)\Z")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
 _BROKERS = {False: "brokerWebServiceURL", True: "brokerWebServiceURLTLS"}
 _FUNCTIONS = {False: "functionWorkerWebServiceURL", True: "functionWorkerWebServiceURLTLS"}
@@ -126,15 +125,16 @@ def _put_routes(java: Java, result: Result) -> None:
 
 
 def _route_url(path: str, proxy_to: str) -> str | Lost:
-    """Return the URL of a route. In Java the path of ``proxyTo`` takes the place of the route's own."""
-    found = _PROXY_TO.match(proxy_to)
+    """Return the URL of a route. In Java the path of ``proxyTo``, or none, takes the place of the route's own."""
+    base, replaces = split_route_url(proxy_to)
+    replaces = (replaces or "").rstrip("/")
     try:
-        parse_web_url(found[1] if found else "")
+        parse_web_url(base)
     except (AddressInvalid, ValueError):
         return Lost("it is no http:// or https:// with a host, a port and a path")
-    if found is None or found[2].rstrip("/") == path:
-        return found[1] if found else ""
-    return Lost("Java's proxy puts its path in the place of the route's; here a route's path is passed on as it is")
+    if replaces and not is_route_path(replaces):
+        return Lost("its path is no path as of http.routes")
+    return base if replaces == path else f"{base}{replaces or '/'}"
 
 
 # ---- headers of responses

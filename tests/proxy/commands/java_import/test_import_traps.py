@@ -495,11 +495,19 @@ def routes(**keys: str) -> tuple[list[dict[str, str]], dict[str, str]]:
     return tree.get("http", {}).get("routes", []), lost(result)
 
 
-def test_routes() -> None:
-    found, missing = routes(
-        a_path="/tools/", a_proxyTo="http://t:8000/tools", b_path="/ui/x", b_proxyTo="https://u/ui/x/"
-    )
-    assert found == [{"path": "/tools", "url": "http://t:8000"}, {"path": "/ui/x", "url": "https://u"}]
+@pytest.mark.parametrize(
+    ("path", "proxy_to", "url"),
+    [
+        ("/tools/", "http://t:8000/tools", "http://t:8000"),
+        ("/ui/x", "https://u/ui/x/", "https://u"),
+        ("/ui", "http://u:1", "http://u:1/"),
+        ("/ui", "http://u:1/", "http://u:1/"),
+        ("/ui", "http://u:1/base/", "http://u:1/base"),
+    ],
+)
+def test_a_route_is_passed_on_with_the_path_that_java_gives_it(path: str, proxy_to: str, url: str) -> None:
+    found, missing = routes(a_path=path, a_proxyTo=proxy_to)
+    assert found == [{"path": path.rstrip("/"), "url": url}]
     assert missing == {}
 
 
