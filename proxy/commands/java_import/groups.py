@@ -26,7 +26,7 @@ _URLS = {False: "brokerServiceURL", True: "brokerServiceURLTLS"}
 
 def convert_groups(java: Java, result: Result) -> None:
     """Convert all groups of keys."""
-    for convert in (_listeners, _http, _brokers, _targets, put_credentials, _authentication, _admin):
+    for convert in (_listeners, _brokers, _http, _targets, put_credentials, _authentication, _admin):
         convert(java, result)
 
 

@@ -1,6 +1,7 @@
 """The result of an import: this proxy's keys with where they came from, what is lost, what needs nothing; as TOML."""
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ TABLES = {
 }
 """Tables in the order in which they are written. A listener's tables follow it: `listener.tls` is that of the last."""
 _WIDTH = 118
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass
@@ -150,7 +152,8 @@ def _line(entry: Entry) -> str:
 def toml_value(value: object) -> str:
     """Return a text, a number, a boolean, a list or a table as TOML writes it, on one line."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{printable_json(key)} = {toml_value(one)}' for key, one in value.items())}}}"
+        keys = {key: key if _BARE_KEY.match(key) else printable_json(key) for key in value}
+        return f"{{ {', '.join(f'{keys[key]} = {toml_value(one)}' for key, one in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
     return printable_json(value)
