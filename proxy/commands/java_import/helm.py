@@ -334,7 +334,7 @@ def _http(result: HelmResult) -> None:
         return
     result.put("http.enabled", True, "ports, Ingress or configuration of HTTP")
     result.put("http.inClientsService", True, "the other chart's Service leads to HTTP, too")
-    ports = {"http": HTTP_PORT, "admin": ADMIN_PORT} | _mapping(values, "ports")
+    ports = {"http": HTTP_PORT, "admin": ADMIN_PORT, **_mapping(values, "ports")}
     if ports["http"] == ports["admin"]:
         moved = "http" if "admin" in _mapping(values, "ports") else "admin"
         result.put(
