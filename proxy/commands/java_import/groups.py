@@ -230,7 +230,7 @@ def _admin(java: Java, result: Result) -> None:
     """
     name, port = "authenticateMetricsEndpoint", java.port("webServicePort")
     result.handled |= {name, "webServicePort"}
-    sources = ("bindAddress", "webServicePort")
+    sources: tuple[str, ...] = ("bindAddress", "webServicePort")
     has_port = bool(port)
     if any(table in result.tables for table in LISTENERS):
         port, sources = _free_port(java), ("bindAddress",)

@@ -104,7 +104,8 @@ def _put_routes(java: Java, result: Result) -> None:
             result.named.add(key)
             if java.given(key):
                 found.setdefault(match[1], {})[match[2]] = key
-    routes, names = [], []
+    routes: list[dict[str, str]] = []
+    names: list[str] = []
     for keys in found.values():
         shown = {part: key if _PLAIN_NAME.match(key) else quote_name(key) for part, key in keys.items()}
         if len(keys) == 1:
