@@ -263,7 +263,7 @@ def test_routes_lead_to_the_ports_of_the_services() -> None:
 def test_no_route_leads_to_the_admin_port_or_to_none(table: str, port: str) -> None:
     route = ROUTE if table == "tcpRoutes" else TLS_ROUTE
     with pytest.raises(
-        Refused, match=rf"gateway\.{table}\.{port}: no port of a listener has this name; there are http, pulsar"
+        Refused, match=rf"gateway\.{table}: no port of a listener has the name {port}; there are http, pulsar"
     ):
         with_http({"gateway": {table: {port: route}}})
 
@@ -271,9 +271,9 @@ def test_no_route_leads_to_the_admin_port_or_to_none(table: str, port: str) -> N
 @pytest.mark.parametrize(
     ("gateway", "says"),
     [
-        ({"httpRoutes": {"pulsar": ROUTE}}, "gateway.httpRoutes.pulsar: is the port of Pulsar's binary protocol; use"),
-        ({"tlsRoutes": {"pulsar": TLS_ROUTE}}, "gateway.tlsRoutes.pulsar: the listener has no TLS; use"),
-        ({"tlsRoutes": {"http": TLS_ROUTE}}, "gateway.tlsRoutes.http: the listener has no TLS; use"),
+        ({"httpRoutes": {"pulsar": ROUTE}}, "gateway.httpRoutes: pulsar is the port of Pulsar's binary protocol; use"),
+        ({"tlsRoutes": {"pulsar": TLS_ROUTE}}, "gateway.tlsRoutes: the listener pulsar has no TLS; use"),
+        ({"tlsRoutes": {"http": TLS_ROUTE}}, "gateway.tlsRoutes: the listener http has no TLS; use"),
     ],
 )
 def test_a_route_that_is_not_for_its_listener_is_refused(gateway: dict[str, Any], says: str) -> None:

@@ -96,14 +96,14 @@
 {{- range $table := list "httpRoutes" "tcpRoutes" "tlsRoutes" -}}
 {{- range $name, $_ := get $.Values.gateway $table -}}
 {{- if not (hasKey $ports $name) -}}
-{{- fail (printf "gateway.%s.%s: no port of a listener has this name; there are %s" $table $name (keys $ports | sortAlpha | join ", ")) -}}
+{{- fail (printf "gateway.%s: no port of a listener has the name %s; there are %s" $table $name (keys $ports | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- $port := get $ports $name -}}
 {{- if and (eq $table "httpRoutes") (ne $port.kind "http") -}}
-{{- fail (printf "gateway.httpRoutes.%s: is the port of Pulsar's binary protocol; use gateway.tcpRoutes or gateway.tlsRoutes" $name) -}}
+{{- fail (printf "gateway.httpRoutes: %s is the port of Pulsar's binary protocol; use gateway.tcpRoutes or gateway.tlsRoutes" $name) -}}
 {{- end -}}
 {{- if and (eq $table "tlsRoutes") (not $port.tls) -}}
-{{- fail (printf "gateway.tlsRoutes.%s: the listener has no TLS; use gateway.tcpRoutes, or enable tls" $name) -}}
+{{- fail (printf "gateway.tlsRoutes: the listener %s has no TLS; use gateway.tcpRoutes, or enable tls" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -53,10 +53,10 @@ ports.http: {{ ternary "config.http_listener is not set" "http.enabled is true" 
 http: ""
 http.existingSecret: http.enabled is true
 http.plain: http.enabled is true
-{{- else if .http.plain }}
-http.existingSecret: http.plain is false
 {{- else if not .tls.enabled }}
 http.plain: tls.enabled is true
+{{- else if .http.plain }}
+http.existingSecret: http.plain is false
 {{- end }}
 {{- if not (or .http.ingress.enabled .gateway.httpRoutes) }}
 http.paths: http.ingress.enabled is true, or gateway.httpRoutes is set
