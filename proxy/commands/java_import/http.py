@@ -121,6 +121,11 @@ def _put_routes(java: Java, result: Result) -> None:
         else:
             routes.append({"path": path, "url": url})
             names += shown.values()
+            if url.startswith("https:"):
+                result.note(
+                    shown["proxyTo"],
+                    "its certificate is verified by brokers.tls, as brokers' are; by Java's proxy, as the JVM does it",
+                )
     if routes:
         result.put("http.routes", routes, *names)
 

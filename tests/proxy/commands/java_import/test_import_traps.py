@@ -489,6 +489,13 @@ def test_without_a_web_port_nothing_is_about_http() -> None:
     assert len(result.needless) == 4
 
 
+def test_a_route_with_tls_is_verified_as_brokers_are() -> None:
+    for scheme in ("http", "https"):
+        keys = {"httpReverseProxy.a.path": "/a", "httpReverseProxy.a.proxyTo": f"{scheme}://a"}
+        _, result = imported(BROKERS, WEB, keys)
+        assert ("httpReverseProxy.a.proxyTo" in dict(result.notes)) is (scheme == "https")
+
+
 def routes(**keys: str) -> tuple[list[dict[str, str]], dict[str, str]]:
     named = {f"httpReverseProxy.{name.replace('_', '.')}": value for name, value in keys.items()}
     tree, result = imported(BROKERS, WEB, named)
