@@ -19,6 +19,8 @@ from proxy.commands.java_import.result import Result
 BROKERS = {"brokerServiceURL": "pulsar://broker:6650"}
 BROKERS_TLS = {"brokerServiceURLTLS": "pulsar+ssl://broker:6651", "tlsEnabledWithBroker": "true"}
 TLS = {"servicePortTls": "6651", "tlsCertificateFilePath": "/tls.crt", "tlsKeyFilePath": "/tls.key"}
+WEB = {"brokerWebServiceURL": "http://broker:8080"}
+WEB_TLS = {"brokerWebServiceURLTLS": "https://broker:8443", "webServicePortTls": "8443"}
 PROVIDERS = "org.apache.pulsar.broker.authentication."
 TOKENS = {"authenticationEnabled": "true", "authenticationProviders": f"{PROVIDERS}AuthenticationProviderToken"}
 ALL_PROVIDERS = ("Token", "Tls", "Basic", "Sasl", "OpenID")
@@ -42,7 +44,10 @@ def test_no_key_of_java_vanishes() -> None:
     """Each with a value that is not its default is in the TOML (its own line or a comment of a line), or named."""
     everything = {**BROKERS_TLS, **BROKERS, **TLS, **TOKENS}
     everything["authenticationProviders"] = ",".join(f"AuthenticationProvider{one}" for one in ALL_PROVIDERS)
-    for base in ({}, BROKERS, everything, {**everything, "authenticationProviders": "", "servicePort": ""}):
+    web = {**WEB, **WEB_TLS}
+    less = {**everything, "authenticationProviders": "", "servicePort": ""}
+    no_web = {**everything, **web, "webServicePort": "", "webServicePortTls": ""}
+    for base in ({}, BROKERS, everything, less, {**everything, **web}, {**BROKERS, **web}, no_web):
         for name in KEYS:
             full = name.replace("*", "x")
             for value in ("x-y", "true", "false", "7"):
@@ -396,9 +401,6 @@ def test_metrics_that_needed_credentials_are_not_opened(tmp_path: Path) -> None:
 
 # ---- HTTP
 
-WEB = {"brokerWebServiceURL": "http://broker:8080"}
-WEB_TLS = {"brokerWebServiceURLTLS": "https://broker:8443", "webServicePortTls": "8443"}
-
 
 def test_javas_web_port_serves_http_and_the_admin_port_is_another_one() -> None:
     tree, result = imported(BROKERS, WEB)
@@ -643,15 +645,31 @@ def test_unknown_keys_are_named() -> None:
 
 
 TEXTS = st.text() | st.sampled_from(
-    ["*", "true", "[]", '{"a":[]}', '{"token":"\\ud800"}', "file://[", "data:;base64,!", "::"]
+    [
+        "*",
+        "true",
+        "[]",
+        '{"X":"y","\\ud800":"\\ud800"}',
+        "/a",
+        "https://a:1",
+        "8443",
+        '{"a":[]}',
+        '{"token":"\\ud800"}',
+        "file://[",
+        "data:;base64,!",
+        "::",
+    ]
 )
 
 
+NAMES = sorted({*KEYS, "httpReverseProxy.a.path", "httpReverseProxy.a.proxyTo"} - {"httpReverseProxy.*"})
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(KEYS)), TEXTS), st.sampled_from(["4", "5"]), st.booleans())
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS), st.sampled_from(["4", "5"]), st.booleans())
 def test_no_values_are_a_defect(values: dict[str, str], release: str, used: bool) -> None:
     providers = ",".join(f"AuthenticationProvider{one}" for one in ALL_PROVIDERS)
-    base = {**BROKERS_TLS, **TLS, **TOKENS, "authenticationProviders": providers} if used else {}
+    base = {**BROKERS_TLS, **WEB_TLS, **TLS, **TOKENS, "authenticationProviders": providers} if used else {}
     for plugin in ("Token", "Basic", "Tls", "OAuth2", "Sasl"):
         tried = {**base, **values, "brokerClientAuthenticationPlugin": f"Authentication{plugin}"}
         text = import_values(tried, release).to_toml("proxy.conf")
