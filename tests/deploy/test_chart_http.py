@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from proxy.config.http import check_http
+from proxy.config.types import Config
+from proxy.config.upstreams import FUNCTIONS, http_upstreams
 from tests.deploy.chart import NAME, NAMESPACE, Manifests, Refused, deep_merge, needs_tools, render
 from tests.deploy.test_chart_service import notes
 from tests.deploy.test_chart_templates import SECRETS, TLS, mounted
@@ -112,6 +116,12 @@ def test_listeners_of_ones_own_have_ports_and_routes() -> None:
     assert backends(manifests, "TLSRoute", f"{NAME}-http-2") == [{"name": HTTP_NAME, "port": 8443}]
 
 
+def test_the_test_of_the_release_speaks_no_binary_protocol_to_http() -> None:
+    only_sni = {"config": {"listener": [{"bind": "[::]:6652", "routing": "sni"}]}}
+    assert with_http(only_sni).names("Pod") == []
+    assert with_http().get("Pod", f"{NAME}-test") == render().get("Pod", f"{NAME}-test")
+
+
 # ---- TLS
 
 
@@ -199,6 +209,21 @@ def test_tls_towards_brokers_may_be_that_of_http_alone() -> None:
     config = {"brokers": {"service_url": "pulsar://b", "web_service_url": "https://b"}}
     manifests = with_http({"config": config, "brokerTls": {"ca": {"secret": "ca"}}})
     assert manifests.configuration["brokers"]["tls"] == {"trust": f"{SECRETS}/broker-ca/ca.crt"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"tls": {**TLS, "minimumVersion": "1.3", "sessionTickets": True}},
+        {"brokers": {"tls": True}},
+        {"bindAddress": "[::]"},
+    ],
+)
+def test_the_program_takes_what_is_derived_for_http(values: dict[str, Any]) -> None:
+    config = msgspec.convert(with_http(values).configuration, Config)
+    check_http(config)
+    assert http_upstreams(config)[FUNCTIONS].hosts
 
 
 # ---- Ingress and routes
