@@ -43,6 +43,7 @@ from local.chart_types import (
     NodePort,
     NonEmpty,
     Object,
+    PathPrefix,
     Peer,
     PodSecurityContext,
     Port,
@@ -51,6 +52,7 @@ from local.chart_types import (
     Reference,
     Relabeling,
     Resources,
+    RouteHostName,
     SecretName,
     SecurityContext,
     ServiceName,
@@ -71,12 +73,14 @@ class PortNames(Values, frozen=True):
     pulsar: PortName = ""
     pulsarssl: PortName = ""
     pulsarsni: PortName = ""
+    http: PortName = ""
 
 
 class Ports(Values, frozen=True):
     pulsar: Port = 0
     pulsarssl: Port = 0
     pulsarsni: Port = 0
+    http: Port = 0
     admin: Port = 0
     names: PortNames = PortNames()
 
@@ -124,6 +128,62 @@ class Tls(Values, frozen=True):
 
 class Sni(Values, frozen=True):
     enabled: bool = False
+
+
+class HttpIngress(Values, frozen=True):
+    enabled: bool = False
+    class_name: Name = ""
+    annotations: Annotations = {}
+    hostname: HostNameOrEmpty = ""
+    tls_secret: Name = ""
+
+
+class Http(Values, frozen=True):
+    enabled: bool = False
+    existing_secret: Name = ""
+    plain: bool = False
+    in_clients_service: bool = False
+    paths: Annotated[list[PathPrefix], Meta(min_length=1, max_length=64)] = []
+    ingress: HttpIngress = HttpIngress()
+
+
+class ParentRef(Values, frozen=True):
+    name: SecretName
+    namespace: Label = ""
+    section_name: Name = ""
+    port: Port = 0
+    group: HostNameOrEmpty = ""
+    kind: NonEmpty = ""
+
+
+ParentRefs = Annotated[list[ParentRef], Meta(min_length=1, max_length=32)]
+
+
+class HttpRoute(Values, frozen=True):
+    parent_refs: ParentRefs
+    hostnames: Annotated[list[RouteHostName], Meta(max_length=16)] = []
+
+
+class TcpRoute(Values, frozen=True):
+    parent_refs: ParentRefs
+
+
+class TlsRoute(Values, frozen=True):
+    parent_refs: ParentRefs
+    hostnames: Annotated[list[RouteHostName], Meta(min_length=1, max_length=16)]
+
+
+class RouteVersions(Values, frozen=True):
+    tcp_route: Literal["v1", "v1alpha2"] = "v1"
+    tls_route: Literal["v1", "v1alpha2"] = "v1"
+
+
+class Gateway(Values, frozen=True):
+    http_routes: dict[str, HttpRoute] = {}
+    tcp_routes: dict[str, TcpRoute] = {}
+    tls_routes: dict[str, TlsRoute] = {}
+    annotations: Annotations = {}
+    versions: RouteVersions = RouteVersions()
 
 
 class Brokers(Values, frozen=True):
@@ -276,6 +336,7 @@ class TopologySpread(Values, frozen=True):
 class NetworkPolicy(Values, frozen=True):
     enabled: bool = True
     clients: list[Peer] = []
+    http: list[Peer] = []
     admin: list[Peer] = []
     egress_mode: Literal["configured", "open"] = "configured"
     egress: list[EgressRule] = []
@@ -340,6 +401,8 @@ class ChartValues(Values, frozen=True):
     ports: Ports = Ports()
     tls: Tls = Tls()
     sni: Sni = Sni()
+    http: Http = Http()
+    gateway: Gateway = Gateway()
     brokers: Brokers = Brokers()
     broker_tls: BrokerTls = BrokerTls()
     auth: Auth = Auth()

@@ -79,6 +79,7 @@ MODULES = (
     "github.com/cert-manager/cert-manager@v1.21.2",
     "github.com/kedacore/keda/v2@v2.21.0",
     "k8s.io/autoscaler/vertical-pod-autoscaler@v1.8.1",
+    "sigs.k8s.io/gateway-api@v1.6.3",
 )
 """Only their JSON and YAML is read."""
 

@@ -10,6 +10,8 @@ from local.kubernetes_definitions import REFERENCE, Schema
 
 _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_LETTERED = "[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+"""What the last part of a host's name is, and of no address."""
 _WORD = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = f"({_SUBDOMAIN}/)?{_WORD}"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -123,6 +125,7 @@ FORMATS: dict[str, Schema] = {
     "LabelValue": text("label_value", f"({_WORD})?"),
     "Labels": _map(_LABEL_KEY, ref("LabelValue")),
     "NodePort": {"type": "integer", "maximum": 32767, "anyOf": [{"const": 0}, {"minimum": 30000}]},
+    "PathPrefix": text("path_without_dots", "/|(/[A-Za-z0-9_~-][A-Za-z0-9_~.-]*)+/?", 1024),
     "Port": number(1, 65535),
     "PortName": text("name_of_a_port", _PORT_NAME, 15),
     "PortOrName": {
@@ -145,6 +148,8 @@ FORMATS: dict[str, Schema] = {
         },
         "additionalProperties": False,
     },
+    # Gateways refuse a name that is an address, and names without a letter in general.
+    "RouteHostName": text("host_name_with_a_letter", rf"(\*\.)?({_LABEL}\.)*{_LETTERED}", 253),
     "UserId": number(0, (1 << 31) - 1),
     "ServiceNameOrEmpty": text("name_of_a_Service", "([a-z]([-a-z0-9]*[a-z0-9])?)?"),
     "api.resource.Quantity": {

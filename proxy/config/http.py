@@ -30,14 +30,22 @@ def replay_bytes_total(config: Config) -> int:
 
 
 def web_urls(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the keys of all upstreams of HTTP requests that are configured, and their URLs."""
+    """Yield the keys of all upstreams of HTTP requests that are configured, and their URLs, without a path."""
     named = {
         "brokers.web_service_url": config.brokers.web_service_url,
         "http.function_worker_url": config.http.function_worker_url,
         "http.websocket_url": config.http.websocket_url,
     }
     yield from ((key, url) for key, url in named.items() if url)
-    yield from ((f"http.routes[{index}].url", route.url) for index, route in enumerate(config.http.routes))
+    for index, route in enumerate(config.http.routes):
+        yield f"http.routes[{index}].url", split_route_url(route.url)[0]
+
+
+def split_route_url(url: str) -> tuple[str, str | None]:
+    """Return a route's URL without a path, and the path that takes the place of the route's own; None: none does."""
+    scheme, mark, rest = url.partition("://")
+    hosts, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{hosts}", slash + path if slash else None
 
 
 def web_uses_tls(config: Config) -> bool:
@@ -71,21 +79,30 @@ def check_http(config: Config) -> None:
         _parse(key, parse_web_url, url)
     _check_routes(config)
     for name, value in config.http.response_headers.items():
-        _check_header(name, value)
+        check_header(name, value)
 
 
 def _check_routes(config: Config) -> None:
     seen: dict[str, int] = {}
     for index, route in enumerate(config.http.routes):
         key, path = f"http.routes[{index}].path", route.path.rstrip("/")
-        if route.path != "/" and (not _PATH.match(path) or _DOTS.search(path)):
+        if route.path != "/" and not is_route_path(path):
             raise ConfigError(f"{key}: {route.path!r} is no absolute path: segments, each behind a /, none encoded")
+        _, replaces = split_route_url(route.url)
+        if replaces not in {None, "/"} and not is_route_path(replaces.rstrip("/")):
+            raise ConfigError(f"http.routes[{index}].url: its path is none of segments, each behind a /, none encoded")
         if path in seen:
             raise ConfigError(f"{key}: {route.path} is that of http.routes[{seen[path]}], too")
         seen[path] = index
 
 
-def _check_header(name: str, value: str) -> None:
+def is_route_path(path: str) -> bool:
+    """Return whether a route may have this path: segments, each behind a slash, none encoded, none of dots."""
+    return bool(_PATH.match(path)) and not _DOTS.search(path)
+
+
+def check_header(name: str, value: str) -> None:
+    """Check a header that responses are to get. Raises ConfigError, which does not show the value."""
     key = "http.response_headers"
     if not _HEADER_NAME.match(name):
         raise ConfigError(f"{key}: {name!r} is no name of a header")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from proto.addresses import HostPort, parse_web_url
+from proxy.config.http import split_route_url
 from proxy.config.types import Brokers, Config
 
 BROKERS = "brokers"
@@ -43,7 +44,7 @@ def http_upstreams(config: Config) -> dict[str, HttpUpstream]:
         FUNCTIONS: replace(workers, knows_proxies=True),
         WEBSOCKET: _upstream(config, "http.websocket_url", websocket) if websocket else brokers,
         **{
-            f"route-{index}": _upstream(config, f"http.routes[{index}].url", route.url)
+            f"route-{index}": _upstream(config, f"http.routes[{index}].url", split_route_url(route.url)[0])
             for index, route in enumerate(config.http.routes)
         },
     }

@@ -248,7 +248,7 @@ class HttpAuthenticator:
         return RequestRefused(401, AUTHENTICATION_FAILED, denial.reason)
 
     def _digest(self, presented: _Presented, client: HttpClient) -> bytes:
-        """Return what a verdict is known by: nobody without this process's key can tell from it what was presented.
+        """Return what a verdict is known by: without this process's key it does not tell what was presented.
 
         The client's address is part of it, since a plugin may judge by it.
         """

@@ -5,7 +5,7 @@ watches the client, so that one that leaves ends the exchange. There is no such 
 its response comes at once.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,6 +42,7 @@ from proxy.http.messages import (
     compose_head,
     request_line,
 )
+from proxy.http.routes import PathReplacement
 from proxy.http.upstream import NoResponse, Response, UpstreamLink, UpstreamPool
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
 from proxy.runtime.loop.tasks import seconds
@@ -82,6 +83,7 @@ class HttpServices:
     pool: UpstreamPool
     replay: ByteBudget
     response_headers: Headers = field(default_factory=list)
+    replacements: Mapping[str, PathReplacement] = field(default_factory=dict)
 
 
 class RequestBody:

@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
@@ -184,6 +185,8 @@ class HttpConnection:
         if route is None:
             raise RequestRefused(404, "this path is not served here", "no_route")
         record.route = route
+        if (replacement := services.replacements.get(route)) is not None:
+            head = replace(head, target=replacement.apply(head.target))
         if head.upgrade:
             raise RequestRefused(501, "WebSocket is not served here", "no_websocket")
         services.requests.begin(record)

@@ -22,7 +22,7 @@ from proxy.http.listeners import HttpTransport, http_transports
 from proxy.http.locator import HttpLocator
 from proxy.http.messages import HttpStream
 from proxy.http.metrics import HttpMetrics
-from proxy.http.routes import http_routes
+from proxy.http.routes import http_replacements, http_routes
 from proxy.http.server import HttpConnection
 from proxy.http.upstream import Dial, UpstreamPool, dial_brokers
 from proxy.runtime.fairness.byte_budget import ByteBudget
@@ -62,6 +62,7 @@ class HttpService:
             pool=UpstreamPool(_dial(config)),
             replay=ByteBudget(replay_bytes_total(config)),
             response_headers=_response_headers(config),
+            replacements=http_replacements(config),
         )
         self._accepting = trio.CancelScope()
         self._clients: trio.Nursery
@@ -98,6 +99,7 @@ class HttpService:
         authenticator = self._authenticator(config)  # may raise; nothing has changed yet
         services = self._services
         services.settings, services.routes = config.http, http_routes(config)
+        services.replacements = http_replacements(config)
         services.authenticator, services.locator = authenticator, self._locator(config)
         services.response_headers = _response_headers(config)
         services.pool.set_dial(dial)

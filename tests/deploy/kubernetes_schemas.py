@@ -13,7 +13,7 @@ from local import go_tools
 from local.kubernetes_definitions import closed, reachable
 
 LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
-_PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA = go_tools.MODULES[-4:]
+_PROMETHEUS, _CERT_MANAGER, _KEDA, _VPA, _GATEWAY = go_tools.MODULES[-5:]
 _SPECIFICATIONS = "api/openapi-spec/v3"
 _APIS = (
     "api__v1",
@@ -37,6 +37,10 @@ _CRDS = {
     _CERT_MANAGER: ("deploy/crds/cert-manager.io_certificates.yaml",),
     _KEDA: ("config/crd/bases/keda.sh_scaledobjects.yaml",),
     _VPA: ("deploy/vpa-v1-crd-gen.yaml",),
+    _GATEWAY: tuple(
+        f"config/crd/standard/gateway.networking.k8s.io_{plural}.yaml"
+        for plural in ("httproutes", "tcproutes", "tlsroutes")
+    ),
 }
 _REFERENCE = "#/components/schemas/"
 

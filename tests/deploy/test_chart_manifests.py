@@ -37,6 +37,13 @@ pytestmark = needs_tools
 CERTIFICATE = {"enabled": True, "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}, "dnsNames": ["proxy.example.org"]}
 PULSAR_SECRETS = {"pulsarRelease": "pulsar", "token": {"enabled": True}, "proxyToken": {"enabled": True}}
 PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+EDGE = [{"name": "edge", "namespace": "gateways", "sectionName": "a", "port": 443, "kind": "Gateway"}]
+GATEWAY = {
+    "annotations": {"a": "b"},
+    "httpRoutes": {"http": {"parentRefs": EDGE, "hostnames": ["pulsar.example.org", "*.example.net"]}},
+    "tcpRoutes": {"pulsar": {"parentRefs": EDGE}, "http": {"parentRefs": EDGE}},
+    "tlsRoutes": {name: {"parentRefs": EDGE, "hostnames": [f"{name}.example"]} for name in ("pulsarssl", "pulsarsni")},
+}
 ANALYTICS = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}, "rollup": {"enabled": True}}}
 
 MATRIX: dict[str, dict[str, Any]] = {
@@ -125,6 +132,44 @@ MATRIX: dict[str, dict[str, Any]] = {
             "tlsSecret": "ingress",
             "paths": ["/metrics", "/status"],
         },
+    },
+    "HTTP in the cluster": {"http": {"enabled": True}},
+    "HTTPS of a secret of its own by the load balancer, upstreams of one's own": {
+        "http": {"enabled": True, "existingSecret": "web", "inClientsService": True},
+        "service": {"type": "LoadBalancer", "ports": {"http": 443}},
+        "config": {
+            "brokers": {"service_url": "pulsar://b:6650", "web_service_url": "https://b:8443,c:8443"},
+            "http": {"function_worker_url": "http://f:6750", "routes": [{"path": "/tools", "url": "http://t:8000"}]},
+        },
+        "brokerTls": {"ca": {"secret": "ca"}},
+        "networkPolicy": {"http": PEERS},
+    },
+    "HTTP by an Ingress, all else by cert-manager's certificate": {
+        "tls": {"enabled": True, "certManager": CERTIFICATE},
+        "http": {
+            "enabled": True,
+            "plain": True,
+            "paths": ["/admin", "/"],
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "hostname": "pulsar.example.org",
+                "tlsSecret": "web",
+                "annotations": {"a": "b"},
+            },
+        },
+    },
+    "all by routes of a Gateway": {
+        "tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True},
+        "sni": {"enabled": True},
+        "http": {"enabled": True, "plain": True},
+        "gateway": GATEWAY,
+    },
+    "all by routes of an older Gateway API": {
+        "tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True},
+        "sni": {"enabled": True},
+        "http": {"enabled": True, "plain": True},
+        "gateway": {**GATEWAY, "versions": {"tcpRoute": "v1alpha2", "tlsRoute": "v1alpha2"}},
     },
     "everything else of pods": {
         "imagePullSecrets": [{"name": "registry"}],

@@ -19,6 +19,7 @@ pytestmark = needs_tools
 TLS: dict[str, Any] = {"tls": {"enabled": True, "existingSecret": "tls"}}
 BOTH: dict[str, Any] = {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}}
 SNI: dict[str, Any] = {"sni": {"enabled": True}}
+HTTP: dict[str, Any] = {"http": {"enabled": True}}
 SNI_LISTENER = {"bind": "[::]:7004", "routing": "sni"}
 TLS_LISTENER = {"bind": "[::]:7002", "tls": {"certificate": "c", "key": "k"}}
 
@@ -45,6 +46,10 @@ def service(kind: str, **values: Any) -> dict[str, Any]:
 
 def brokers(url: str) -> dict[str, Any]:
     return {"config": {"brokers": {"service_url": url}}}
+
+
+def own_http() -> dict[str, Any]:
+    return {"config": {"brokers": {"web_service_url": "http://b:8080"}, "http_listener": [{"bind": "[::]:8081"}]}}
 
 
 def memory(limit: Any, **config: Any) -> dict[str, Any]:
@@ -238,6 +243,31 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "service.type is LoadBalancer",
     ),
     (service("LoadBalancer", clusterIP="None"), "service.clusterIP", "is not for service.type LoadBalancer"),
+    # HTTP
+    (merged(HTTP, {"config": {"http_listener": [{}]}}), "http.enabled", "listeners of your own"),
+    (merged(HTTP, {"http": {"ingress": {"enabled": True}}}), "http.ingress.hostname", "name the host"),
+    (merged(HTTP, brokers("pulsar://b:6650")), "config.brokers.web_service_url", "write http://HOST:PORT"),
+    (merged(HTTP, {"http": {"plain": True}}), "http.plain", "tls.enabled is true"),
+    (merged(HTTP, TLS, {"http": {"plain": True, "existingSecret": "s"}}), "http.existingSecret", "http.plain is false"),
+    (merged(HTTP, {"http": {"paths": ["/"]}}), "http.paths", "http.ingress.enabled is true, or gateway.httpRoutes"),
+    (merged(HTTP, {"ports": {"http": 8080}}), "ports.http", "port 8080 is that of ports.admin"),
+    (merged(HTTP, {"ports": {"http": 80}}), "ports.http", "may not bind port 80"),
+    ({"http": {"existingSecret": "s"}}, "http.existingSecret", "http.enabled is true"),
+    ({"ports": {"http": 8082}}, "ports.http", "http.enabled is true"),
+    ({"service": {"ports": {"http": 80}}}, "service.ports.http", "there is a listener for HTTP"),
+    (
+        merged(HTTP, service("NodePort", nodePorts={"http": 30080})),
+        "service.nodePorts.http",
+        "inClientsService is true",
+    ),
+    ({"networkPolicy": {"http": [{"podSelector": {}}]}}, "networkPolicy.http", "there is a listener for HTTP"),
+    *(
+        (merged(own_http(), {"http": {key: value}}), f"http.{key}", "http.enabled is true")
+        for key, value in {"plain": True, "existingSecret": "s"}.items()
+    ),
+    (merged(own_http(), {"ports": {"http": 8082}}), "ports.http", "config.http_listener is not set"),
+    ({"gateway": {"annotations": {"a": "b"}}}, "gateway.annotations", "gateway.httpRoutes"),
+    ({"gateway": {"versions": {"tcpRoute": "v1alpha2"}}}, "gateway.versions.tcpRoute", "gateway.tcpRoutes is set"),
     # images
     ({"image": {"repository": "registry:5000/proxy:1.0"}}, "image.repository", "put it into image.tag"),
     ({"image": {"repository": f"proxy@sha256:{'0' * 64}"}}, "image.repository", "image.digest"),
@@ -421,6 +451,7 @@ BESIDE: list[dict[str, Any]] = [
     {"config": {"listener": [SNI_LISTENER]}, "service": {"ports": {"pulsarsni": 443}}},
     service("LoadBalancer", loadBalancerIP="192.0.2.7", loadBalancerSourceRanges=["10.0.0.0/8"]),
     service("ClusterIP", clusterIP="None"),
+    merged(own_http(), {"http": {"paths": ["/"], "ingress": {"enabled": True, "hostname": "a.example.org"}}}),
     {"image": {"repository": "registry:5000/team/proxy", "tag": "1.0"}},
     {"image": {"repository": "registry:5000/team/proxy", "digest": f"sha256:{'0' * 64}"}},
     {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1000m", "memory": "1024Mi"}}},
@@ -513,6 +544,10 @@ def test_the_service_url_is_checked_as_the_program_does(url: str) -> None:
             }
         },
         {"config": {"limits": {"max_connections": 5_000}, "brokers": {"service_url": "pulsar+ssl://b"}}, **BOTH},
+        HTTP,
+        {"config": {"cluster": {"http_workers": 3}, "http": {"max_requests": 7, "max_replay_bytes": 70 * MIB}}, **HTTP},
+        {"config": {"http": {"max_connections": 5_000}}, **HTTP, **TLS},
+        {"config": {"cluster": {"http_workers": 3}, "http": {"max_connections": 5_000}}},
     ],
 )
 def test_the_least_memory_is_what_the_program_needs(values: dict[str, Any]) -> None:

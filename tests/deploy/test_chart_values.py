@@ -14,6 +14,14 @@ _CERT_MANAGER = {"tls": {"enabled": True, "certManager": {"enabled": True, "issu
 _TLS = {"tls": {"enabled": True, "existingSecret": "tls"}}
 _BOTH = {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}}
 _SNI = {"sni": {"enabled": True}}
+_HTTP = {"http": {"enabled": True}}
+_ROUTES = {
+    kind: {
+        port: {"parentRefs": [{"name": "edge"}], **({} if kind == "tcpRoutes" else {"hostnames": ["a.example.org"]})}
+    }
+    for kind, port in {"httpRoutes": "http", "tcpRoutes": "pulsarssl", "tlsRoutes": "pulsarssl"}.items()
+}
+_ROUTED = {**_TLS, "http": {"enabled": True, "plain": True}, "gateway": _ROUTES}
 _BROKER_TLS = {"config": {"brokers": {"service_url": "pulsar+ssl://b"}}}
 _RECEIVER = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}}}
 
@@ -22,6 +30,11 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "ports.names.pulsarssl": _TLS,
     "ports.pulsarsni": _SNI,
     "ports.names.pulsarsni": _SNI,
+    **dict.fromkeys(("ports.http", "ports.names.http", "http", "networkPolicy.http"), _HTTP),
+    "http.plain": {**_TLS, **_HTTP},
+    "http.paths": deep_merge(_HTTP, {"http": {"ingress": {"enabled": True, "hostname": "a.example.org"}}}),
+    "http.ingress": deep_merge(_HTTP, {"http": {"ingress": {"enabled": True, "hostname": "a.example.org"}}}),
+    "gateway": _ROUTED,
     "tls.keepPlain": _TLS,
     "tls.existingSecret": _TLS,
     "tls.clientCa": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
@@ -46,8 +59,13 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     },
     "auth.proxyToken.withoutClientAuthentication": {"auth": {"proxyToken": {"enabled": True, "secret": {"name": "t"}}}},
     "adminToken": {"adminToken": {"secret": "admin"}},
-    "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH, **_SNI},
-    "service.ports": {**_BOTH, **_SNI},
+    "service.nodePorts": {
+        "service": {"type": "NodePort"},
+        "http": {"enabled": True, "inClientsService": True},
+        **_BOTH,
+        **_SNI,
+    },
+    "service.ports": {**_BOTH, **_SNI, **_HTTP},
     "service.loadBalancer": {"service": {"type": "LoadBalancer"}},
     "service.allocateLoadBalancerNodePorts": {"service": {"type": "LoadBalancer"}},
     "service.externalTrafficPolicy": {"service": {"type": "LoadBalancer"}},
@@ -117,6 +135,13 @@ CHANGED: dict[str, Any] = {
     "service.nodePorts.pulsar": 30650,
     "service.nodePorts.pulsarssl": 30651,
     "service.nodePorts.pulsarsni": 30652,
+    "service.nodePorts.http": 30653,
+    "ports.http": 8082,
+    "http.paths": ["/admin"],
+    "gateway.httpRoutes": {"http": {"parentRefs": [{"name": "other"}]}},
+    "gateway.tcpRoutes": {"pulsarssl": {"parentRefs": [{"name": "other"}]}},
+    "gateway.tlsRoutes": {"pulsarssl": {"parentRefs": [{"name": "other"}], "hostnames": ["b.example.org"]}},
+    **{f"gateway.versions.{kind}": "v1alpha2" for kind in ("tcpRoute", "tlsRoute")},
     "pdb.unhealthyPodEvictionPolicy": "IfHealthyBudget",
     "pdb.minAvailable": 2,
     "topologySpread.zones": "DoNotSchedule",
@@ -175,7 +200,9 @@ CHANGED: dict[str, Any] = {
     "affinity": {"podAffinity": {}},
     "dnsConfig": {"nameservers": ["192.0.2.53"]},
     **{f"{owner}tolerations": _TOLERATIONS for owner in ("", "analytics.receiver.", "analytics.rollup.")},
-    **dict.fromkeys(("networkPolicy.clients", "networkPolicy.admin", "analytics.receiver.peers"), _PEERS),
+    **dict.fromkeys(
+        ("networkPolicy.clients", "networkPolicy.http", "networkPolicy.admin", "analytics.receiver.peers"), _PEERS
+    ),
     "networkPolicy.egress": [{"to": _PEERS}],
     **{
         f"{monitor}.{kind}": [{"action": "drop"}]

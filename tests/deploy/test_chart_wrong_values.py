@@ -52,6 +52,26 @@ _UTILIZATION = {"type": "Utilization", "averageUtilization": 80}
 _ZONE = "topology.kubernetes.io/zone"
 
 WRONG: dict[str, Wrong] = {
+    # HTTP and routes
+    "a path with dots": ({"http": {"paths": ["/admin/../x"]}}, "http.paths.0"),
+    "a path without its slash": ({"http": {"paths": ["admin"]}}, "http.paths.0"),
+    "no path": ({"http": {"paths": []}}, "http.paths"),
+    "a route's Gateway without a name": (
+        {"gateway": {"tcpRoutes": {"pulsar": {"parentRefs": [{"sectionName": "a"}]}}}},
+        "gateway.tcpRoutes.pulsar.parentRefs.0.name",
+    ),
+    "a route without a Gateway": (
+        {"gateway": {"tcpRoutes": {"pulsar": {"parentRefs": []}}}},
+        "gateway.tcpRoutes.pulsar.parentRefs",
+    ),
+    "a TLSRoute without a host": (
+        {"gateway": {"tlsRoutes": {"pulsarssl": {"parentRefs": [{"name": "a"}]}}}},
+        "gateway.tlsRoutes.pulsarssl.hostnames",
+    ),
+    "a route to an address": (
+        {"gateway": {"httpRoutes": {"http": {"parentRefs": [{"name": "a"}], "hostnames": ["192.0.2.1"]}}}},
+        "gateway.httpRoutes.http.hostnames.0",
+    ),
     # schedules
     "four fields": (rollup(schedule="*/10 * * *"), "analytics.rollup.schedule"),
     "minute 60": (rollup(schedule="60 * * * *"), "analytics.rollup.schedule"),

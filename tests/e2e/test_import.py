@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +19,7 @@ from .lab.certificates import Authority
 from .lab.cluster import HOST, ROOT, ProxyCluster
 from .lab.programs import Program
 from .lab.security import NAMESPACE
+from .lab.waiting import BUSY_S
 
 
 def imported(path: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
@@ -41,17 +46,23 @@ def test_an_imported_configuration_serves_a_client(
 ) -> None:
     authority = Authority(tmp_path, "ours")
     server = authority.server("server")
-    tls_port = free_port()
+    tls_port, web_port, web_tls_port = free_port(), free_port(), free_port()
     environment = dict(os.environ)
     cluster = ProxyCluster({}, environment=environment)
     environment["PULSAR_TRIO_PROXY__CLUSTER__RUNTIME_DIR"] = str(cluster.runtime_dir)
+    environment["PULSAR_TRIO_PROXY__ADMIN__BIND"] = f"{HOST}:{cluster.admin_port}"  # the imported one may be taken
     conf = tmp_path / "proxy.conf"
     conf.write_text(f"""{(pulsar_home / "conf" / "proxy.conf").read_text()}
 bindAddress={HOST}
 brokerServiceURL={secured_broker.service_url}
 servicePort={cluster.port}
 servicePortTls={tls_port}
-webServicePort={cluster.admin_port}
+brokerWebServiceURL={secured_broker.admin_url}
+webServicePort={web_port}
+webServicePortTls={web_tls_port}
+httpReverseProxy.tools.path=/tools
+httpReverseProxy.tools.proxyTo={secured_broker.admin_url}/admin/v2
+proxyHttpResponseHeadersJson={{"X-Frame-Options": "DENY"}}
 tlsCertificateFilePath={server.certificate}
 tlsKeyFilePath={server.key}
 clusterName=standalone
@@ -80,3 +91,20 @@ authenticateMetricsEndpoint=false
             "attempt", cluster.service_url, topic, token=secured_broker.token("bob"), timeout_s=10
         )
         assert not denied.result["ok"]
+        token = {"Authorization": f"Bearer {secured_broker.token('admin')}"}
+        context = ssl.create_default_context(cafile=authority.file)
+        for connection in (
+            http.client.HTTPConnection(HOST, web_port, timeout=BUSY_S),
+            http.client.HTTPSConnection("localhost", web_tls_port, timeout=BUSY_S, context=context),
+        ):
+            with contextlib.closing(connection):
+                for path, headers, status in (
+                    ("/admin/v2/clusters", token, 200),
+                    ("/tools/clusters", token, 200),
+                    ("/admin/v2/clusters", {}, 401),
+                ):
+                    connection.request("GET", path, headers=headers)
+                    response = connection.getresponse()
+                    body = response.read()
+                    assert (response.status, response.getheader("X-Frame-Options")) == (status, "DENY"), (path, body)
+                    assert status != 200 or json.loads(body) == ["standalone"]

@@ -9,7 +9,8 @@ import shlex
 
 from proxy.commands.java_import import values as v
 from proxy.commands.java_import.credentials import put_credentials
-from proxy.commands.java_import.java import PROVIDER_PREFIX, Java, Lost, simple_name
+from proxy.commands.java_import.http import LISTENERS, convert_http
+from proxy.commands.java_import.java import PROVIDER_PREFIX, TLS_PORT, Java, Lost, simple_name
 from proxy.commands.java_import.result import Result
 from proxy.common.suggestions import quote_name
 
@@ -25,7 +26,7 @@ _URLS = {False: "brokerServiceURL", True: "brokerServiceURLTLS"}
 
 def convert_groups(java: Java, result: Result) -> None:
     """Convert all groups of keys."""
-    for convert in (_listeners, _brokers, _targets, put_credentials, _authentication, _admin):
+    for convert in (_listeners, _brokers, _http, _targets, put_credentials, _authentication, _admin):
         convert(java, result)
 
 
@@ -37,7 +38,7 @@ def _brokers(java: Java, result: Result) -> None:
     tls = java.flag("tlsEnabledWithBroker")
     name, other = _URLS[tls], _URLS[not tls]
     url = _service_url(java.given(name), tls=tls)
-    stores = [store for store in STORES if java.given(store)]
+    stores = _stores(java)
     result.handled.add("tlsEnabledWithBroker")
     if java.given(other):
         result.skip(other, f"tlsEnabledWithBroker is {str(tls).lower()}, so {name} counts")
@@ -61,6 +62,10 @@ def _brokers(java: Java, result: Result) -> None:
         result.put("brokers.service_url", url, *names)
         if tls:
             _broker_tls(java, result)
+
+
+def _stores(java: Java) -> list[str]:
+    return [store for store in STORES if java.given(store)]
 
 
 def _service_url(url: str, *, tls: bool) -> str | Lost:
@@ -159,69 +164,95 @@ def _targets(java: Java, result: Result) -> None:
 # ---- listeners
 
 
-def _bind_host(java: Java) -> str:
-    host = java.get("bindAddress")
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
 def _listeners(java: Java, result: Result) -> None:
-    host = _bind_host(java)
     plain, tls = java.port("servicePort"), java.port("servicePortTls")
     result.handled |= {"bindAddress", "servicePort", "servicePortTls"}
     if plain:
-        result.put("plain listener.bind", f"{host}:{plain}", "bindAddress", "servicePort")
+        result.put("plain listener.bind", java.bind(plain), "bindAddress", "servicePort")
     if tls:
-        result.put("TLS listener.bind", f"{host}:{tls}", "bindAddress", "servicePortTls")
-        _listener_tls(java, result)
+        result.put("TLS listener.bind", java.bind(tls), "bindAddress", "servicePortTls")
+        _listener_tls(java, result, "listener.tls")
     if not plain and not tls:
         result.lose("servicePort", "neither it nor servicePortTls has a port: the default listener is on 6650")
 
 
-def _listener_tls(java: Java, result: Result) -> None:
+def _http(java: Java, result: Result) -> None:
+    convert_http(java, result, _stores(java), _listener_tls)
+    if not any(table in result.tables for table in ("TLS listener", "TLS http_listener")):
+        for name in (*_TLS_FILES, "tlsEnabledWithKeyStore", "tlsKeyStore", "tlsTrustStore", _REQUIRED):
+            if java.missing(TLS_PORT) == "" and not java.is_default(name):
+                result.skip(name, "webServicePortTls, which alone needs it, is not carried over")
+
+
+_REQUIRED = "tlsRequireTrustedClientCertOnConnect"
+_TLS_FILES = {
+    "tlsCertificateFilePath": "certificate",
+    "tlsKeyFilePath": "key",
+    "tlsTrustCertsFilePath": "client_ca",
+}
+
+
+def _listener_tls(java: Java, result: Result, table: str) -> None:
+    """Put the TLS of one of Java's ports, which all have the same certificate."""
     with_stores = java.flag("tlsEnabledWithKeyStore")
-    files = {"tlsCertificateFilePath": "certificate", "tlsKeyFilePath": "key", "tlsTrustCertsFilePath": "client_ca"}
-    for name, key in files.items():
+    for name, key in _TLS_FILES.items():
         if with_stores:
             _skip_given(java, result, name, "tlsEnabledWithKeyStore is true")
         elif java.given(name):
-            result.put_converted(f"listener.tls.{key}", v.path(java.given(name)), name)
+            result.put_converted(f"{table}.{key}", v.path(java.given(name)), name)
         elif key != "client_ca":
-            result.lose(name, f"servicePortTls is set, but not this: write listener.tls.{key}")
+            result.lose(name, f"a port for TLS is set, but not this: write {table}.{key}")
     for name in ("tlsKeyStore", "tlsTrustStore"):
         if not with_stores:
             _skip_given(java, result, name, "tlsEnabledWithKeyStore is false")
     if with_stores:
         result.skip("tlsEnabledWithKeyStore", _STORES_TO_PEM)
-        _convert_store(java, result, "tlsKeyStore", "listener.tls.certificate", "listener.tls.key")
-        _convert_store(java, result, "tlsTrustStore", "listener.tls.client_ca")
-    result.require_table("listener.tls")
+        _convert_store(java, result, "tlsKeyStore", f"{table}.certificate", f"{table}.key")
+        _convert_store(java, result, "tlsTrustStore", f"{table}.client_ca")
+    if not java.is_default(_REQUIRED):
+        result.put_converted(f"{table}.require_client_certificate", v.boolean(java.given(_REQUIRED)), _REQUIRED)
+    result.require_table(table)
 
 
 def _admin(java: Java, result: Result) -> None:
-    """Open the admin port where Java's was open to all; where Java asked for credentials, only with a token."""
+    """Open the admin port where Java's was open to all; where Java asked for credentials, only with a token.
+
+    It is at Java's web port, unless HTTP is served there.
+    """
     name, port = "authenticateMetricsEndpoint", java.port("webServicePort")
     result.handled |= {name, "webServicePort"}
+    sources: tuple[str, ...] = ("bindAddress", "webServicePort")
+    has_port = bool(port)
+    if any(table in result.tables for table in LISTENERS):
+        port, sources = _free_port(java), ("bindAddress",)
+        result.note("webServicePort", f"it serves HTTP; /metrics and /status are at the admin port, {port}")
     if not port:
         return
-    host = _bind_host(java)
     closed = java.flag(name) and java.flag("authenticationEnabled")
-    served = java.flag("enableProxyStatsEndpoints")
-    if served and closed and result.secrets_directory is not None:
+    opens = java.flag("enableProxyStatsEndpoints") and has_port
+    if opens and closed and result.secrets_directory is not None:
         token = result.secret(name, "admin-token", secrets.token_hex(32).encode() + b"\n", "a token")
-        result.put("admin.bind", f"{host}:{port}", "bindAddress", "webServicePort")
+        result.put("admin.bind", java.bind(port), *sources)
         result.put("admin.token_file", token, name, comment="a new token, which Prometheus needs now")
         result.note(name, f"/metrics and /status now require the new token in {token}")
-    elif served and not closed:
-        names = ("bindAddress", "webServicePort", *([name] if java.flag("authenticationEnabled") else []))
-        result.put("admin.bind", f"{host}:{port}", *names, comment="open to all, as in Java")
+    elif opens and not closed:
+        names = (*sources, *([name] if java.flag("authenticationEnabled") else []))
+        result.put("admin.bind", java.bind(port), *names, comment="open to all, as in Java")
         result.note("webServicePort", "/metrics and /status are open to all who reach the port: see admin.token_file")
     else:
-        result.put("admin.bind", f"127.0.0.1:{port}", "webServicePort", comment="on this machine only")
+        result.put("admin.bind", f"127.0.0.1:{port}", *sources[1:], comment="on this machine only")
         result.note(
             "webServicePort",
-            "the admin port (metrics, probes) is on this machine only, since Java's asked for credentials: to open it, "
+            "the admin port (metrics, probes) is on this machine only, since Java's was not open to all: to open it, "
             "set admin.token_file and admin.bind",
         )
+
+
+def _free_port(java: Java) -> str:
+    """Return a port for the admin port that no listener has: Java's own default, if it is free."""
+    ports = ("servicePort", "servicePortTls", "webServicePort", "webServicePortTls")
+    used = {java.port(name) for name in ports}
+    return next(port for port in map(str, range(8080, 8085)) if port not in used)
 
 
 # ---- authentication of clients

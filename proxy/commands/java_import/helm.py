@@ -18,8 +18,14 @@ from proxy.common.suggestions import quote_name
 from proxy.config.types import Config
 
 GRACE_S_MIN = 75
-_BROKERS = "brokerServiceURL"
-_CHART_TABLES = frozenset({"plain listener", "TLS listener", "listener.tls", "admin", "brokers.credentials"})
+HTTP_PORT, ADMIN_PORT = 8081, 8080
+"""This chart's defaults."""
+_DERIVED = {"brokerServiceURL": "pulsar://brokers", "brokerWebServiceURL": "http://brokers"}
+"""URLs that the other chart writes into its proxy.conf by itself, as this one does."""
+_CHART_TABLES = frozenset(
+    {"plain listener", "TLS listener", "listener.tls", "admin", "brokers.credentials"}
+    | {"plain http_listener", "TLS http_listener", "http_listener.tls"}
+)
 """What this chart derives from values of its own."""
 _JAVA_VARIABLES = ("PULSAR_MEM", "PULSAR_GC", "PULSAR_EXTRA_OPTS", "PULSAR_LOG", "BOOKIE_", "OPTS")
 
@@ -37,7 +43,6 @@ def _lost(reason: str) -> Value:
     return Value(reason=reason, lost=True)
 
 
-_HTTP = "the proxy passes on no HTTP"
 _RESOURCES = "they were sized for a JVM; this chart's own defaults are in docs/installation.md"
 
 VALUES: dict[str, Value] = {
@@ -90,18 +95,20 @@ VALUES: dict[str, Value] = {
     "proxy.service.loadBalancerSourceRanges": Value("service.loadBalancerSourceRanges"),
     "proxy.service.nodePorts.pulsar": Value("service.nodePorts.pulsar"),
     "proxy.service.nodePorts.pulsarssl": Value("service.nodePorts.pulsarssl"),
-    "proxy.service.nodePorts.http": _lost(_HTTP),
-    "proxy.service.nodePorts.https": _lost(_HTTP),
+    "proxy.service.nodePorts.http": Value("service.nodePorts.http"),
+    "proxy.service.nodePorts.https": Value("service.nodePorts.http"),
     "proxy.ports.pulsar": Value("service.ports.pulsar"),
     "proxy.ports.pulsarssl": Value("service.ports.pulsarssl"),
-    "proxy.ports.http": Value(reason=_HTTP),
-    "proxy.ports.https": Value(reason=_HTTP),
+    "proxy.ports.http": Value("service.ports.http"),
+    "proxy.ports.https": Value("service.ports.http"),
     "proxy.ports.containerPorts.pulsar": Value("ports.pulsar"),
     "proxy.ports.containerPorts.pulsarssl": Value("ports.pulsarssl"),
-    "proxy.ports.containerPorts.http": Value("ports.admin"),
-    "proxy.ports.containerPorts.https": Value(reason=_HTTP),
-    "proxy.ingress.enabled": _lost(_HTTP),
-    "proxy.ingress": Value(reason=_HTTP),
+    "proxy.ports.containerPorts.http": Value("ports.http"),
+    "proxy.ports.containerPorts.https": Value("ports.http"),
+    "proxy.ingress.annotations": Value("http.ingress.annotations"),
+    "proxy.ingress.ingressClassName": Value("http.ingress.className"),
+    "proxy.ingress.hostname": Value("http.ingress.hostname"),
+    "proxy.ingress.pathType": Value(reason="paths are prefixes, of whole segments"),
     "auth.superUsers.proxy": Value("auth.proxyToken.role"),
 }
 
@@ -161,7 +168,9 @@ def import_helm(data: bytes, release: str) -> HelmResult:
         raise ConfigError("holds no values: a JSON object is wanted")
     result = HelmResult()
     tls = bool(_mapping(tree, "tls").get("enabled") and _mapping(tree, "tls", "proxy").get("enabled"))
-    _walk(result, _without_unused_ports(result, _mapping(tree, "proxy"), tls=tls), "proxy", release)
+    proxy = _without_unused_ports(result, _mapping(tree, "proxy"), tls=tls)
+    _walk(result, proxy, "proxy", release)
+    _http(result)
     _tls(result, tree)
     _authentication(result, tree)
     if "service_url" not in result.values.get("config", {}).get("brokers", {}):
@@ -171,14 +180,20 @@ def import_helm(data: bytes, release: str) -> HelmResult:
 
 
 def _without_unused_ports(result: HelmResult, proxy: Mapping[str, Any], *, tls: bool) -> Mapping[str, Any]:
-    """Return the proxy's values without the ports of a listener that it does not have: with TLS it has no plain one."""
-    unused = "pulsar" if tls else "pulsarssl"
+    """Return the proxy's values without the ports of listeners that it does not have: with TLS it has no plain ones,
+    except in the pod one for metrics, which is the admin port here; and without those of an Ingress that is off.
+    """
+    unused = ("pulsar", "http") if tls else ("pulsarssl", "https")
     copied = json.loads(json.dumps(proxy))
+    containers = _mapping(copied, "ports", "containerPorts")
+    if tls and isinstance(containers, dict) and (admin := containers.pop("http", None)):
+        result.put("ports.admin", admin, "proxy.ports.containerPorts.http")
     for path in (("ports",), ("ports", "containerPorts"), ("service", "nodePorts")):
         ports = _mapping(copied, *path)
-        if isinstance(ports, dict) and ports.pop(unused, None):
-            reason = f"there is no such port {'with' if tls else 'without'} tls.proxy.enabled"
-            result.needless.append((".".join(("proxy", *path, unused)), reason))
+        for name in unused:
+            if isinstance(ports, dict) and ports.pop(name, None):
+                reason = f"there is no such port {'with' if tls else 'without'} tls.proxy.enabled"
+                result.needless.append((".".join(("proxy", *path, name)), reason))
     return _mapping({"proxy": copied}, "proxy")
 
 
@@ -259,7 +274,7 @@ def _config_data(result: HelmResult, value: Any, release: str) -> None:
     for name in [name for name in given if name.startswith(_JAVA_VARIABLES)]:
         del given[name]
         result.needless.append((f"{path}.{name}" if name.isprintable() else path, "it is about Java"))
-    imported = import_values({_BROKERS: "pulsar://brokers", **given}, release)
+    imported = import_values({**_DERIVED, **given}, release)
     for table, entries in imported.tables.items():
         for entry in entries:
             names = [name for name in entry.names if name in given]
@@ -274,10 +289,64 @@ def _config_data(result: HelmResult, value: Any, release: str) -> None:
     result.needless += [(f"{path}.{name}", reason) for name, reason in imported.needless if name in quoted]
 
 
+def _ingress(result: HelmResult, value: Any, release: str) -> None:
+    """Convert the Ingress, which in both charts leads to HTTP alone."""
+    path = "proxy.ingress"
+    rules = dict(value) if isinstance(value, dict) else {}
+    if not rules.pop("enabled", False):
+        result.needless.append((path, "it is not enabled"))
+        return
+    result.put("http.ingress.enabled", True, f"{path}.enabled")
+    tls = _mapping(rules, "tls")
+    rules.pop("tls", None)
+    if tls.get("enabled"):
+        if tls.get("secretName"):
+            result.put("http.ingress.tlsSecret", tls["secretName"], f"{path}.tls.secretName")
+        else:
+            result.notes.append((f"{path}.tls", "it names no Secret: the controller's own certificate counts"))
+    place = rules.pop("path", "/")
+    if place == "/":
+        result.notes.append((path, "http.paths says what of / is reachable: /admin and /lookup"))
+    else:
+        result.put("http.paths", [place], f"{path}.path")
+    if not rules.get("hostname"):
+        result.lost.append((path, "name the host in http.ingress.hostname: without one, all hosts would lead there"))
+    for key, one in rules.items():
+        _walk(result, one, f"{path}.{key}", release)
+
+
+def _http(result: HelmResult) -> None:
+    """Enable HTTP where the values are about it; the other chart always has it, at the Service for clients."""
+    values = result.values
+    config = _mapping(values, "config")
+    named = [
+        _mapping(values, *path).get("http") for path in (("ports",), ("service", "ports"), ("service", "nodePorts"))
+    ]
+    if not (
+        any(named)
+        or _mapping(values, "http")
+        or config.get("http")
+        or _mapping(config, "brokers").get("web_service_url")
+    ):
+        result.notes.append(
+            ("proxy", "HTTP, which the other chart always serves, is off: see http.enabled and http.inClientsService")
+        )
+        return
+    result.put("http.enabled", True, "ports, Ingress or configuration of HTTP")
+    result.put("http.inClientsService", True, "the other chart's Service leads to HTTP, too")
+    ports = {"http": HTTP_PORT, "admin": ADMIN_PORT, **_mapping(values, "ports")}
+    if ports["http"] == ports["admin"]:
+        moved = "http" if "admin" in _mapping(values, "ports") else "admin"
+        result.put(
+            f"ports.{moved}", HTTP_PORT if ports["http"] != HTTP_PORT else ADMIN_PORT, "the other one has its port"
+        )
+
+
 _GROUPS: dict[str, Callable[[HelmResult, Any, str], None]] = {
     "proxy.gracePeriod": _grace,
     "proxy.affinity": _affinity,
     "proxy.configData": _config_data,
+    "proxy.ingress": _ingress,
 }
 
 

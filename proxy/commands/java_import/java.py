@@ -51,6 +51,11 @@ class Java:
         """Return a port; empty where Java has none there: a blank line removes a port that has a default."""
         return self.given(name) if name in self.values else self.defaults[name]
 
+    def bind(self, port: str | int) -> str:
+        """Return ``address:port`` with ``bindAddress``."""
+        host = self.get("bindAddress")
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
     def providers(self) -> list[str]:
         """Return the classes of ``authenticationProviders``; none without authentication."""
         return self.items("authenticationProviders") if self.flag("authenticationEnabled") else []
@@ -63,11 +68,20 @@ class Java:
             if not self.flag("authenticationEnabled"):
                 return "authenticationEnabled is false"
             return f"{PROVIDER_PREFIX}{condition} is not among authenticationProviders"
-        if condition == "servicePortTls":
-            return "" if self.port(condition) else "servicePortTls is not set"
+        if ports := _PORTS.get(condition):
+            return "" if any(map(self.port, ports)) else " and ".join(f"{port} is not set" for port in ports)
         return "" if not condition or self.flag(condition) else f"{condition} is false"
 
 
+TLS_PORT = "a port for TLS"
+HTTP_PORT = "a port for HTTP"
+_PORTS = {
+    "servicePortTls": ("servicePortTls",),
+    "webServicePortTls": ("webServicePortTls",),
+    TLS_PORT: ("servicePortTls", "webServicePortTls"),
+    HTTP_PORT: ("webServicePort", "webServicePortTls"),
+}
+"""Conditions that any of these ports meets."""
 _PROVIDER_NAMES = frozenset({"Token", "Tls", "Basic", "Sasl", "OpenID"})
 
 

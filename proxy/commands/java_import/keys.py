@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from proxy.commands.java_import import values as v
+from proxy.commands.java_import.java import HTTP_PORT, TLS_PORT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +45,17 @@ def _needless(default: str, reason: str, default_5: str | None = None) -> Key:
     return Key(default=default, reason=reason, default_5=default_5)
 
 
-def _lost(default: str, reason: str) -> Key:
-    return Key(default=default, reason=reason, lost=True)
+def _lost(default: str, reason: str, needs: str = "") -> Key:
+    return Key(default=default, reason=reason, needs=needs, lost=True)
 
 
-_HTTP = "the proxy passes on no HTTP (/admin, /lookup, WebSocket)"
-_LATER_HTTP = "it is about HTTP, which the proxy does not pass on"
+def _http(default: str, target: str, convert: v.Convert) -> Key:
+    return _same(default, f"http.{target}", convert, HTTP_PORT)
+
+
+_PROXY_PROTOCOL = "the PROXY protocol is not spoken yet: let the load balancer send no PROXY header"
+_ALWAYS_LIMITED = "there is always a limit here"
+_HTTP_THREADS = "it is about threads; here processes count: cluster.http_workers"
 _JAVA = "it is about Java"
 _STORE = "brokers.service_url"
 _THREADS = "it counts threads; here processes count, one forwarder for each CPU"
@@ -59,15 +65,21 @@ _KEEP_ALIVE_OFF = "pings cannot be turned off here"
 _TOPIC_LISTS = "limits.max_topic_lists_bytes is the one bound, and limits.lookup_timeout_ms the longest wait"
 _DISCOVERY_ONLY = "it is about the metadata store, which the proxy does not use"
 
+
+def _of_both(*keys: str) -> tuple[str, ...]:
+    """Return keys of the TLS of listeners for Pulsar's protocol and for HTTP: Java has one certificate for both."""
+    return tuple(f"{table}.tls.{key}" for table in ("listener", "http_listener") for key in keys)
+
+
 KEYS: dict[str, Key] = {
     # brokers
     "brokerServiceURL": _group("", "brokers.service_url"),
     "brokerServiceURLTLS": _group("", "brokers.service_url"),
     "tlsEnabledWithBroker": _group("false", "brokers.service_url"),
-    "brokerWebServiceURL": _lost("", _HTTP),
-    "brokerWebServiceURLTLS": _lost("", _HTTP),
-    "functionWorkerWebServiceURL": _lost("", _HTTP),
-    "functionWorkerWebServiceURLTLS": _lost("", _HTTP),
+    "brokerWebServiceURL": _group("", "brokers.web_service_url", needs=HTTP_PORT),
+    "brokerWebServiceURLTLS": _group("", "brokers.web_service_url", needs=HTTP_PORT),
+    "functionWorkerWebServiceURL": _group("", "http.function_worker_url", needs=HTTP_PORT),
+    "functionWorkerWebServiceURLTLS": _group("", "http.function_worker_url", needs=HTTP_PORT),
     "metadataStoreUrl": _group("", _STORE),
     "configurationMetadataStoreUrl": _group("", _STORE),
     "zookeeperServers": _group("", _STORE),
@@ -91,22 +103,22 @@ KEYS: dict[str, Key] = {
         "75000", "relays end by TCP's keep-alive (relay.keep_alive_idle_ms), not by a broker's silence"
     ),
     # listeners
-    "bindAddress": _group("0.0.0.0", "listener.bind", "admin.bind"),  # noqa: S104 -- as in Java
+    "bindAddress": _group("0.0.0.0", "listener.bind", "http_listener.bind", "admin.bind"),  # noqa: S104 -- as in Java
     "servicePort": _group("6650", "listener.bind"),
     "servicePortTls": _group("", "listener.bind"),
-    "webServicePort": _group("8080", "admin.bind"),
-    "webServicePortTls": _lost("", "the admin port has no TLS, and the proxy passes on no HTTP"),
+    "webServicePort": _group("8080", "http_listener.bind", "admin.bind"),
+    "webServicePortTls": _group("", "http_listener.bind"),
     "advertisedAddress": _needless("", "no client and no broker is told the proxy's own name"),
     "clusterName": _same("", "cluster.name"),
     "keepAliveIntervalSeconds": _same(
         "30", "limits.keep_alive_interval_ms", v.at_least(1, factor=1000, off=_KEEP_ALIVE_OFF)
     ),
-    "haProxyProtocolEnabled": _lost(
-        "false", "the PROXY protocol is not spoken yet: let the load balancer send no PROXY header"
+    "haProxyProtocolEnabled": _lost("false", _PROXY_PROTOCOL),
+    "webServiceHaProxyProtocolEnabled": _lost("false", _PROXY_PROTOCOL, HTTP_PORT),
+    "webServiceTrustXForwardedFor": _lost(
+        "false", "X-Forwarded-For of a client is not believed: a connection's own address counts", HTTP_PORT
     ),
-    "webServiceHaProxyProtocolEnabled": _needless("false", _LATER_HTTP),
-    "webServiceTrustXForwardedFor": _needless("false", _LATER_HTTP),
-    "webServiceLogDetailedAddresses": _needless("", _LATER_HTTP),
+    "webServiceLogDetailedAddresses": _needless("", "http.access_log names the client's address and the upstream"),
     "proxyZeroCopyModeEnabled": _needless("true", "bytes are spliced wherever both sides are plain"),
     "proxyLogLevel": _lost("0", "commands of clients are not logged; metrics.count_messages counts messages"),
     "statusFilePath": _lost("", "no file takes the proxy out of rotation: `drain` does, and /readyz tells"),
@@ -116,9 +128,7 @@ KEYS: dict[str, Key] = {
     "narExtractionDirectory": _needless("", _JAVA),
     "authenticationRoleLoggingAnonymizer": _lost("NONE", "roles are logged as they are"),
     # limits
-    "maxConcurrentInboundConnections": _same(
-        "10000", "limits.max_connections", v.at_least(1, off="there is always a limit here")
-    ),
+    "maxConcurrentInboundConnections": _same("10000", "limits.max_connections", v.at_least(1, off=_ALWAYS_LIMITED)),
     "maxConcurrentInboundConnectionsPerIp": _same("0", "limits.max_connections_per_address", v.at_least(0)),
     "maxConcurrentLookupRequests": _same("50000", "limits.max_concurrent_lookups", v.at_least(1)),
     "maxTopicListInFlightHeapMemSizeMB": _same("100", "limits.max_topic_lists_bytes", v.at_least(1, factor=1024**2)),
@@ -157,7 +167,9 @@ KEYS: dict[str, Key] = {
     "saslJaasServerSectionName": _group(
         "PulsarProxy", "authentication.sasl.principal", "authentication.sasl.keytab", needs="Sasl"
     ),
-    "saslJaasServerRoleTokenSignerSecretPath": _needless("", _LATER_HTTP),
+    "saslJaasServerRoleTokenSignerSecretPath": _lost(
+        "", "clients cannot authenticate by Kerberos over HTTP, as they can at the other listeners", "Sasl"
+    ),
     "kinitCommand": _needless("/usr/bin/kinit", _JAVA),
     "openIDAllowedTokenIssuers": _group("", "authentication.oidc.allowed_issuers", needs="OpenID"),
     "openIDAllowedAudiences": _same("", "authentication.oidc.allowed_audiences", v.entries, "OpenID"),
@@ -215,23 +227,21 @@ KEYS: dict[str, Key] = {
     "brokerClient_*": _lost("", "settings of Java's client are not read"),
     # TLS of listeners
     "tlsEnabledInProxy": _needless("false", "servicePortTls decides, as in Java"),
-    "tlsCertificateFilePath": _group("", "listener.tls.certificate", needs="servicePortTls"),
-    "tlsKeyFilePath": _group("", "listener.tls.key", needs="servicePortTls"),
-    "tlsTrustCertsFilePath": _group("", "listener.tls.client_ca", needs="servicePortTls"),
-    "tlsRequireTrustedClientCertOnConnect": _same(
-        "false", "listener.tls.require_client_certificate", v.boolean, "servicePortTls"
-    ),
+    "tlsCertificateFilePath": _group("", *_of_both("certificate"), needs=TLS_PORT),
+    "tlsKeyFilePath": _group("", *_of_both("key"), needs=TLS_PORT),
+    "tlsTrustCertsFilePath": _group("", *_of_both("client_ca"), needs=TLS_PORT),
+    "tlsRequireTrustedClientCertOnConnect": _group("false", *_of_both("require_client_certificate"), needs=TLS_PORT),
     "tlsAllowInsecureConnection": _lost(
         "false", "certificates of clients and brokers that cannot be verified are refused"
     ),
     "tlsCertRefreshCheckDurationSec": _needless("300", "changed files are read at once"),
     "tlsProtocols": _same("", "listener.tls.minimum_version", v.tls_version, "servicePortTls"),
     "tlsCiphers": _same("", "listener.tls.ciphers", v.ciphers, "servicePortTls"),
-    "tlsEnabledWithKeyStore": _group("false", "listener.tls.certificate", needs="servicePortTls"),
-    "tlsKeyStore": _group("", "listener.tls.certificate", "listener.tls.key", needs="servicePortTls"),
+    "tlsEnabledWithKeyStore": _group("false", *_of_both("certificate"), needs=TLS_PORT),
+    "tlsKeyStore": _group("", *_of_both("certificate", "key"), needs=TLS_PORT),
     "tlsKeyStoreType": _needless("JKS", "a file of PEM replaces it"),
     "tlsKeyStorePassword": _needless("", "a file of PEM has no password"),
-    "tlsTrustStore": _group("", "listener.tls.client_ca", needs="servicePortTls"),
+    "tlsTrustStore": _group("", *_of_both("client_ca"), needs=TLS_PORT),
     "tlsTrustStoreType": _needless("JKS", "a file of PEM replaces it"),
     "tlsTrustStorePassword": _needless("", "a file of PEM has no password"),
     "tlsProvider": _needless("", _JAVA),
@@ -240,29 +250,33 @@ KEYS: dict[str, Key] = {
     "sslFactoryPluginParams": _lost("", _PLUGIN_KEY),
     "tlsFactoryClassName": _lost("default", _PLUGIN_KEY),
     "tlsFactoryConfig": _lost("", _PLUGIN_KEY),
-    "webServiceTlsProvider": _needless("Conscrypt", _LATER_HTTP, default_5=""),
-    "webServiceTlsProtocols": _needless("", _LATER_HTTP),
-    "webServiceTlsCiphers": _needless("", _LATER_HTTP),
+    "webServiceTlsProvider": _needless("Conscrypt", _JAVA, default_5=""),
+    "webServiceTlsProtocols": _group("", "http_listener.tls.minimum_version", needs="webServicePortTls"),
+    "webServiceTlsCiphers": _group("", "http_listener.tls.ciphers", needs="webServicePortTls"),
     # HTTP, WebSocket, extensions
-    "httpReverseProxyConfigs": _lost("", _HTTP),
-    "httpReverseProxy.*": _lost("", _HTTP),
-    "httpOutputBufferSize": _needless("32768", _LATER_HTTP),
-    "httpInputMaxReplayBufferSize": _needless("5242880", _LATER_HTTP),
-    "httpMaxRequestHeaderSize": _needless("8192", _LATER_HTTP),
-    "httpMaxResponseHeaderSize": _needless("8192", _LATER_HTTP),
-    "httpProxyTimeout": _needless("300000", _LATER_HTTP),
-    "httpProxyIdleTimeout": _needless("30000", _LATER_HTTP),
-    "httpServerIdleTimeout": _needless("30000", _LATER_HTTP),
-    "httpNumThreads": _needless("", _LATER_HTTP),
-    "httpServerThreadPoolQueueSize": _needless("8192", _LATER_HTTP),
-    "httpServerAcceptQueueSize": _needless("8192", _LATER_HTTP),
-    "maxHttpServerConnections": _needless("2048", _LATER_HTTP),
-    "maxConcurrentHttpRequests": _needless("1024", _LATER_HTTP),
-    "httpRequestsLimitEnabled": _needless("false", _LATER_HTTP),
-    "httpRequestsMaxPerSecond": _needless("100.0", _LATER_HTTP),
-    "proxyHttpResponseHeadersJson": _needless("", _LATER_HTTP),
-    "webSocketServiceEnabled": _lost("false", _HTTP),
-    "webSocketPingDurationSeconds": _needless("-1", _LATER_HTTP),
+    "httpReverseProxyConfigs": _lost(
+        "", "Java itself reads only httpReverseProxy.<name>.path and .proxyTo; here they are http.routes", HTTP_PORT
+    ),
+    "httpReverseProxy.*": _group("", "http.routes", needs=HTTP_PORT),
+    "httpOutputBufferSize": _needless("32768", "bodies are passed on as they come"),
+    "httpInputMaxReplayBufferSize": _http("5242880", "max_replay_bytes", v.at_least(0)),
+    "httpMaxRequestHeaderSize": _http("8192", "max_head_bytes", v.at_least(1024, most=1024**2)),
+    "httpMaxResponseHeaderSize": _needless("8192", "heads of responses have a fixed bound"),
+    "httpProxyTimeout": _http("300000", "response_timeout_ms", v.at_least(1)),
+    "httpProxyIdleTimeout": _http("30000", "body_timeout_ms", v.at_least(1, off=_ALWAYS_LIMITED)),
+    "httpServerIdleTimeout": _http("30000", "idle_timeout_ms", v.at_least(1, off=_ALWAYS_LIMITED)),
+    "httpNumThreads": _needless("", _HTTP_THREADS),
+    "httpServerThreadPoolQueueSize": _needless("8192", _HTTP_THREADS),
+    "httpServerAcceptQueueSize": _needless("8192", "clients wait in the kernel's queue, as at all listeners"),
+    "maxHttpServerConnections": _http("2048", "max_connections", v.at_least(1, off=_ALWAYS_LIMITED, most=10_000)),
+    "maxConcurrentHttpRequests": _http("1024", "max_requests", v.at_least(1, off=_ALWAYS_LIMITED, most=10_000)),
+    "httpRequestsLimitEnabled": _lost(
+        "false", "no rate of requests is limited, but how many are under way: http.max_requests", HTTP_PORT
+    ),
+    "httpRequestsMaxPerSecond": _needless("100.0", "httpRequestsLimitEnabled decides whether it counts"),
+    "proxyHttpResponseHeadersJson": _group("", "http.response_headers", needs=HTTP_PORT),
+    "webSocketServiceEnabled": _lost("false", "WebSocket (/ws) is not served", HTTP_PORT),
+    "webSocketPingDurationSeconds": _needless("-1", "webSocketServiceEnabled decides whether it counts"),
     "proxyExtensions": _lost("", "protocols of other systems (KoP, MoP) are not served"),
     "proxyExtensionsDirectory": _needless("./proxyextensions", _JAVA),
     "useSeparateThreadPoolForProxyExtensions": _needless("true", _JAVA),

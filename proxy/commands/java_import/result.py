@@ -1,6 +1,7 @@
 """The result of an import: this proxy's keys with where they came from, what is lost, what needs nothing; as TOML."""
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,13 @@ TABLES = {
     "plain listener": "[[listener]]",
     "TLS listener": "[[listener]]",
     "listener.tls": "[listener.tls]",
+    "plain http_listener": "[[http_listener]]",
+    "TLS http_listener": "[[http_listener]]",
+    "http_listener.tls": "[http_listener.tls]",
     "brokers": "[brokers]",
     "brokers.tls": "[brokers.tls]",
     "brokers.credentials": "[brokers.credentials]",
+    "http": "[http]",
     "authentication": "[authentication]",
     "authentication.token": "[authentication.token]",
     "authentication.tls": "[authentication.tls]",
@@ -32,6 +37,7 @@ TABLES = {
 }
 """Tables in the order in which they are written. A listener's tables follow it: `listener.tls` is that of the last."""
 _WIDTH = 118
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass
@@ -93,13 +99,15 @@ class Result:
         """Record a key that is not carried over."""
         self.handled.add(name)
         self.named.add(name)
-        self.lost.append((name, reason))
+        if (name, reason) not in self.lost:  # two listeners may have the same files
+            self.lost.append((name, reason))
 
     def skip(self, name: str, reason: str) -> None:
         """Record a key that needs nothing here."""
         self.handled.add(name)
         self.named.add(name)
-        self.needless.append((name, reason))
+        if (name, reason) not in self.needless:
+            self.needless.append((name, reason))
 
     def note(self, name: str, reason: str) -> None:
         """Record a difference that an operator must know of."""
@@ -142,7 +150,10 @@ def _line(entry: Entry) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Return a text, a number, a boolean or a list as TOML writes it."""
+    """Return a text, a number, a boolean, a list or a table as TOML writes it, on one line."""
+    if isinstance(value, dict):
+        keys = {key: key if _BARE_KEY.match(key) else printable_json(key) for key in value}
+        return f"{{ {', '.join(f'{keys[key]} = {toml_value(one)}' for key, one in value.items())} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
     return printable_json(value)

@@ -32,7 +32,7 @@ def boolean(value: str) -> Converted:
     return value.lower() == "true" if value.lower() in {"true", "false"} else Lost("it is neither true nor false")
 
 
-def at_least(minimum: int, factor: int = 1, off: str = "") -> Convert:
+def at_least(minimum: int, factor: int = 1, off: str = "", most: int = INTEGER_MAX) -> Convert:
     """Return a converter of integers, times a factor; ``off``: why a value below the minimum cannot be had here."""
 
     def convert(value: str) -> Converted:
@@ -41,8 +41,8 @@ def at_least(minimum: int, factor: int = 1, off: str = "") -> Convert:
         number = int(value) if len(value) < 20 else INTEGER_MAX + 1  # noqa: PLR2004 -- as digits of a long
         if number < minimum and off:
             return Lost(off)
-        if not minimum <= number <= INTEGER_MAX // factor:
-            return Lost(f"it is not within {minimum} to {INTEGER_MAX // factor}")
+        if not minimum <= number <= most // factor:
+            return Lost(f"it is not within {minimum} to {most // factor}")
         return number * factor
 
     return convert

@@ -30,7 +30,8 @@ class HttpRoute(Strict, frozen=True):
     """A further path that is passed on, beside those of brokers and function workers.
 
     path: beginning of the path of requests, by whole segments: `/tools` is `/tools` and what is below it
-    url: `http://host:port` or `https://…`, or several hosts separated by commas; the path is passed on as it is
+    url: `http://host:port` or `https://…`, or several hosts separated by commas: the path is passed on as it is. A path
+        behind them takes the place of `path`: with `http://host:port/`, `/tools/x` is passed on as `/x`
     """
 
     path: NonEmpty

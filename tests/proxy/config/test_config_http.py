@@ -47,6 +47,10 @@ def test_the_defaults_need_only_the_brokers_url(files: Files) -> None:
         ('[http]\nfunction_worker_url = "broker:8080"', "http.function_worker_url"),
         ('[http]\nwebsocket_url = "ws://broker:8080"', "http.websocket_url"),
         ('[[http.routes]]\npath = "/a"\nurl = "x"', "http.routes[0].url"),
+        ('[[http.routes]]\npath = "/a"\nurl = "http://x/a/../b"', "http.routes[0].url"),
+        ('[[http.routes]]\npath = "/a"\nurl = "http://x//b"', "http.routes[0].url"),
+        ('[[http.routes]]\npath = "/a"\nurl = "http://x/b?c"', "http.routes[0].url"),
+        ('[[http.routes]]\npath = "/a"\nurl = "http://x/%61"', "http.routes[0].url"),
         ('[[http.routes]]\npath = "a"\nurl = "http://x"', "http.routes[0].path"),
         ('[[http.routes]]\npath = "/a/../admin"\nurl = "http://x"', "http.routes[0].path"),
         ('[[http.routes]]\npath = "/a//b"\nurl = "http://x"', "http.routes[0].path"),
@@ -107,7 +111,7 @@ def test_files(files: Files, tmp_path: Any) -> None:
     assert broker_files(config) == (f"{tmp_path}/trust",), "tried before they are taken over"
     plain = files.load(WEB + LISTENER)
     assert SYSTEM_AUTHORITIES not in files_of_role(Role.HTTP, plain)
-    system = files.load(WEB + LISTENER + '[[http.routes]]\npath = "/x"\nurl = "https://x"')
+    system = files.load(WEB + LISTENER + '[[http.routes]]\npath = "/x"\nurl = "https://x/y/"')
     assert SYSTEM_AUTHORITIES in files_of_role(Role.HTTP, system)
 
 

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
-from proxy.http.routes import http_routes
+from proxy.http.routes import http_replacements, http_routes
 from proxy.http.service import HttpService
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -338,3 +338,41 @@ async def test_a_tls_handshake_has_its_time(
 def test_routes(path: str, upstream: str | None) -> None:
     routes = [{"path": "/tools/", "url": "http://a"}, {"path": "/admin/v2/own", "url": "http://b"}]
     assert http_routes(config_of(http={"routes": routes})).find(path) == upstream
+
+
+@pytest.mark.parametrize(
+    ("path", "url", "target", "passed_on"),
+    [
+        ("/ui", "http://a/", b"/ui/x/y?z=/ui", b"/x/y?z=/ui"),
+        ("/ui/", "http://a/", b"/ui", b"/"),
+        ("/ui", "http://a/", b"/ui?x", b"/?x"),
+        ("/ui", "http://a/", b"/ui/", b"/"),
+        ("/ui", "http://a/base", b"/ui", b"/base"),
+        ("/ui", "http://a:1,b:2/base/", b"/ui/", b"/base/"),
+        ("/ui", "http://a/base", b"/u%69/a%2Fb%3F", b"/base/a%2Fb%3F"),
+        ("/a/b", "http://a/c/d/e", b"/a/b/f//g", b"/c/d/e/f//g"),
+        ("/", "http://a/c", b"/x", b"/c/x"),
+    ],
+)
+def test_a_path_takes_the_place_of_the_routes_own(path: str, url: str, target: bytes, passed_on: bytes) -> None:
+    found = http_replacements(config_of(http={"routes": [{"path": path, "url": url}]}))
+    assert found["route-0"].apply(target) == passed_on
+    assert not http_replacements(config_of(http={"routes": [{"path": path, "url": "http://a"}]}))
+
+
+async def test_a_route_with_a_path_passes_on_another_one(serve: Serve) -> None:
+    served = await serve(http={"routes": [{"path": "/ui", "url": "http://a/"}]})
+    request = b"GET /ui%s HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert await served.status(request % b"/x?y") == 200
+    assert [one.target for one in served.upstream.requests] == [b"/x?y"]
+    await served.service.configure(config_of(http={"routes": [{"path": "/ui", "url": "http://a/base"}]}))
+    served.use_parts()
+    assert await served.status(request % b"/x") == 200
+    assert [one.target for one in served.upstream.requests][1:] == [b"/base/x"]
+
+
+async def test_what_is_passed_on_names_no_host(serve: Serve) -> None:
+    """Security: after two slashes a server may read a host."""
+    served = await serve(http={"routes": [{"path": "/ui", "url": "http://a/"}]})
+    assert await served.status(b"GET /ui//evil.example/x HTTP/1.1\r\nHost: x\r\n\r\n") == 400
+    assert served.upstream.requests == []

@@ -13,7 +13,8 @@
 {{- printf "%s-broker" ($fullname | trunc 63 | trimSuffix "-") -}}
 {{- end -}}
 
-{{/* `brokers.service_url` and `brokers.allowed_hosts` for its brokers (YAML), or `{}` where `config` names brokers. The
+{{/* `brokers.service_url`, `brokers.allowed_hosts` and, with a listener for HTTP, `brokers.web_service_url` for its brokers
+     (YAML), or `{}` where `config` names brokers. The
      Service has one address for all brokers, and each broker advertises its pod's name below the headless Service: relays
      go to pods of this StatefulSet there. Rules in `config` are taken alone, since a target must meet all of them. */}}
 {{- define "pulsar-trio-proxy.derivedBrokers" -}}
@@ -24,6 +25,10 @@
 {{- $zone := printf "%s.svc.%s" (.Values.brokers.namespace | default .Release.Namespace) .Values.clusterDomain -}}
 {{- $endpoint := ternary "pulsar+ssl://%s.%s:6651" "pulsar://%s.%s:6650" .Values.brokers.tls -}}
 {{- $_ := set $brokers "service_url" (printf $endpoint $service $zone) -}}
+{{- if and (include "pulsar-trio-proxy.hasHttp" .) (not (get $explicit "web_service_url")) -}}
+{{- $web := ternary "https://%s.%s:8443" "http://%s.%s:8080" .Values.brokers.tls -}}
+{{- $_ := set $brokers "web_service_url" (printf $web $service $zone) -}}
+{{- end -}}
 {{- if not (or (get $explicit "allowed_hosts") (get $explicit "allowed_addresses")) -}}
 {{- $_ := set $brokers "allowed_hosts" (list (printf "%s-*.%s-headless.%s" $service $service $zone)) -}}
 {{- end -}}

@@ -7,6 +7,9 @@
 {{- $listeners = append $listeners (omit . "tls") -}}
 {{- end -}}
 {{- $_ := set $config "listener" $listeners -}}
+{{- if and .Values.http.enabled (not .Values.http.existingSecret) -}}
+{{- $_ := set $config "http_listener" (list (omit (first $config.http_listener) "tls")) -}}
+{{- end -}}
 {{- end -}}
 {{- $config | toYaml -}}
 {{- end -}}

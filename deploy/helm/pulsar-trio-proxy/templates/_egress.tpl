@@ -1,6 +1,7 @@
 {{/* ---- where the proxy's pods may connect to ---------------------------------------------------------------- */}}
 
-{{/* The rules for egress (YAML list): DNS, the brokers, what authentication asks, then `networkPolicy.egress`. Where a
+{{/* The rules for egress (YAML list): DNS, the brokers, other upstreams of HTTP, what authentication asks, then
+     `networkPolicy.egress`. Where a
      network plugin decides behind a Service, it sees the pods' addresses and ports; so a peer is named only where the
      brokers' pods are known. Call: (list . $effectiveConfig) */}}
 {{- define "pulsar-trio-proxy.egress" -}}
@@ -25,11 +26,23 @@
     - port: {{ . }}
       protocol: TCP
     {{- end }}
+    {{- with include "pulsar-trio-proxy.derivedWebUrl" (list $root $config) }}
+    - port: {{ include "pulsar-trio-proxy.port" (list . "") }}
+      protocol: TCP
+    {{- end }}
     {{- end }}
   {{- with include "pulsar-trio-proxy.brokerPeers" (list $root $config.brokers) | fromJsonArray }}
   to:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+{{- with include "pulsar-trio-proxy.webPorts" (list $root $config) | fromJsonArray }}
+# HTTP is passed on there
+- ports:
+    {{- range . }}
+    - port: {{ . }}
+      protocol: TCP
+    {{- end }}
+{{- end }}
 {{- with include "pulsar-trio-proxy.issuerPorts" (list $root $config) | fromJsonArray }}
 # Issuers of tokens, HTTP proxies
 - ports:
@@ -72,6 +85,40 @@
 {{- end -}}
 {{- if and (or .allowed_hosts .allowed_addresses) (not .allowed_ports) -}}
 {{- $ports = concat $ports (list "6650" "6651") -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* `brokers.web_service_url`, if it is derived from a Pulsar release; else empty. Call: (list . $effectiveConfig) */}}
+{{- define "pulsar-trio-proxy.derivedWebUrl" -}}
+{{- $own := dig "brokers" "web_service_url" "" ((index . 0).Values.config | default dict) -}}
+{{- if not $own -}}{{- (index . 1).brokers.web_service_url -}}{{- end -}}
+{{- end -}}
+
+{{/* The ports of HTTP's upstreams, but those of a Pulsar release's brokers (JSON list of texts); brokers may redirect to
+     `allowed_ports`. Call: (list . $effectiveConfig) */}}
+{{- define "pulsar-trio-proxy.webPorts" -}}
+{{- $config := index . 1 -}}
+{{- $ports := list -}}
+{{- if $config.http_listener -}}
+{{- $urls := list $config.http.function_worker_url $config.http.websocket_url -}}
+{{- if not (include "pulsar-trio-proxy.derivedWebUrl" .) -}}
+{{- $urls = append $urls $config.brokers.web_service_url -}}
+{{- end -}}
+{{- range $config.http.routes -}}
+{{- $urls = append $urls .url -}}
+{{- end -}}
+{{- range $urls -}}
+{{- $default := ternary "443" "80" (hasPrefix "https:" .) -}}
+{{- range without (. | splitList "://" | last | splitList ",") "" -}}
+{{- $ports = append $ports (include "pulsar-trio-proxy.port" (list . $default)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $ports -}}
+{{- range $config.brokers.allowed_ports -}}
+{{- $ports = append $ports (int . | toString) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $ports | uniq | sortAlpha | toJson -}}

@@ -136,6 +136,11 @@ annotations:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.http -}}
+{{- if and .enabled .existingSecret (not .plain) -}}
+{{- $mounts = append $mounts (dict "folder" "http-tls" "secret" .existingSecret "keys" (list "tls.crt" "tls.key")) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.brokerTls.ca -}}
 {{- if .secret -}}
 {{- $mounts = append $mounts (dict "folder" "broker-ca" "secret" .secret "keys" (list .key)) -}}
@@ -169,8 +174,9 @@ annotations:
 {{- if or (not .Values.tls.enabled) .Values.tls.keepPlain -}}
 {{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsar))) -}}
 {{- end -}}
+{{- $tls := dict -}}
 {{- if .Values.tls.enabled -}}
-{{- $tls := dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets) -}}
+{{- $tls = dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets) -}}
 {{- if .Values.tls.clientCa.secret -}}
 {{- $_ := set $tls "client_ca" (printf "%s/client-ca/%s" $secrets .Values.tls.clientCa.key) -}}
 {{- end -}}
@@ -209,6 +215,20 @@ annotations:
   "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)) "allowed_hosts" (include "pulsar-trio-proxy.adminHosts" . | fromJsonArray))
   "shutdown" (dict "delay_ms" (include "pulsar-trio-proxy.secondsToLeave" . | int | mul 1000))
 -}}
+{{- with .Values.http -}}
+{{- if .enabled -}}
+{{- $http := dict "bind" (printf "%s:%d" $address (int $.Values.ports.http)) -}}
+{{- $httpTls := omit $tls "session_tickets" -}}
+{{- if .existingSecret -}}
+{{- $_ := set $httpTls "certificate" (printf "%s/http-tls/tls.crt" $secrets) -}}
+{{- $_ := set $httpTls "key" (printf "%s/http-tls/tls.key" $secrets) -}}
+{{- end -}}
+{{- if and $httpTls (not .plain) -}}
+{{- $_ := set $http "tls" $httpTls -}}
+{{- end -}}
+{{- $_ := set $config "http_listener" (list $http) -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.adminToken.secret -}}
 {{- $_ := set $config.admin "token_file" (printf "%s/admin-token/%s" $secrets .Values.adminToken.key) -}}
 {{- end -}}
@@ -292,15 +312,28 @@ annotations:
 {{- $toml -}}
 {{- end -}}
 
+{{/* "true" if there is a listener for HTTP. */}}
+{{- define "pulsar-trio-proxy.hasHttp" -}}
+{{- if or .Values.http.enabled (get (.Values.config | default dict) "http_listener") -}}true{{- end -}}
+{{- end -}}
+
 {{/* Listeners (JSON list): name of the port, its number, its kind as the name of the Service's port has it, whether clients
-     use TLS there. The names are those of ports.names; further listeners of a kind get a number behind it. */}}
+     use TLS there, the suffix of their Service's name. The names are those of ports.names; further listeners of a kind get
+     a number behind it. Those for HTTP are the last ones. */}}
 {{- define "pulsar-trio-proxy.listeners" -}}
 {{- $names := .Values.ports.names -}}
 {{- $seen := dict -}}
 {{- $ports := list -}}
-{{- range (include "pulsar-trio-proxy.config" . | fromJson).listener -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromJson -}}
+{{- if not $config.listener -}}
+{{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
+{{- end -}}
+{{- $separate := ternary "" "-http" .Values.http.inClientsService -}}
+{{- range $index, $listener := concat $config.listener ($config.http_listener | default list) -}}
 {{- $kind := ternary "pulsarssl" "pulsar" (hasKey . "tls") -}}
-{{- if eq (.routing | default "pulsar") "sni" -}}
+{{- if ge $index (len $config.listener) -}}
+{{- $kind = "http" -}}
+{{- else if eq (.routing | default "pulsar") "sni" -}}
 {{- $kind = "pulsarsni" -}}
 {{- end -}}
 {{- $name := get $names $kind -}}
@@ -311,11 +344,10 @@ annotations:
 {{- $name = printf "%s-%d" $name $count -}}
 {{- $service = printf "%s-%d" $service $count -}}
 {{- end -}}
-{{- $port := splitList ":" (.bind | default "0.0.0.0:6650") | last | int -}}
-{{- $ports = append $ports (dict "name" $name "service" $service "port" $port "kind" $kind "tls" (ne $kind "pulsar")) -}}
-{{- end -}}
-{{- if not $ports -}}
-{{- fail "config.listener: is empty, so no client could connect; leave it out, or name listeners" -}}
+{{- $isHttp := eq $kind "http" -}}
+{{- $port := splitList ":" (.bind | default (ternary "0.0.0.0:8081" "0.0.0.0:6650" $isHttp)) | last | int -}}
+{{- $tls := or (hasKey . "tls") (eq $kind "pulsarsni") -}}
+{{- $ports = append $ports (dict "name" $name "service" $service "port" $port "kind" $kind "tls" $tls "suffix" (ternary $separate "" $isHttp)) -}}
 {{- end -}}
 {{- $ports | toJson -}}
 {{- end -}}
@@ -325,7 +357,7 @@ annotations:
 {{- define "pulsar-trio-proxy.testedListener" -}}
 {{- $tested := dict -}}
 {{- range . -}}
-{{- if and (not $tested) (ne .kind "pulsarsni") -}}
+{{- if and (not $tested) (has .kind (list "pulsar" "pulsarssl")) -}}
 {{- $tested = . -}}
 {{- end -}}
 {{- end -}}
@@ -374,6 +406,9 @@ annotations:
 {{- $fixed = append $fixed "sni" -}}
 {{- end -}}
 {{- $listeners = append $listeners $fixed -}}
+{{- end -}}
+{{- range $config.http_listener -}}
+{{- $listeners = append $listeners (list "http" (.bind | default "") (hasKey . "tls")) -}}
 {{- end -}}
 {{- $limits := pick $all.limits "max_command_bytes" "max_broker_frame_bytes" -}}
 {{- list $config.cluster $listeners $config.admin.bind $all.relay.crash_safe $all.log $limits | toJson | sha256sum -}}

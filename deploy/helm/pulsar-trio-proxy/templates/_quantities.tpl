@@ -6,7 +6,8 @@
 {{- $cluster := $config.cluster -}}{{- $limits := $config.limits -}}
 {{- $mib := 1048576 -}}
 {{- $forwarders := max 1 (int $cluster.forwarders) -}}
-{{- $workers := add 1 $forwarders $cluster.lookup_workers $cluster.auth_workers -}}
+{{- $httpWorkers := ternary (int $cluster.http_workers) 0 (gt (len $config.http_listener) 0) -}}
+{{- $workers := add 1 $forwarders $cluster.lookup_workers $cluster.auth_workers $httpWorkers -}}
 {{- $processes := add (mul 96 $mib) (mul 20 $mib $workers) -}}
 {{- $holders := add $forwarders $cluster.lookup_workers -}}
 {{- $answers := ternary (max (int64 $limits.max_topic_lists_bytes) (int64 $limits.max_broker_frame_bytes)) (int64 $limits.max_broker_frame_bytes) (hasKey $given "max_topic_lists_bytes") -}}
@@ -19,6 +20,14 @@
 {{- if .tls -}}{{- $clientTls = 1 -}}{{- end -}}
 {{- end -}}
 {{- $used := add $processes (mulf $answers $holders 1.1 | floor | int64) (mul $lookups $holders) (mul $unauthenticated $limits.max_command_bytes) (mul $connections (add 24576 (mul 49152 (add $brokerTls $clientTls)))) -}}
+{{- if $httpWorkers -}}
+{{- $httpTls := 0 -}}
+{{- range $config.http_listener -}}
+{{- if .tls -}}{{- $httpTls = 1 -}}{{- end -}}
+{{- end -}}
+{{- $bodies := mul $httpWorkers (max (mul 64 $mib) (int64 $config.http.max_replay_bytes)) -}}
+{{- $used = add $used $bodies (mul $config.http.max_connections (add 24576 (mul 49152 $httpTls))) (mul 196608 $config.http.max_requests) -}}
+{{- end -}}
 {{- /* The smallest number of which 15/16, rounded up, are enough: the rest is the program's reserve. */ -}}
 {{- add1 (div (mul 16 (sub $used 1)) 15) -}}
 {{- end -}}

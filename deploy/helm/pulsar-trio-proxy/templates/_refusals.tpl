@@ -12,6 +12,8 @@
 ) -}}
 {{- include "pulsar-trio-proxy.refuseImages" . -}}
 {{- include "pulsar-trio-proxy.refuseTls" . -}}
+{{- include "pulsar-trio-proxy.refuseHttp" (list . $config) -}}
+{{- include "pulsar-trio-proxy.refuseRoutes" . -}}
 {{- include "pulsar-trio-proxy.refuseAuth" (list . $config) -}}
 {{- include "pulsar-trio-proxy.refuseConfig" (list . $config) -}}
 {{- include "pulsar-trio-proxy.refusePorts" (list . $config $listeners) -}}
@@ -64,6 +66,46 @@
 {{- end -}}
 {{- if and .Values.sni.enabled (get (.Values.config | default dict) "listener") -}}
 {{- fail "sni.enabled: config.listener names listeners of your own; put routing: sni into one of config.listener, and leave sni out" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An error for a listener for HTTP without upstreams or with two owners, and for an Ingress that takes the paths of every
+     host. Call: (list . $effectiveConfig) */}}
+{{- define "pulsar-trio-proxy.refuseHttp" -}}
+{{- $root := index . 0 -}}{{- $config := index . 1 -}}
+{{- if and $root.Values.http.enabled (get ($root.Values.config | default dict) "http_listener") -}}
+{{- fail "http.enabled: config.http_listener names listeners of your own; leave one of them out" -}}
+{{- end -}}
+{{- if and $config.http_listener (not $config.brokers.web_service_url) -}}
+{{- fail "config.brokers.web_service_url: is empty, so HTTP has nowhere to go; write http://HOST:PORT or https://HOST:PORT, where the brokers serve HTTP" -}}
+{{- end -}}
+{{- with $root.Values.http.ingress -}}
+{{- if and .enabled (not .hostname) -}}
+{{- fail "http.ingress.hostname: is empty, so the paths of every host of the controller would lead to the brokers' admin API; name the host" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An error for routes of a Gateway that lead nowhere, or not to what they are for. The admin port is none of these
+     ports. */}}
+{{- define "pulsar-trio-proxy.refuseRoutes" -}}
+{{- $ports := dict -}}
+{{- range include "pulsar-trio-proxy.listeners" . | fromJsonArray -}}
+{{- $_ := set $ports .service . -}}
+{{- end -}}
+{{- range $table := list "httpRoutes" "tcpRoutes" "tlsRoutes" -}}
+{{- range $name, $_ := get $.Values.gateway $table -}}
+{{- if not (hasKey $ports $name) -}}
+{{- fail (printf "gateway.%s: no port of a listener has the name %s; there are %s" $table $name (keys $ports | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- $port := get $ports $name -}}
+{{- if and (eq $table "httpRoutes") (ne $port.kind "http") -}}
+{{- fail (printf "gateway.httpRoutes: %s is the port of Pulsar's binary protocol; use gateway.tcpRoutes or gateway.tlsRoutes" $name) -}}
+{{- end -}}
+{{- if and (eq $table "tlsRoutes") (not $port.tls) -}}
+{{- fail (printf "gateway.tlsRoutes: the listener %s has no TLS; use gateway.tcpRoutes, or enable tls" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -230,9 +272,10 @@
 {{- $own := $root.Values.config | default dict -}}
 {{- $lowest := include "pulsar-trio-proxy.lowestPort" $root | int -}}
 {{- $keys := dict -}}
-{{- $admin := dict "port" ($config.admin.bind | splitList ":" | last | int) "key" (ternary "config.admin.bind" "ports.admin" (ne (dig "admin" "bind" "" $own) "")) -}}
+{{- $admin := dict "kind" "admin" "port" ($config.admin.bind | splitList ":" | last | int) "key" (ternary "config.admin.bind" "ports.admin" (ne (dig "admin" "bind" "" $own) "")) -}}
 {{- range prepend $listeners $admin -}}
-{{- $key := .key | default (ternary "config.listener" (printf "ports.%s" .service) (hasKey $own "listener")) -}}
+{{- $table := ternary "http_listener" "listener" (eq .kind "http") -}}
+{{- $key := .key | default (ternary (printf "config.%s" $table) (printf "ports.%s" .service) (hasKey $own $table)) -}}
 {{- $port := .port | int -}}
 {{- with get $keys (toString $port) -}}
 {{- fail (printf "%s: port %d is that of %s, too; in a pod each listener needs a port of its own" $key $port .) -}}
@@ -284,7 +327,7 @@
 {{- with dig "limits" "memory" "" ($root.Values.resources | default dict) -}}
 {{- $needed := include "pulsar-trio-proxy.memoryNeededBytes" (list $root $config) | float64 -}}
 {{- if lt (include "pulsar-trio-proxy.quantity" . | float64) $needed -}}
-{{- fail (printf "resources.limits.memory: %v is too small; this configuration needs at least %dMi: raise it, or lower config.cluster.forwarders or what config.limits sets" . (divf $needed 1048576 | ceil | int)) -}}
+{{- fail (printf "resources.limits.memory: %v is too small; this configuration needs at least %dMi: raise it, or lower config.cluster.forwarders or what config.limits and, for HTTP, config.http set" . (divf $needed 1048576 | ceil | int)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

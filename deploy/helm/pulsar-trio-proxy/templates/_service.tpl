@@ -42,18 +42,19 @@
 {{- define "pulsar-trio-proxy.servicePorts" -}}
 {{- $service := .Values.service -}}
 {{- $ports := list -}}
-{{- $known := list "pulsar" "pulsarssl" "pulsarsni" -}}
+{{- $known := list "pulsar" "pulsarssl" "pulsarsni" "http" -}}
 {{- $taken := dict -}}
 {{- range include "pulsar-trio-proxy.listeners" . | fromJsonArray -}}
 {{- $port := include "pulsar-trio-proxy.numberOf" (list $service.ports .) | default .port | int -}}
 {{- $nodePort := include "pulsar-trio-proxy.numberOf" (list $service.nodePorts .) | default 0 | int -}}
 {{- $known = append $known .service -}}
 {{- $known = append $known (toString (int .port)) -}}
+{{- $suffix := .suffix -}}
 {{- range $key := list (printf "service.ports: %d" $port) (ternary (printf "service.nodePorts: %d" $nodePort) "" (gt $nodePort 0)) -}}
-{{- if hasKey $taken $key -}}
+{{- if hasKey $taken (cat $suffix $key) -}}
 {{- fail (printf "%s is the port of two listeners; give each its own" $key) -}}
 {{- end -}}
-{{- if $key -}}{{- $_ := set $taken $key true -}}{{- end -}}
+{{- if $key -}}{{- $_ := set $taken (cat $suffix $key) true -}}{{- end -}}
 {{- end -}}
 {{- $ports = append $ports (merge (dict "servicePort" $port "nodePort" $nodePort) .) -}}
 {{- end -}}
@@ -65,6 +66,29 @@
 {{- end -}}
 {{- end -}}
 {{- $ports | toJson -}}
+{{- end -}}
+
+{{/* "true" if the listeners' certificate is that of the Service for HTTP, too. */}}
+{{- define "pulsar-trio-proxy.certifiesHttp" -}}
+{{- with .Values.http -}}
+{{- and .enabled (not .plain) (not .existingSecret) (not .inClientsService) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The ports of the Service with this suffix, as YAML; empty: it has none. Call: (list . "-http") */}}
+{{- define "pulsar-trio-proxy.portsOfService" -}}
+{{- $outside := and (not (index . 1)) (ne (index . 0).Values.service.type "ClusterIP") -}}
+{{- range include "pulsar-trio-proxy.servicePorts" (index . 0) | fromJsonArray }}
+{{- if eq .suffix (index $ 1) }}
+- name: {{ .service }}
+  port: {{ .servicePort | int }}
+  targetPort: {{ .name }}
+  protocol: TCP
+  {{- if and $outside .nodePort }}
+  nodePort: {{ .nodePort | int }}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Errors for fields of the Service that its type does not have, or that contradict each other. */}}
@@ -85,9 +109,10 @@
 {{- end -}}
 {{- $byIPv6 := has "IPv6" $service.ipFamilies -}}
 {{- if or $byIPv6 (hasSuffix "DualStack" $service.ipFamilyPolicy) -}}
-{{- range (include "pulsar-trio-proxy.config" . | fromJson).listener -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromJson -}}
+{{- range concat $config.listener (ternary ($config.http_listener | default list) list .Values.http.inClientsService) -}}
 {{- if not (hasPrefix "[" (.bind | default "")) -}}
-{{- fail (printf "%s: clients by IPv6 would not reach the listener at %s; set bindAddress: \"[::]\" (config.listener: bind there)" (ternary "service.ipFamilies" "service.ipFamilyPolicy" $byIPv6) (.bind | default "0.0.0.0:6650")) -}}
+{{- fail (printf "%s: clients by IPv6 would not reach the listener at %s; set bindAddress: \"[::]\" (config.listener: bind there)" (ternary "service.ipFamilies" "service.ipFamilyPolicy" $byIPv6) (.bind | default "0.0.0.0")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -15,7 +15,7 @@ image.tag: image.digest is empty
 {{- end }}
 {{- if dig "admin" "bind" "" $own }}
 ports.admin: config.admin.bind is not set
-{{- if and $own.listener (not .analytics.receiver.enabled) }}
+{{- if and $own.listener (not .analytics.receiver.enabled) (not .http.enabled) }}
 bindAddress: config.listener or config.admin.bind is not set
 {{- end }}
 {{- end }}
@@ -45,6 +45,36 @@ ports.pulsarsni: sni.enabled is true
 ports.names.pulsarsni: a listener has routing sni (sni.enabled)
 service.ports.pulsarsni: a listener has routing sni (sni.enabled)
 {{- end }}
+{{- if not .http.enabled }}
+ports.http: {{ ternary "config.http_listener is not set" "http.enabled is true" (not (empty $own.http_listener)) }}
+{{- end }}
+{{- if $kinds.http }}
+{{- if not .http.enabled }}
+http: ""
+http.existingSecret: http.enabled is true
+http.plain: http.enabled is true
+{{- else if not .tls.enabled }}
+http.plain: tls.enabled is true
+{{- else if .http.plain }}
+http.existingSecret: http.plain is false
+{{- end }}
+{{- if not (or .http.ingress.enabled .gateway.httpRoutes) }}
+http.paths: http.ingress.enabled is true, or gateway.httpRoutes is set
+{{- end }}
+{{- else }}
+ports.names.http: there is a listener for HTTP (http.enabled)
+service.ports.http: there is a listener for HTTP (http.enabled)
+networkPolicy.http: there is a listener for HTTP (http.enabled)
+{{- end }}
+{{- if not .gateway.tcpRoutes }}
+gateway.versions.tcpRoute: gateway.tcpRoutes is set
+{{- end }}
+{{- if not .gateway.tlsRoutes }}
+gateway.versions.tlsRoute: gateway.tlsRoutes is set
+{{- end }}
+{{- if not (or .gateway.httpRoutes .gateway.tcpRoutes .gateway.tlsRoutes) }}
+gateway.annotations: gateway.httpRoutes, gateway.tcpRoutes or gateway.tlsRoutes is set
+{{- end }}
 {{- if not .tls.clientCa.secret }}
 tls.clientCa.key: tls.clientCa.secret is set
 tls.clientCrl.secret: tls.clientCa.secret is set
@@ -55,8 +85,16 @@ tls.clientCrl.key: tls.clientCrl.secret is set
 {{- if ne .tls.minimumVersion "1.2" }}
 tls.ciphers: tls.minimumVersion is 1.2
 {{- end }}
-{{- if not (hasPrefix "pulsar+ssl" $config.brokers.service_url) }}
-brokerTls: config.brokers.service_url begins with pulsar+ssl
+{{- $webUrls := list $config.brokers.web_service_url $config.http.function_worker_url $config.http.websocket_url }}
+{{- range $config.http.routes }}
+{{- $webUrls = append $webUrls .url }}
+{{- end }}
+{{- $webTls := false }}
+{{- range $webUrls }}
+{{- $webTls = or $webTls (hasPrefix "https:" .) }}
+{{- end }}
+{{- if not (or $webTls (hasPrefix "pulsar+ssl" $config.brokers.service_url)) }}
+brokerTls: config.brokers.service_url begins with pulsar+ssl, or config.brokers.web_service_url with https
 {{- else if not .brokerTls.ca.secret }}
 brokerTls.ca.key: brokerTls.ca.secret is set
 {{- end }}
@@ -97,6 +135,7 @@ topologySpread: workload.kind is Deployment
 topologySpreadConstraints: workload.kind is Deployment
 {{- if .workload.daemonSet.hostNetwork }}
 networkPolicy.clients: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
+networkPolicy.http: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 networkPolicy.egress: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 networkPolicy.egressMode: workload.daemonSet.hostNetwork is false; the nodes' firewall decides
 {{- if not .analytics.receiver.enabled }}
@@ -127,6 +166,9 @@ service.nodePorts.pulsarssl: a listener has TLS (tls.enabled)
 {{- end }}
 {{- if not $kinds.pulsarsni }}
 service.nodePorts.pulsarsni: a listener has routing sni (sni.enabled)
+{{- end }}
+{{- if not (and $kinds.http .http.inClientsService) }}
+service.nodePorts.http: there is a listener for HTTP, and http.inClientsService is true
 {{- end }}
 {{- end }}
 {{- if not (and (eq .service.type "LoadBalancer") (include "pulsar-trio-proxy.onlyLocal" $root)) }}

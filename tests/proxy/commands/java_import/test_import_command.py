@@ -27,9 +27,11 @@ def conf(tmp_path: Path) -> Path:
     path.write_text(f"""\
 brokerServiceURLTLS=pulsar+ssl://broker.example.com:6651
 tlsEnabledWithBroker=true
+brokerWebServiceURLTLS=https://broker.example.com:8443
 brokerClientTrustCertsFilePath={authority.file}
 tlsHostnameVerificationEnabled=true
 servicePortTls=6651
+webServicePortTls=8443
 tlsCertificateFilePath={server.certificate}
 tlsKeyFilePath={server.key}
 authenticationEnabled=true
@@ -39,6 +41,9 @@ brokerClientAuthenticationPlugin=org.apache.pulsar.client.impl.auth.Authenticati
 brokerClientAuthenticationParameters=file://{tmp_path}/proxy.jwt
 superUserRoles=admin,proxy
 numIOThreads=8
+httpReverseProxy.ui.path=/ui
+httpReverseProxy.ui.proxyTo=http://ui.example.com:8000
+proxyHttpResponseHeadersJson={{"X-Frame-Options": "DENY"}}
 """)
     return path
 
@@ -53,6 +58,7 @@ def test_check_has_nothing_against_the_result(conf: Path, tmp_path: Path) -> Non
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     assert [line.split(": ")[1:3] for line in result.stderr.splitlines()] == [
         ["note", "brokerProxyAllowedHostNames"],
+        ["note", "webServicePort"],
         ["note", "webServicePort"],
     ]
     text = output.read_text()

@@ -37,18 +37,35 @@ THEIRS: dict[str, Any] = {
         "annotations": {"a.b/c": "d"},
         "extraEnvs": [{"name": "X", "value": "\U0001f600"}],
         "probe": {"liveness": {"enabled": False}},
-        "ports": {"http": 80, "pulsar": 6650, "pulsarssl": 443, "containerPorts": {"http": 8081, "pulsarssl": 6661}},
+        "ports": {
+            "http": 80,
+            "https": 8443,
+            "pulsar": 6650,
+            "pulsarssl": 443,
+            "containerPorts": {"http": 8081, "pulsarssl": 6661},
+        },
+        "ingress": {
+            "enabled": True,
+            "annotations": {"backend-protocol": "HTTPS"},
+            "ingressClassName": "nginx",
+            "tls": {"enabled": True, "secretName": "ingress-tls"},
+            "hostname": "pulsar.example.org",
+            "path": "/",
+        },
         "service": {
             "type": "LoadBalancer",
             "annotations": {"lb": "internal"},
             "loadBalancerSourceRanges": ["10.0.0.0/8"],
-            "nodePorts": {"http": "", "pulsar": 30650, "pulsarssl": 30651},
+            "nodePorts": {"http": "", "https": 30443, "pulsar": 30650, "pulsarssl": 30651},
         },
         "configData": {
             "PULSAR_MEM": "-Xmx1g",
             "PULSAR_PREFIX_clusterName": "theirs",
             "maxConcurrentInboundConnections": "777",
             "httpNumThreads": "8",
+            "httpMaxRequestHeaderSize": "16384",
+            "httpReverseProxy.ui.path": "/ui",
+            "httpReverseProxy.ui.proxyTo": "http://ui:8000",
             "haProxyProtocolEnabled": "true",
             "servicePort": "6650",
         },
@@ -73,14 +90,29 @@ def test_values() -> None:
         "podAnnotations": {"a.b/c": "d"},
         "extraEnv": [{"name": "X", "value": "\U0001f600"}],
         "service": {
-            "ports": {"pulsarssl": 443},
+            "ports": {"http": 8443, "pulsarssl": 443},
             "type": "LoadBalancer",
             "annotations": {"lb": "internal"},
             "loadBalancerSourceRanges": ["10.0.0.0/8"],
-            "nodePorts": {"pulsarssl": 30651},
+            "nodePorts": {"http": 30443, "pulsarssl": 30651},
         },
-        "ports": {"admin": 8081, "pulsarssl": 6661},
-        "config": {"cluster": {"name": "theirs"}, "limits": {"max_connections": 777}},
+        "ports": {"admin": 8081, "http": 8080, "pulsarssl": 6661},
+        "http": {
+            "enabled": True,
+            "inClientsService": True,
+            "ingress": {
+                "enabled": True,
+                "annotations": {"backend-protocol": "HTTPS"},
+                "className": "nginx",
+                "hostname": "pulsar.example.org",
+                "tlsSecret": "ingress-tls",
+            },
+        },
+        "config": {
+            "cluster": {"name": "theirs"},
+            "limits": {"max_connections": 777},
+            "http": {"max_head_bytes": 16384, "routes": [{"path": "/ui", "url": "http://ui:8000/"}]},
+        },
         "brokers": {"tls": True},
         "tls": {"enabled": True},
         "auth": {
@@ -145,6 +177,35 @@ def test_without_tls_the_plain_ports_count() -> None:
     assert values == {"service": {"ports": {"pulsar": 1}}}
 
 
+def test_http_is_enabled_where_the_values_are_about_it() -> None:
+    values, result = imported({"proxy": {"replicaCount": 2}})
+    assert values == {"replicaCount": 2}
+    assert "http.inClientsService" in str(result.notes)
+    enabled = {"enabled": True, "inClientsService": True}
+    values, _ = imported({"proxy": {"ports": {"http": 80, "containerPorts": {"http": 8080}}}})
+    assert values == {"http": enabled, "ports": {"http": 8080, "admin": 8081}, "service": {"ports": {"http": 80}}}
+    values, _ = imported({"proxy": {"configData": {"brokerWebServiceURL": "http://b:8080"}}})
+    assert values == {"http": enabled, "config": {"brokers": {"web_service_url": "http://b:8080"}}}
+    values, result = imported({"proxy": {"configData": {"webServicePort": "8080", "webServicePortTls": "8443"}}})
+    assert values == {}
+    assert [name for name, _ in result.lost][:2] == [
+        "proxy.configData.webServicePort",
+        "proxy.configData.webServicePortTls",
+    ]
+
+
+def test_an_ingress_that_is_off_or_without_a_host() -> None:
+    values, result = imported({"proxy": {"ingress": {"enabled": False, "hostname": "x"}}})
+    assert values == {}
+    assert dict(result.needless) == {"proxy.ingress": "it is not enabled"}
+    values, result = imported(
+        {"proxy": {"ingress": {"enabled": True, "path": "/admin", "typo": 1, "tls": {"enabled": True}}}}
+    )
+    assert values["http"]["paths"] == ["/admin"]
+    assert values["http"]["ingress"] == {"enabled": True}
+    assert [name for name, _ in result.lost] == ["proxy.ingress", "proxy.ingress.typo"]
+
+
 def test_unknown_values_are_named() -> None:
     _, result = imported({"proxy": {"typo": 1, "service": {"x\ny: 1": 2}, "kopProxy": {}}})
     assert [name for name, _ in result.lost] == ["proxy.typo", '"proxy.service.x�y: 1"']
@@ -160,7 +221,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = run(path)
     assert result.exit_code == 0, result.output
     assert yaml.safe_load(result.stdout) == {"replicaCount": 2}
-    assert result.stderr.startswith("pulsar-trio-proxy: note: brokers: set brokers.pulsarRelease")
+    assert "pulsar-trio-proxy: note: brokers: set brokers.pulsarRelease" in result.stderr
     path.write_text(json.dumps(THEIRS))
     result = run(path, "--output", str(tmp_path / "values.yaml"))
     assert (result.exit_code, result.stdout) == (1, "")

@@ -19,6 +19,8 @@ from proxy.commands.java_import.result import Result
 BROKERS = {"brokerServiceURL": "pulsar://broker:6650"}
 BROKERS_TLS = {"brokerServiceURLTLS": "pulsar+ssl://broker:6651", "tlsEnabledWithBroker": "true"}
 TLS = {"servicePortTls": "6651", "tlsCertificateFilePath": "/tls.crt", "tlsKeyFilePath": "/tls.key"}
+WEB = {"brokerWebServiceURL": "http://broker:8080"}
+WEB_TLS = {"brokerWebServiceURLTLS": "https://broker:8443", "webServicePortTls": "8443"}
 PROVIDERS = "org.apache.pulsar.broker.authentication."
 TOKENS = {"authenticationEnabled": "true", "authenticationProviders": f"{PROVIDERS}AuthenticationProviderToken"}
 ALL_PROVIDERS = ("Token", "Tls", "Basic", "Sasl", "OpenID")
@@ -42,7 +44,10 @@ def test_no_key_of_java_vanishes() -> None:
     """Each with a value that is not its default is in the TOML (its own line or a comment of a line), or named."""
     everything = {**BROKERS_TLS, **BROKERS, **TLS, **TOKENS}
     everything["authenticationProviders"] = ",".join(f"AuthenticationProvider{one}" for one in ALL_PROVIDERS)
-    for base in ({}, BROKERS, everything, {**everything, "authenticationProviders": "", "servicePort": ""}):
+    web = {**WEB, **WEB_TLS}
+    less = {**everything, "authenticationProviders": "", "servicePort": ""}
+    no_web = {**everything, **web, "webServicePort": "", "webServicePortTls": ""}
+    for base in ({}, BROKERS, everything, less, {**everything, **web}, {**BROKERS, **web}, no_web):
         for name in KEYS:
             full = name.replace("*", "x")
             for value in ("x-y", "true", "false", "7"):
@@ -114,6 +119,8 @@ def test_discovery_by_a_metadata_store_is_refused(store: str) -> None:
     _, result = imported({store: "zk:zk:2181"})
     assert "advise against" in lost(result)[store]
     _, result = imported({store: "zk:zk:2181"}, BROKERS)
+    assert list(lost(result)) == ["brokerWebServiceURL"], "they served HTTP, whose brokers are not named"
+    _, result = imported({store: "zk:zk:2181"}, BROKERS, {"webServicePort": ""})
     assert result.lost == []
     assert store in dict(result.needless)
 
@@ -392,6 +399,164 @@ def test_metrics_that_needed_credentials_are_not_opened(tmp_path: Path) -> None:
     assert tree["admin"] == {"bind": "127.0.0.1:8080"}
 
 
+# ---- HTTP
+
+
+def test_javas_web_port_serves_http_and_the_admin_port_is_another_one() -> None:
+    tree, result = imported(BROKERS, WEB)
+    assert tree["http_listener"] == [{"bind": "0.0.0.0:8080"}]
+    assert tree["admin"] == {"bind": "0.0.0.0:8081"}
+    assert "at the admin port, 8081" in str(result.notes)
+    assert result.lost == []
+    tree, _ = imported(BROKERS, WEB, {"webServicePort": "8081", "servicePort": "8080", "bindAddress": "::"})
+    assert tree["http_listener"] == [{"bind": "[::]:8081"}]
+    assert tree["admin"] == {"bind": "[::]:8082"}
+
+
+def test_metrics_that_needed_credentials_are_not_opened_beside_http(tmp_path: Path) -> None:
+    tokens = {**TOKENS, "tokenPublicKey": "/p"}
+    assert imported(BROKERS, WEB, tokens)[0]["admin"] == {"bind": "127.0.0.1:8081"}
+    tree, _ = imported(BROKERS, WEB, tokens, secrets=tmp_path)
+    assert tree["admin"] == {"bind": "0.0.0.0:8081", "token_file": str(tmp_path / "admin-token")}
+    only_tls = {**WEB_TLS, "tlsEnabledWithBroker": "true", "webServicePort": ""}
+    assert imported(BROKERS_TLS, TLS, only_tls)[0]["admin"] == {"bind": "127.0.0.1:8080"}, "Java's was by TLS"
+
+
+def test_both_web_ports() -> None:
+    more = {"tlsRequireTrustedClientCertOnConnect": "true", "tlsTrustCertsFilePath": "/ca.crt"}
+    web = {"webServiceTlsProtocols": "TLSv1.3", "webServiceTlsCiphers": "ECDHE-ECDSA-AES256-GCM-SHA384"}
+    tree, result = imported(BROKERS_TLS, TLS, WEB_TLS, more, web)
+    plain, tls = tree["http_listener"]
+    assert plain == {"bind": "0.0.0.0:8080"}
+    assert tls["bind"] == "0.0.0.0:8443"
+    files = {"certificate": "/tls.crt", "key": "/tls.key", "client_ca": "/ca.crt", "require_client_certificate": True}
+    assert tree["listener"][1]["tls"] == files
+    assert tls["tls"] == {**files, "minimum_version": "1.3", "ciphers": "ECDHE-ECDSA-AES256-GCM-SHA384"}
+    assert (result.lost, result.needless) == ([], [])
+
+
+def test_the_web_port_alone_needs_the_certificate() -> None:
+    files = {key: value for key, value in TLS.items() if key != "servicePortTls"}
+    tree, result = imported(BROKERS, WEB, {"webServicePortTls": "8443"}, files)
+    assert "tls" not in tree["listener"][0]
+    assert tree["http_listener"][1]["tls"] == {"certificate": "/tls.crt", "key": "/tls.key"}
+    assert result.lost == []
+    tree, result = imported(BROKERS, {"webServicePortTls": "8443"}, files)
+    assert "http_listener" not in tree
+    assert list(lost(result)) == ["webServicePortTls"]
+    assert "tlsKeyFilePath" in dict(result.needless)
+
+
+def test_a_keystore_of_both_ports_is_named_once() -> None:
+    stores = {"tlsEnabledWithKeyStore": "true", "tlsKeyStore": "/a.jks", "servicePortTls": "6651"}
+    tree, result = imported(BROKERS, WEB, stores, {"webServicePortTls": "8443"})
+    assert (
+        tree["http_listener"][1]["tls"]
+        == tree["listener"][1]["tls"]
+        == {"certificate": "/a.jks.crt", "key": "/a.jks.key"}
+    )
+    assert [name for name, _ in result.lost] == ["tlsKeyStore"]
+
+
+def test_without_the_brokers_web_url_there_is_no_http() -> None:
+    tree, result = imported(BROKERS)
+    assert "http_listener" not in tree
+    assert "write brokers.web_service_url" in dict(result.notes)["brokerWebServiceURL"]
+    assert "brokerWebServiceURL" in lost(imported(BROKERS, {"metadataStoreUrl": "zk:zk:2181"})[1])
+    _, result = imported(BROKERS_TLS, WEB)
+    assert "no HTTP is served" in lost(result)["brokerWebServiceURLTLS"], "Java does not use the one for plain HTTP"
+    assert "brokerWebServiceURL" in dict(result.needless)
+
+
+@pytest.mark.parametrize(
+    "url", ["broker:8080", "pulsar://b:6650", "http://b:8080/base", f"http://u:{SUFFIX}@b", "http://b:x"]
+)
+def test_a_web_url_that_is_not_understood(url: str) -> None:
+    tree, result = imported(BROKERS, {"brokerWebServiceURL": url})
+    assert "http_listener" not in tree
+    assert "host and a port alone" in lost(result)["brokerWebServiceURL"]
+    assert SUFFIX not in result.to_toml("proxy.conf")
+
+
+def test_without_a_web_port_nothing_is_about_http() -> None:
+    keys = {
+        "webServicePort": "",
+        "httpProxyTimeout": "1",
+        "webSocketServiceEnabled": "true",
+        "httpReverseProxy.a.path": "/",
+    }
+    tree, result = imported(BROKERS, WEB, keys)
+    assert {"http", "http_listener", "admin"} & set(tree) == set()
+    assert result.lost == []
+    assert len(result.needless) == 4
+
+
+def test_a_route_with_tls_is_verified_as_brokers_are() -> None:
+    for scheme in ("http", "https"):
+        keys = {"httpReverseProxy.a.path": "/a", "httpReverseProxy.a.proxyTo": f"{scheme}://a"}
+        _, result = imported(BROKERS, WEB, keys)
+        assert ("httpReverseProxy.a.proxyTo" in dict(result.notes)) is (scheme == "https")
+
+
+def routes(**keys: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    named = {f"httpReverseProxy.{name.replace('_', '.')}": value for name, value in keys.items()}
+    tree, result = imported(BROKERS, WEB, named)
+    return tree.get("http", {}).get("routes", []), lost(result)
+
+
+@pytest.mark.parametrize(
+    ("path", "proxy_to", "url"),
+    [
+        ("/tools/", "http://t:8000/tools", "http://t:8000"),
+        ("/ui/x", "https://u/ui/x/", "https://u"),
+        ("/ui", "http://u:1", "http://u:1/"),
+        ("/ui", "http://u:1/", "http://u:1/"),
+        ("/ui", "http://u:1/base/", "http://u:1/base"),
+    ],
+)
+def test_a_route_is_passed_on_with_the_path_that_java_gives_it(path: str, proxy_to: str, url: str) -> None:
+    found, missing = routes(a_path=path, a_proxyTo=proxy_to)
+    assert found == [{"path": path.rstrip("/"), "url": url}]
+    assert missing == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "proxy_to", "key"),
+    [
+        ("/a/../b", "http://t/a", "path"),
+        ("a", "http://t/a", "path"),
+        ("/a%2fb", "http://t/a", "path"),
+        ("/a", "ftp://t/a", "proxyTo"),
+        ("/a", "http://t/a?b=c", "proxyTo"),
+        ("/a", f"http://u:{SUFFIX}@t/a", "proxyTo"),
+        ("/a", "", "path"),
+    ],
+)
+def test_routes_that_are_not_understood(path: str, proxy_to: str, key: str) -> None:
+    found, missing = routes(x_path=path, x_proxyTo=proxy_to)
+    assert found == []
+    assert list(missing) == [f"httpReverseProxy.x.{key}"]
+    assert SUFFIX not in str(missing)
+
+
+def test_a_name_of_a_route_writes_no_key() -> None:
+    name = "httpReverseProxy.x\n[admin]\nbind = 1\x00"
+    tree, _ = imported(BROKERS, WEB, {f"{name}.path": "/a", f"{name}.proxyTo": "http://t/a"})
+    assert tree["http"]["routes"] == [{"path": "/a", "url": "http://t"}]
+    assert tree["admin"] == {"bind": "0.0.0.0:8081"}
+
+
+def test_headers_of_responses() -> None:
+    headers = '{"X-Frame-Options": "DENY", "Connection": "close", "X": 1, "Y": "a\\nb", "Z\\n": "c"}'
+    tree, result = imported(BROKERS, WEB, {"proxyHttpResponseHeadersJson": headers})
+    assert tree["http"]["response_headers"] == {"X-Frame-Options": "DENY"}
+    assert len(result.lost) == 4
+    assert (
+        "no JSON"
+        in lost(imported(BROKERS, WEB, {"proxyHttpResponseHeadersJson": "{"})[1])["proxyHttpResponseHeadersJson"]
+    )
+
+
 # ---- single values
 
 
@@ -410,9 +575,25 @@ def test_metrics_that_needed_credentials_are_not_opened(tmp_path: Path) -> None:
         ("clusterName", 'a"b\\c', "cluster.name", 'a"b\\c'),
         ("clusterName", "a\x7f\x00\n\U0001f600", "cluster.name", "a\x7f\x00\n\U0001f600"),
         ("haProxyProtocolEnabled", "TRUE", "", "PROXY protocol"),
-        ("brokerWebServiceURL", "http://b:8080", "", "no HTTP"),
+        ("brokerWebServiceURL", "http://b:8080", "brokers.web_service_url", "http://b:8080"),
+        ("functionWorkerWebServiceURL", "http://f:6750", "http.function_worker_url", "http://f:6750"),
+        ("httpInputMaxReplayBufferSize", "7", "http.max_replay_bytes", 7),
+        ("httpMaxRequestHeaderSize", "16384", "http.max_head_bytes", 16384),
+        ("httpMaxRequestHeaderSize", "1000", "", "is not within 1024 to 1048576"),
+        ("httpProxyTimeout", "60000", "http.response_timeout_ms", 60000),
+        ("httpProxyIdleTimeout", "90000", "http.body_timeout_ms", 90000),
+        ("httpProxyIdleTimeout", "0", "", "always a limit"),
+        ("httpServerIdleTimeout", "90000", "http.idle_timeout_ms", 90000),
+        ("maxHttpServerConnections", "5000", "http.max_connections", 5000),
+        ("maxHttpServerConnections", "0", "", "always a limit"),
+        ("maxHttpServerConnections", "10001", "", "is not within 1 to 10000"),
+        ("maxConcurrentHttpRequests", "64", "http.max_requests", 64),
+        ("httpRequestsLimitEnabled", "true", "", "http.max_requests"),
+        ("webServiceTrustXForwardedFor", "true", "", "is not believed"),
+        ("webServiceHaProxyProtocolEnabled", "true", "", "PROXY protocol"),
+        ("webSocketServiceEnabled", "true", "", "WebSocket"),
         ("checkActiveBrokers", "true", "", "allowed_hosts"),
-        ("httpReverseProxy.a.path", "/a", "", "no HTTP"),
+        ("httpReverseProxy.a.path", "/a", "", "no .proxyTo"),
         ("tlsAllowInsecureConnection", "true", "", "are refused"),
         ("proxyLogLevel", "2", "", "not logged"),
     ],
@@ -464,15 +645,31 @@ def test_unknown_keys_are_named() -> None:
 
 
 TEXTS = st.text() | st.sampled_from(
-    ["*", "true", "[]", '{"a":[]}', '{"token":"\\ud800"}', "file://[", "data:;base64,!", "::"]
+    [
+        "*",
+        "true",
+        "[]",
+        '{"X":"y","\\ud800":"\\ud800"}',
+        "/a",
+        "https://a:1",
+        "8443",
+        '{"a":[]}',
+        '{"token":"\\ud800"}',
+        "file://[",
+        "data:;base64,!",
+        "::",
+    ]
 )
 
 
+NAMES = sorted({*KEYS, "httpReverseProxy.a.path", "httpReverseProxy.a.proxyTo"} - {"httpReverseProxy.*"})
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(KEYS)), TEXTS), st.sampled_from(["4", "5"]), st.booleans())
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS), st.sampled_from(["4", "5"]), st.booleans())
 def test_no_values_are_a_defect(values: dict[str, str], release: str, used: bool) -> None:
     providers = ",".join(f"AuthenticationProvider{one}" for one in ALL_PROVIDERS)
-    base = {**BROKERS_TLS, **TLS, **TOKENS, "authenticationProviders": providers} if used else {}
+    base = {**BROKERS_TLS, **WEB_TLS, **TLS, **TOKENS, "authenticationProviders": providers} if used else {}
     for plugin in ("Token", "Basic", "Tls", "OAuth2", "Sasl"):
         tried = {**base, **values, "brokerClientAuthenticationPlugin": f"Authentication{plugin}"}
         text = import_values(tried, release).to_toml("proxy.conf")
