@@ -5,10 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.config.cgroups import ContainerLimits
 from proxy.config.http import check_http
+from proxy.config.memory import fit_to_container
 from proxy.config.types import Config
 from proxy.config.upstreams import FUNCTIONS, http_upstreams
 from tests.deploy.chart import NAME, NAMESPACE, Manifests, Refused, deep_merge, needs_tools, render
+from tests.deploy.metric_names import ROOT
 from tests.deploy.test_chart_service import notes
 from tests.deploy.test_chart_templates import SECRETS, TLS, mounted
 
@@ -318,6 +321,23 @@ def test_a_listener_that_changes_makes_new_pods_and_limits_make_none() -> None:
     assert digest({"ports": {"http": 8082}}) != digest({})
     assert digest({}, existingSecret="web") != digest({})
     assert digest({"config": {"http": {"max_requests": 10}}}) == digest({})
+
+
+def test_memory_is_shared_as_the_page_says() -> None:
+    def connections(**values: Any) -> str:
+        manifests = with_http(values)
+        config = msgspec.convert(manifests.configuration, Config)
+        limit = manifests.container["resources"]["limits"]["memory"]
+        assert limit == "1Gi"
+        found = fit_to_container(config, (), ContainerLimits(None, 1 << 30)).config.limits.max_connections
+        return f"{found // 100 * 100:,}"
+
+    page = " ".join((ROOT / "docs/kubernetes.md").read_text().split())
+    smaller = {"http": {"max_connections": 512, "max_requests": 128}}
+    assert f"pod {connections()} connections to plain listeners instead of 10,000" in page
+    assert f"or {connections(tls=TLS)} with TLS for all" in page
+    assert "with 512 as `config.http.max_connections` and 128 as `.max_requests` still 10,000" in page
+    assert connections(config=smaller) == "10,000"
 
 
 def test_a_port_of_the_node_leads_to_http() -> None:
