@@ -233,6 +233,7 @@ EXPIRED = Principal(name="alice", expires_at_unix_ms=int(time.time() * 1000) - 1
 @pytest.mark.parametrize(
     "sealed",
     [b"", seal(Principal(name="alice"), b"x" * 32), seal(Principal(name="bob"), SEAL_KEY), seal(EXPIRED, SEAL_KEY)],
+    ids=["unsealed", "by another key", "of another", "expired"],
 )
 async def test_a_redirect_is_followed_for_an_authenticated_client_alone(
     names: Network, nursery: trio.Nursery, sealed: bytes

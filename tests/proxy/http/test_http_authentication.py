@@ -315,6 +315,7 @@ async def test_a_denial_is_not_kept(make: Make, mock_clock: trio.testing.MockClo
             f"certificate-serial {x509.load_der_x509_certificate(BY_CERTIFICATE.certificate).serial_number:x}",
         ),
     ],
+    ids=["token", "certificate"],
 )
 async def test_the_deny_list_ends_a_verdict(  # noqa: PLR0917 -- fixtures and cases
     make: Make,
