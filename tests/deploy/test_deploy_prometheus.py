@@ -59,6 +59,10 @@ def answers(error: str, failed: float, good: float = 100) -> dict[str, str]:
     return rate(f'{series}"none"}}', good) | (rate(f'{series}"{error}"}}', failed) if failed else {})
 
 
+def http_requests(status: str, per_minute: float) -> dict[str, str]:
+    return rate(f'pulsar_proxy_http_requests_total{{{C},route="brokers",method="GET",status="{status}"}}', per_minute)
+
+
 def authentications(failed: float, good: float | None) -> dict[str, str]:
     found = rate(f'pulsar_authentication_failures_total{{{C},auth_method="token",reason="expired"}}', failed)
     return found | (
@@ -180,6 +184,10 @@ CASES = {
     "PulsarProxyLookupsFail": Case(
         answers("ServiceNotReady", 10), 8, 4,
         [answers("TopicNotFound", 90), answers("ServiceNotReady", 4), answers("ServiceNotReady", 0)],
+    ),
+    "PulsarProxyHttpFails": Case(
+        http_requests("5xx", 10) | http_requests("2xx", 90), 18, 8,
+        [http_requests("4xx", 50) | http_requests("2xx", 50), http_requests("5xx", 4) | http_requests("2xx", 96)],
     ),
     "PulsarProxyLookupsRejected": Case(
         {name: f"{by}x60" for name, by in (
