@@ -12,9 +12,10 @@ from typing import Final
 import trio
 
 from proto.http_rules import Headers, Origin, Redirect, RequestHead, RequestRefused, Routes, redirect_of, upstream_headers
-from proxy.config.types import Http
+from proxy.config.types import Http, Relay
 from proxy.http.client import (
     Authenticator,
+    ConnectionPasser,
     HttpClient,
     HttpIdentity,
     Locator,
@@ -59,7 +60,10 @@ class ClientLeft(Exception):
 
 @dataclass(slots=True)
 class HttpServices:
-    """What a connection needs of its worker; a reload may replace each of them. ``replay``: bound of kept bodies."""
+    """What a connection needs of its worker; a reload may replace each of them. ``replay``: bound of kept bodies.
+
+    ``passer``: passes connections to forwarders; None where there is no channel to them. ``relay``: options of sockets.
+    """
 
     settings: Http
     routes: Routes
@@ -69,6 +73,8 @@ class HttpServices:
     pool: UpstreamPool
     replay: ByteBudget
     response_headers: Headers = field(default_factory=list)
+    passer: ConnectionPasser | None = None
+    relay: Relay = field(default_factory=Relay)
 
 
 class RequestBody:

@@ -1,5 +1,6 @@
 """A client's connection: one request after the other, each phase with its bound, each refusal with a response."""
 
+import contextlib
 import socket
 import struct
 from http import HTTPStatus
@@ -11,6 +12,7 @@ import trio
 
 from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
 from proxy.common.logs import get_logger
+from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
 from proxy.http.messages import (
@@ -28,6 +30,7 @@ from proxy.http.messages import (
     without,
 )
 from proxy.http.upstream import Response
+from proxy.http.websocket import ForwarderLost, RequestLeftBehind, WebSocketExchange
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
@@ -59,6 +62,8 @@ class HttpConnection:
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._drains = False
+        self._is_given_away = False
+        self._must_shut_down = False
         self._served = 0
         # of the request under way
         self._http_1_0 = False
@@ -80,8 +85,9 @@ class HttpConnection:
             with self.scope:
                 while not self._drains and await self._serve_next():
                     pass
-                await self._linger()
-        except (MessageCut, ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
+                if not self._is_given_away:
+                    await self._linger()
+        except (MessageCut, ClientLeft, ForwarderLost, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         except ResponseCut:
             self._reset_at_close()
@@ -89,6 +95,8 @@ class HttpConnection:
             get_logger().error("an HTTP connection met a defect", client=self.client.address, exc_info=error)
         finally:
             self.is_idle = False
+            if self._must_shut_down:
+                self._shut_down()
             self._wire.close()
 
     async def _serve_next(self) -> bool:
@@ -110,6 +118,8 @@ class HttpConnection:
                 raise RequestRefused(error.status, str(error), "malformed") from None
         except RequestRefused as refusal:
             record.cause = refusal.reason or "refused"
+            if isinstance(refusal, RequestLeftBehind):
+                self._keeps_alive, self._must_shut_down = False, True
             if self._head_sent:
                 raise ResponseCut(record.cause) from None
             await self._send_refusal(refusal)
@@ -119,6 +129,9 @@ class HttpConnection:
         except ResponseCut as cut:
             record.cause = str(cut)
             raise
+        except ForwarderLost:
+            record.cause = "forwarder_lost"
+            raise
         except BaseException:
             record.cause = record.cause or "ended"
             raise
@@ -127,7 +140,7 @@ class HttpConnection:
                 record.request_bytes = self._body.size_bytes
                 self._services.requests.end(record)
         self._served += 1
-        return self._keeps_alive
+        return self._keeps_alive and not self._is_given_away
 
     async def _receive_head(self) -> bytes:
         """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
@@ -183,12 +196,16 @@ class HttpConnection:
         if route is None:
             raise RequestRefused(404, "this path is not served here", "no_route")
         record.route = route
-        if head.upgrade:
+        if head.upgrade and (route != WEBSOCKET or services.passer is None):
             raise RequestRefused(501, "WebSocket is not served here", "no_websocket")
         services.requests.begin(record)
         record.counted = True
         identity = await services.authenticator.authenticate(head, self.client)
         record.principal = identity.principal.name
+        if head.upgrade:
+            exchange = WebSocketExchange(services, self._wire, self.client, head, identity, record, self._forward)
+            self._is_given_away = await exchange.run()
+            return
         settings = services.settings
         body = RequestBody(
             self._wire,
@@ -198,9 +215,7 @@ class HttpConnection:
             expects_continue=head.expects_continue and not self._http_1_0,
         )
         try:
-            await Exchange(
-                services, self._wire, self.client, head, body, identity, record, self._forward
-            ).run()
+            await Exchange(services, self._wire, self.client, head, body, identity, record, self._forward).run()
         finally:
             body.stop_keeping()
 
@@ -286,6 +301,11 @@ class HttpConnection:
             await self._wire.stream.send_eof()
             while left > 0 and (data := await self._wire.receive(left)):
                 left -= len(data)
+
+    def _shut_down(self) -> None:
+        """End the connection for the copy of it, too, that waits for a forwarder."""
+        with contextlib.suppress(OSError):  # it has gone
+            self._wire.transport.socket.shutdown(socket.SHUT_RDWR)
 
     def _reset_at_close(self) -> None:
         """Have the close reset the connection, so that the client takes no cut body for a whole one."""
