@@ -6,18 +6,17 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from relay_fakes import tcp_pair, unblocked_pair, until
+from relay_fakes import unblocked_pair, until
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.rpc_pb2 import RelayRequest
-from proxy.common.deny_list import credential_digest
 from proxy.forwarder.client import passed
 from proxy.runtime.shared.relay_request_channel import (
     ACCEPTED,
@@ -28,6 +27,13 @@ from proxy.runtime.shared.relay_request_channel import (
 )
 
 Pair = tuple[socket.socket, socket.socket]
+
+
+def tcp_pair() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return one, other
 
 
 def request_of(**fields: Any) -> RelayRequest:
@@ -76,11 +82,25 @@ async def received(sock: socket.socket) -> bytes:
     return sock.recv(65536)
 
 
+Start = Callable[..., Awaitable[Worker]]
+
+
 @pytest.fixture
-async def worker(serve: Serve) -> AsyncIterator[Worker]:  # noqa: F811
-    made = Worker(await serve())
-    yield made
-    made.close()
+async def start_worker(serve: Serve) -> AsyncIterator[Start]:  # noqa: F811
+    workers: list[Worker] = []
+
+    async def start(**tables: Any) -> Worker:
+        workers.append(Worker(await serve(**tables)))
+        return workers[-1]
+
+    yield start
+    for one in workers:
+        one.close()
+
+
+@pytest.fixture
+async def worker(start_worker: Start) -> Worker:
+    return await start_worker()
 
 
 @pytest.mark.parametrize("make", [tcp_pair, unblocked_pair])
@@ -113,17 +133,13 @@ async def test_two_connections_become_a_relay(worker: Worker, make: Callable[[],
     assert worker.served.service._admission.connections == 0
 
 
-async def test_the_deny_list_ends_it(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_the_deny_list_ends_it(start_worker: Start, tmp_path: Path) -> None:
     denied = tmp_path / "denied"
-    denied.write_text("token_id mallory\n")
-    worker = Worker(await serve(authentication={"deny_file": str(denied)}))
-    known = worker.served.service._denied.value
-    digest = next(iter(known.kinds))
-    assert digest
-    assert credential_digest
+    denied.write_text("token-id mallory\n")
+    worker = await start_worker(authentication={"deny_file": str(denied)})
+    [digest] = worker.served.service._denied.value.kinds
     _answer, (client, _broker) = await worker.relay(request_of(credentials=[digest]))
     assert await received(client) == b""
-    worker.close()
 
 
 async def test_it_ends_with_its_clients_credentials(worker: Worker) -> None:
@@ -135,9 +151,9 @@ async def test_it_ends_with_its_clients_credentials(worker: Worker) -> None:
     assert 3_590 < left_s < 3_610
 
 
-async def test_the_bound_of_their_number(serve: Serve) -> None:  # noqa: F811
+async def test_the_bound_of_their_number(start_worker: Start) -> None:
     """Security: a captured HTTP worker leaves half of the places to others; each that ends makes room."""
-    worker = Worker(await serve(limits={"max_connections": 8}))  # of two forwarders
+    worker = await start_worker(limits={"max_connections": 8})  # of two forwarders
     first, (client, broker) = await worker.relay(request_of())
     assert first == (await worker.relay(request_of()))[0] == ACCEPTED
     assert (await worker.relay(request_of()))[0] == REFUSED
@@ -145,20 +161,20 @@ async def test_the_bound_of_their_number(serve: Serve) -> None:  # noqa: F811
     broker.close()
     await until(lambda: worker.served.service._passed.relay_count == 1)
     assert (await worker.relay(request_of()))[0] == ACCEPTED
-    worker.close()
 
 
-async def test_the_limit_by_address(serve: Serve) -> None:  # noqa: F811
-    worker = Worker(await serve(limits={"max_connections_per_address": 1}))
+async def test_the_limit_by_address(start_worker: Start) -> None:
+    worker = await start_worker(limits={"max_connections_per_address": 1})
     assert (await worker.relay(request_of()))[0] == ACCEPTED
     assert (await worker.relay(request_of()))[0] == REFUSED
     assert worker.results("max_connections_per_address") == 1
-    worker.close()
 
 
 async def test_a_relay_that_cannot_begin(worker: Worker) -> None:
-    answer, _ = await worker.relay(request_of(first_to_client=b"x" * 150_000))
-    assert answer == REFUSED
+    ledger = worker.served.service._relays._ledger
+    ledger.is_handing_over = True
+    assert (await worker.relay(request_of()))[0] == REFUSED
+    ledger.is_handing_over = False
     assert worker.results("not_begun") == 1
     assert worker.served.service._admission.connections == 0
     await worker.works()
@@ -185,7 +201,7 @@ def epolls() -> list[int]:
 
 
 def streams(count: int) -> Callable[[], list[int]]:
-    return lambda: [socket.socketpair()[0].detach() for _ in range(count)]
+    return lambda: [socket.socket(socket.AF_UNIX).detach() for _ in range(count)]
 
 
 @pytest.mark.parametrize(
