@@ -1,6 +1,6 @@
 """Upstreams of HTTP requests: their names, URLs and hosts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -17,7 +17,8 @@ class HttpUpstream:
     """Servers behind one URL of the configuration.
 
     ``key``: the URL's configuration key. ``brokers``: the table ``brokers``, as if these servers were the brokers: the
-    rules for targets and for TLS are then those of brokers.
+    rules for targets and for TLS are then those of brokers. ``knows_proxies``: they read X-Original-Principal, so the
+    proxy may show its own credentials or certificate. Others would take the proxy for the client.
     """
 
     key: str
@@ -25,6 +26,7 @@ class HttpUpstream:
     hosts: tuple[HostPort, ...]
     tls: bool
     brokers: Brokers
+    knows_proxies: bool = False
 
 
 def http_upstreams(config: Config) -> dict[str, HttpUpstream]:
@@ -35,9 +37,10 @@ def http_upstreams(config: Config) -> dict[str, HttpUpstream]:
         return {}
     brokers = _upstream(config, "brokers.web_service_url", config.brokers.web_service_url)
     functions, websocket = config.http.function_worker_url, config.http.websocket_url
+    workers = _upstream(config, "http.function_worker_url", functions) if functions else brokers
     return {
-        BROKERS: brokers,
-        FUNCTIONS: _upstream(config, "http.function_worker_url", functions) if functions else brokers,
+        BROKERS: replace(brokers, knows_proxies=True),
+        FUNCTIONS: replace(workers, knows_proxies=True),
         WEBSOCKET: _upstream(config, "http.websocket_url", websocket) if websocket else brokers,
         **{
             f"route-{index}": _upstream(config, f"http.routes[{index}].url", route.url)

@@ -8,8 +8,8 @@ past the auth workers, which bound that.
 
 A client's own credentials go on to the brokers as they are: these compare them with the original principal
 (apache/pulsar#26748). Where the client has none that can be passed on, the proxy shows its own, together with the
-client's role, and only at paths whose servers know that a proxy speaks for others: elsewhere (/ws, further routes) the
-client would act with the proxy's role.
+client's role, and only to servers that know of proxies: at others (/ws, further routes) the client would act with the
+proxy's role.
 """
 
 import base64
@@ -29,7 +29,9 @@ from proxy.common.deny_list import KEY, read_deny_list
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.methods import ANONYMOUS, one_round_methods
 from proxy.config.types import Config
+from proxy.config.upstreams import http_upstreams
 from proxy.http.client import HttpClient, HttpIdentity
+from proxy.http.routes import http_routes
 from proxy.runtime.fairness.members_by_owner import MembersByOwner
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.single_flight import SingleFlight
@@ -59,8 +61,6 @@ _TAKEN = {
     "basic": "a user and a password (Authorization: Basic)",
     "tls": "a client certificate",
 }
-_SPEAKS_FOR_OTHERS = ("/admin", "/lookup")
-"""Paths whose servers, brokers and function workers, read X-Original-Principal beside a proxy's credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class HttpAuthenticator:
         authentication = config.authentication
         file = authentication.deny_file
         self._enabled = authentication.enabled
+        self._routes = http_routes(config)
+        self._know_proxies = {name for name, one in http_upstreams(config).items() if one.knows_proxies}
         self._methods = one_round_methods(authentication)
         self._timeout_s = seconds(config.limits.handshake_timeout_ms)
         self._failure_delay_s = seconds(authentication.failure_delay_ms)
@@ -129,7 +131,7 @@ class HttpAuthenticator:
             found = _Denial("denied_credential")
         if isinstance(found, _Denial):
             raise await self._refusal(found)
-        if presented.passes_on or not _is_below(head.path, *_SPEAKS_FOR_OTHERS):
+        if presented.passes_on or self._routes.find(head.path) not in self._know_proxies:
             return found
         return replace(found, authorization=await self._own.value())
 
@@ -339,17 +341,13 @@ def _query_token(head: RequestHead) -> bytes | None:
 
     Raises RequestRefused for several.
     """
-    if not _is_below(head.path, "/ws"):
+    if head.path != "/ws" and not head.path.startswith("/ws/"):
         return None
     query = head.target.partition(b"?")[2]
     tokens = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == b"token"]
     if len(tokens) > 1:
         raise RequestRefused(400, "several tokens in the query", "several_credentials")
     return tokens[0] if tokens else None
-
-
-def _is_below(path: str, *parents: str) -> bool:
-    return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
 
 
 def _has_ended(principal: Principal) -> bool:

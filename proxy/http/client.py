@@ -36,11 +36,15 @@ class HttpIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server to which requests are passed on, and its addresses, which have been checked."""
+    """A server to which requests are passed on, and its addresses, which have been checked.
+
+    ``knows_proxies``: it may see the proxy's own certificate. Others would take the proxy for the client.
+    """
 
     broker: HostPort
     addresses: tuple[str, ...]
     tls: bool
+    knows_proxies: bool = False
 
 
 class Authenticator(Protocol):

@@ -11,7 +11,17 @@ from typing import Final
 
 import trio
 
-from proto.http_rules import Headers, Origin, Redirect, RequestHead, RequestRefused, Routes, redirect_of, upstream_headers
+from proto.http_rules import (
+    Headers,
+    Origin,
+    Redirect,
+    RequestHead,
+    RequestRefused,
+    Routes,
+    redirect_of,
+    upstream_headers,
+)
+from proxy.common.errors import ProxyError
 from proxy.config.types import Http, Relay
 from proxy.http.client import (
     Authenticator,
@@ -41,6 +51,9 @@ from proxy.runtime.network.dialing import DialFailed
 WATCH_AFTER_S: Final = 0.05
 """A client of which the request is complete is watched once its response takes longer than that."""
 
+ATTEMPTS_MAX: Final = 3
+"""Upstreams that are tried for a request where they cannot be connected, each for ``brokers.connect_timeout_ms``."""
+
 CONTINUE_S: Final = 1.0
 """How long a body that cannot be sent twice waits for the upstream's 100 (Continue)."""
 
@@ -54,7 +67,7 @@ _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _IDEMPOTENT: Final = _SAFE | {b"PUT", b"DELETE", b"OPTIONS"}  # RFC 9110, 9.2.2
 
 
-class ClientLeft(Exception):
+class ClientLeft(ProxyError):
     """The client has closed its connection."""
 
 
@@ -78,7 +91,7 @@ class HttpServices:
 
 
 class RequestBody:
-    """A request's body, and its beginning while that may have to be sent once more. Call ``stop_keeping`` at the end."""
+    """A request's body, and what of it may have to be sent once more. Call ``stop_keeping`` at the end."""
 
     def __init__(
         self, wire: MessageStream, body: Body, *, reservation: ByteReservation, keep_max: int, expects_continue: bool
@@ -172,6 +185,7 @@ class Exchange:
         services: HttpServices,
         wire: MessageStream,
         client: HttpClient,
+        *,
         head: RequestHead,
         body: RequestBody,
         identity: HttpIdentity,
@@ -210,7 +224,8 @@ class Exchange:
 
     async def _attempt(self, upstreams: Sequence[Upstream], target: bytes) -> Redirect | None:
         pool = self._services.pool
-        for upstream in pool.order(upstreams) if len(upstreams) > 1 else upstreams:
+        ordered = pool.order(upstreams) if len(upstreams) > 1 else upstreams
+        for upstream in ordered[:ATTEMPTS_MAX]:
             link = pool.take_idle(upstream)
             if link is not None:
                 try:
@@ -232,9 +247,8 @@ class Exchange:
         self._head_scope = trio.CancelScope()
         try:
             response = await self._begin(link, upstream, target)
-            if response is not None and response.body.length is not None:
-                if response.body.ended or len(link.wire.unread) >= response.body.length:
-                    return await self._settle(response, upstream)  # no wait for the upstream is left
+            if response is not None and self._uploaded and response.body.is_received:
+                return await self._settle(response, upstream)  # no wait for the upstream is left
             return await self._continue_watched(link, upstream, response)
         finally:
             if self._reusable:
@@ -253,9 +267,10 @@ class Exchange:
         data = compose_head(request_line(self._head.method, target), headers)
         if body.fits and not body.size_bytes:
             data += body.take_received()
-        self._uploaded = body.ended and not self._to_resend
+        self._uploaded = body.ended and not self._to_resend and body.length is not None
         try:
-            await self._bounded_send(link, data)
+            if rest := link.wire.send_now(data):
+                await self._bounded_send(link, rest)
         except MessageCut:
             raise self._no_response(link, sent=False) from None
         if waits_for_continue:
@@ -269,10 +284,9 @@ class Exchange:
             raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
     async def _soon(self, link: UpstreamLink, wait_s: float, *, until_continue: bool = False) -> Response | None:
-        response = None
         with trio.move_on_after(wait_s):
-            response = await self._receive_response(link, until_continue=until_continue)
-        return response
+            return await self._receive_response(link, until_continue=until_continue)
+        return None
 
     async def _receive_response(self, link: UpstreamLink, *, until_continue: bool = False) -> Response | None:
         try:
@@ -299,7 +313,7 @@ class Exchange:
         if self._uploaded:
             self._start_response_clock()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._attend_client, link, response is None, nursery.cancel_scope)
+            nursery.start_soon(self._attend_client, None if response else link, nursery.cancel_scope)
             try:
                 redirect = await self._settle(response or await self._awaited_response(link), upstream)
                 is_settled = True
@@ -344,10 +358,10 @@ class Exchange:
             raise RequestRefused(502, text, "body_not_kept")
         return redirect
 
-    async def _attend_client(self, link: UpstreamLink, uploads: bool, scope: trio.CancelScope) -> None:
-        """Send the body on, then watch the client; what it does wrong, and its leaving, ends the exchange."""
+    async def _attend_client(self, link: UpstreamLink | None, scope: trio.CancelScope) -> None:
+        """Send the body on, where a link still wants it, then watch the client, which ends the exchange by leaving."""
         try:
-            if uploads and not self._uploaded:
+            if link is not None and not self._uploaded:
                 await self._upload(link)
             await self._watch_client()
         except Exception as error:  # noqa: BLE001 -- raised by `_continue_watched`
@@ -355,23 +369,21 @@ class Exchange:
         scope.cancel()
 
     async def _upload(self, link: UpstreamLink) -> None:
+        """Send the body on: what is to be sent once more, then what comes. Raises ClientLeft, RequestRefused."""
         body, timeout_s = self._body, seconds(self._settings.body_timeout_ms)
         receives = False
         with trio.CancelScope() as scope:
             try:
-                for portion in self._to_resend:
+                while not self._uploaded:
                     scope.deadline = trio.current_time() + timeout_s
-                    await self._send_portion(link, portion)
-                while True:
-                    scope.deadline, receives = trio.current_time() + timeout_s, True
-                    portion = await body.receive()
-                    if not portion:
-                        break
-                    scope.deadline, receives = trio.current_time() + timeout_s, False
-                    await self._send_portion(link, portion)
-                if body.length is None:
-                    await link.wire.send(LAST_CHUNK)
-                self._uploaded = True
+                    receives = not self._to_resend
+                    portion = await body.receive() if receives else self._to_resend.pop(0)
+                    receives = False
+                    is_last = body.ended and not self._to_resend
+                    if rest := link.wire.send_now(self._framed(portion, is_last=is_last)):
+                        scope.deadline = trio.current_time() + timeout_s
+                        await link.wire.send(rest)
+                    self._uploaded = is_last
             except MessageCut:
                 pass  # the upstream wants no more of it; its response may be there all the same
             self._start_response_clock()
@@ -380,8 +392,10 @@ class Exchange:
             raise RequestRefused(408, "the request's body does not come", "client_slow")
         raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
-    async def _send_portion(self, link: UpstreamLink, portion: bytes) -> None:
-        await link.wire.send(chunk_of(portion) if self._body.length is None else portion)
+    def _framed(self, portion: bytes, *, is_last: bool) -> bytes:
+        if self._body.length is not None:
+            return portion
+        return (chunk_of(portion) if portion else b"") + (LAST_CHUNK if is_last else b"")
 
     async def _watch_client(self) -> None:
         """Hold what a client sends after its request, up to a bound. Raises ClientLeft once it has left."""
@@ -395,7 +409,5 @@ class Exchange:
         await trio.sleep_forever()
 
 
-class _LinkStale(Exception):
+class _LinkStale(ProxyError):
     """A connection that was kept alive has been closed: nothing of the request was served."""
-
-

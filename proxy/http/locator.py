@@ -37,11 +37,12 @@ class HttpLocator:
 
     def __init__(self, config: Config, lookup: RpcPool, nursery: trio.Nursery) -> None:
         self._by_name: dict[str, _Source] = {}
-        by_url: dict[str, _Source] = {}
+        by_url: dict[tuple[str, bool], _Source] = {}
         for name, upstream in http_upstreams(config).items():
-            if upstream.url not in by_url:
-                by_url[upstream.url] = _Source(upstream, config, lookup, nursery)
-            self._by_name[name] = by_url[upstream.url]
+            key = upstream.url, upstream.knows_proxies
+            if key not in by_url:
+                by_url[key] = _Source(upstream, config, lookup, nursery)
+            self._by_name[name] = by_url[key]
 
     async def locate(self, name: str, identity: HttpIdentity, client: HttpClient) -> Sequence[Upstream]:  # noqa: ARG002 -- the interface's
         """Return the servers of an upstream, in the order to try them: they take turns. Raises RequestRefused."""
@@ -129,7 +130,7 @@ class _Source:
             await self._dial_check.check_target(broker, addresses)
         except TargetDenied as denied:
             raise self._bad_answer(denied) from None
-        return Upstream(broker, addresses, self._upstream.tls)
+        return Upstream(broker, addresses, self._upstream.tls, self._upstream.knows_proxies)
 
     def _bad_answer(self, denied: TargetDenied) -> RequestRefused:
         get_logger().error(

@@ -11,6 +11,7 @@ import h11
 import trio
 
 from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream
 
@@ -23,7 +24,7 @@ CHUNKS_BYTES: Final = 16_384
 _BLANK_LINE = b"\r\n\r\n"
 
 
-class MessageMalformed(Exception):
+class MessageMalformed(ProxyError):
     """The peer violates HTTP. ``status``: for a client that does."""
 
     def __init__(self, text: str, status: int = 400) -> None:
@@ -31,7 +32,7 @@ class MessageMalformed(Exception):
         self.status = status
 
 
-class MessageCut(Exception):
+class MessageCut(ProxyError):
     """The peer has closed the connection within a message, or the connection has broken."""
 
 
@@ -60,6 +61,22 @@ class MessageStream:
             await self.stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise MessageCut(str(error)) from None
+
+    def send_now(self, data: bytes) -> bytes:
+        """Send what there is room for, without waiting; return the rest, which is all of it with TLS.
+
+        Most messages are sent whole so, for which a scope with a deadline and a checkpoint would cost more than the
+        system call. Raises MessageCut.
+        """
+        if self.stream is not self.transport:
+            return data
+        try:
+            sent = self.transport.socket.send(data)
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise MessageCut(str(error)) from None
+        return b"" if sent == len(data) else data[sent:]
 
     async def fill(self, size_bytes: int = PORTION_BYTES) -> bool:
         """Receive more into ``unread``; return False at the end of the stream."""
@@ -112,6 +129,11 @@ class Body:
         self.size_bytes = 0
         self.ended = True
 
+    @property
+    def is_received(self) -> bool:
+        """Whether ``take_received`` is known to return all that is left."""
+        return self.ended
+
     async def receive(self) -> bytes:
         """Return the next portion; empty at the end. Raises MessageCut, MessageMalformed."""
         return b""
@@ -131,7 +153,13 @@ class SizedBody(Body):
         self._left = length
         self.ended = not length
 
+    @property
+    def is_received(self) -> bool:
+        """Whether ``take_received`` returns all that is left."""
+        return len(self._source.unread) >= self._left
+
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         source = self._source
         if not source.unread or not self._left:
             return b""
@@ -141,6 +169,7 @@ class SizedBody(Body):
         return data
 
     async def receive(self) -> bytes:
+        """Receive a portion."""
         if not self._left:
             return b""
         if self._source.unread:
@@ -169,6 +198,7 @@ class ChunkedBody(Body):
         self.ended = False
 
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         source = self._source
         if self.ended or not source.unread:
             return b""
@@ -177,6 +207,7 @@ class ChunkedBody(Body):
         return self._next_portion()
 
     async def receive(self) -> bytes:
+        """Receive the data of all chunks that have come."""
         portion = self.take_received()
         while not portion and not self.ended:
             data = await self._source.receive(CHUNKS_BYTES)
@@ -212,11 +243,13 @@ class BodyUntilClose(Body):
         self.ended = False
 
     def take_received(self) -> bytes:
+        """Take it without waiting."""
         data, self._source.unread = self._source.unread, b""
         self.size_bytes += len(data)
         return data
 
     async def receive(self) -> bytes:
+        """Receive a portion."""
         if self._source.unread:
             return self.take_received()
         data = b"" if self.ended else await self._source.receive()

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -11,6 +12,7 @@ import msgspec
 import trio
 
 from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
@@ -46,7 +48,7 @@ _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class ResponseCut(Exception):
+class ResponseCut(ProxyError):
     """A response cannot be ended properly after its head was sent; the text names the cause."""
 
 
@@ -126,11 +128,8 @@ class HttpConnection:
         except ClientLeft:
             record.status, record.cause = record.status or CLIENT_LEFT, "client_left"
             raise
-        except ResponseCut as cut:
+        except (ResponseCut, ForwarderLost) as cut:
             record.cause = str(cut)
-            raise
-        except ForwarderLost:
-            record.cause = "forwarder_lost"
             raise
         except BaseException:
             record.cause = record.cause or "ended"
@@ -169,9 +168,8 @@ class HttpConnection:
         self._to_head = event.method == b"HEAD"
         self._http_1_0 = event.http_version != b"1.1"
         headers = list(event.headers)
-        self._record.method = event.method.decode("ascii", "replace")
         head = read_request(event.method, event.target, headers, event.http_version)
-        self._record.path = head.path
+        self._record.method, self._record.path = head.method.decode("ascii"), head.path
         if not head.has_body:
             self._body = Body()
         elif head.content_length is None:
@@ -215,51 +213,80 @@ class HttpConnection:
             expects_continue=head.expects_continue and not self._http_1_0,
         )
         try:
-            await Exchange(services, self._wire, self.client, head, body, identity, record, self._forward).run()
+            await Exchange(
+                services,
+                self._wire,
+                self.client,
+                head=head,
+                body=body,
+                identity=identity,
+                record=record,
+                forward=self._forward,
+            ).run()
         finally:
             body.stop_keeping()
 
     async def _forward(self, response: Response) -> None:
-        """Send an upstream's response to the client. Raises ClientLeft, ResponseCut."""
+        """Send an upstream's response to the client. Raises RequestRefused, ClientLeft, ResponseCut."""
         body = response.body
-        headers = downstream_headers(response.headers, self._services.response_headers)
-        if not self._to_head:
-            headers = without(headers, _FRAMING)
-        is_chunked = False
-        if self._to_head or response.status in _NO_BODY:
-            pass
-        elif body.length is not None:
-            headers.append((b"content-length", b"%d" % body.length))
-        elif self._http_1_0:
-            self._keeps_alive = False
-        else:
-            headers.append((b"transfer-encoding", b"chunked"))
-            is_chunked = True
-        head = self._compose(response.status, response.reason, headers)
+        head, is_chunked = self._head_of(response)
+
+        def frame(portion: bytes) -> bytes:
+            if not is_chunked:
+                return portion
+            return (chunk_of(portion) if portion else b"") + (LAST_CHUNK if body.ended else b"")
+
+        try:
+            data = head + frame(body.take_received())
+        except MessageMalformed as error:
+            raise RequestRefused(502, "the broker's response is malformed", "malformed_response") from error
         self._record.status = response.status
         self._head_sent = True
+        try:
+            rest = self._send_now(data)
+            if rest or not body.ended:
+                await self._send_body(body, rest, frame)
+        except (MessageCut, MessageMalformed):
+            raise ResponseCut("upstream_cut") from None
+        finally:
+            self._record.response_bytes = body.size_bytes
+
+    def _head_of(self, response: Response) -> tuple[bytes, bool]:
+        """Return the head of a response as the client gets it, and whether its body goes in chunks."""
+        headers = downstream_headers(response.headers, self._services.response_headers)
+        length, is_chunked = response.body.length, False
+        if not self._to_head:
+            headers = without(headers, _FRAMING)
+            if response.status in _NO_BODY:
+                pass
+            elif length is not None:
+                headers.append((b"content-length", b"%d" % length))
+            elif self._http_1_0:
+                self._keeps_alive = False
+            else:
+                headers.append((b"transfer-encoding", b"chunked"))
+                is_chunked = True
+        return self._compose(response.status, response.reason, headers), is_chunked
+
+    async def _send_body(self, body: Body, rest: bytes, frame: Callable[[bytes], bytes]) -> None:
+        """Send the rest of a portion, and of a response's body."""
         timeout_s = seconds(self._services.settings.body_timeout_ms)
-        sends = False
-        with trio.CancelScope(deadline=trio.current_time() + timeout_s) as scope:
-            try:
-                portion = body.take_received()
-                first = chunk_of(portion) if is_chunked and portion else portion
-                sends = True
-                await self._send(head + first + LAST_CHUNK if is_chunked and body.ended else head + first)
-                while not body.ended:
-                    scope.deadline, sends = trio.current_time() + timeout_s, False
-                    portion = await body.receive()
-                    scope.deadline, sends = trio.current_time() + timeout_s, True
-                    if portion:
-                        await self._send(chunk_of(portion) if is_chunked else portion)
-                    if body.ended and is_chunked:
-                        await self._send(LAST_CHUNK)
-            except (MessageCut, MessageMalformed):
-                raise ResponseCut("upstream_cut") from None
-            finally:
-                self._record.response_bytes = body.size_bytes
-        if scope.cancelled_caught:
-            raise ResponseCut("client_slow" if sends else "upstream_slow")
+        with trio.CancelScope() as scope:
+            while rest or not body.ended:
+                scope.deadline = trio.current_time() + timeout_s
+                if rest:
+                    await self._send(rest)
+                    rest = b""
+                else:
+                    rest = self._send_now(frame(await body.receive()))
+            return
+        raise ResponseCut("client_slow" if rest else "upstream_slow")
+
+    def _send_now(self, data: bytes) -> bytes:
+        try:
+            return self._wire.send_now(data)
+        except MessageCut:
+            raise ClientLeft from None
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -289,8 +316,10 @@ class HttpConnection:
         head = self._compose(status, _PHRASES.get(status, b""), own)
         self._record.status = status
         self._head_sent = True
+        rest = self._send_now(head if self._to_head else head + body)
         with trio.move_on_after(seconds(self._services.settings.body_timeout_ms)) as scope:
-            await self._send(head if self._to_head else head + body)
+            if rest:
+                await self._send(rest)
         if scope.cancelled_caught:
             raise ResponseCut("client_slow")
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http.client import CONTINUE
 from typing import Final
 
 import h11
@@ -11,6 +12,8 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
+from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
 from proxy.http.messages import (
@@ -43,7 +46,7 @@ FAILING_S: Final = 5.0
 FAILING_MAX: Final = 1024
 
 Dial = Callable[[Upstream], Awaitable[HttpStream]]
-_Key = tuple[HostPort, bool]
+_Key = tuple[HostPort, bool, bool]
 
 _REQUESTS: Final = {
     is_head: h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "x")])
@@ -55,12 +58,20 @@ _UPGRADE: Final = h11.Request(
 
 
 def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
-    """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError."""
+    """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError.
+
+    The proxy's certificate is for those upstreams alone that know of proxies.
+    """
+    nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
     plain = Dialer(msgspec.structs.replace(brokers, service_url="pulsar://upstream"), own_binds)
-    tls = Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream"), own_binds)
+    tls = {
+        knows_proxies: Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream", tls=own), own_binds)
+        for knows_proxies, own in ((True, brokers.tls), (False, nameless))
+    }
 
     async def dial(upstream: Upstream) -> HttpStream:
-        stream = await (tls if upstream.tls else plain).dial_any(upstream.broker, upstream.addresses)
+        dialer = tls[upstream.knows_proxies] if upstream.tls else plain
+        stream = await dialer.dial_any(upstream.broker, upstream.addresses)
         assert isinstance(stream, HttpStream)
         return stream
 
@@ -126,9 +137,9 @@ class UpstreamLink:
                 return Response(SWITCHING_PROTOCOLS, bytes(event.reason), list(event.headers), Body(), False)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == SWITCHING_PROTOCOLS:
+            if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
                 raise MessageMalformed("an answer to no question of ours")
-            if until_continue and event.status_code == 100:
+            if until_continue and event.status_code == CONTINUE:
                 return None
         raise MessageMalformed("too many responses of status 1xx")
 
@@ -154,7 +165,11 @@ class UpstreamLink:
         return BodyUntilClose(self.wire) if length is None else SizedBody(self.wire, int(length))
 
 
-class NoResponse(Exception):
+def _key_of(upstream: Upstream) -> _Key:
+    return upstream.broker, upstream.tls, upstream.knows_proxies
+
+
+class NoResponse(ProxyError):
     """The upstream has closed the connection before any byte of a response."""
 
 
@@ -175,11 +190,11 @@ class UpstreamPool:
     def order(self, upstreams: Sequence[Upstream]) -> list[Upstream]:
         """Return the upstreams with those last that could not be connected lately."""
         now = trio.current_time()
-        return sorted(upstreams, key=lambda one: self._failing.get((one.broker, one.tls), 0.0) > now)
+        return sorted(upstreams, key=lambda one: self._failing.get(_key_of(one), 0.0) > now)
 
     def take_idle(self, upstream: Upstream) -> UpstreamLink | None:
         """Return a connection that is kept alive and leads to one of the upstream's addresses, or None."""
-        key = (upstream.broker, upstream.tls)
+        key = _key_of(upstream)
         links = self._idle.get(key)
         oldest = trio.current_time() - IDLE_S
         while links:
@@ -200,11 +215,15 @@ class UpstreamPool:
 
     async def connect(self, upstream: Upstream) -> UpstreamLink:
         """Open a connection. Raises DialFailed."""
-        key = (upstream.broker, upstream.tls)
+        key = _key_of(upstream)
         try:
             stream = await self._dial(upstream)
-        except DialFailed:
-            self._failing.pop(key, None)
+        except DialFailed as error:
+            if self._failing.pop(key, 0.0) < trio.current_time():
+                name = str(upstream.broker)
+                get_logger().warning(
+                    "a server cannot be connected", upstream=name, reason=error.reason, detail=str(error)
+                )
             if len(self._failing) >= FAILING_MAX:
                 del self._failing[next(iter(self._failing))]
             self._failing[key] = trio.current_time() + FAILING_S
@@ -213,11 +232,8 @@ class UpstreamPool:
         return UpstreamLink(stream, key)
 
     def keep(self, link: UpstreamLink) -> None:
-        """Keep a connection of which the response has ended, unless the upstream has sent more than that."""
+        """Keep a connection of which the response has ended; ``take_idle`` looks whether the upstream has sent more."""
         if self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX:
-            link.wire.close()
-            return
-        if link.wire.unread:
             link.wire.close()
             return
         link.idle_since = trio.current_time()

@@ -42,7 +42,7 @@ PASS_TIMEOUT_S: Final = 5.0
 """How long a forwarder may take to take a connection: longer than the pause in which a killed one is replaced."""
 
 RESPONSE_HEAD_BYTES_MAX: Final = 3584
-"""Most bytes that are read of an upstream here: with what is added to them they must fit a forwarder's smallest pipe."""
+"""Most bytes that are read of an upstream here: with what is added they must fit a forwarder's smallest pipe."""
 
 EARLY_BYTES_MAX: Final = 16_384
 """Most bytes that are held of a client that sends before the upstream has agreed."""
@@ -238,7 +238,7 @@ class WebSocketExchange:
         if answer == REFUSED:
             raise RequestRefused(503, text, "relay_refused")
         if answer != ACCEPTED:
-            raise ForwarderLost
+            raise ForwarderLost("forwarder_lost")
 
 
 class TlsPump:

@@ -220,7 +220,7 @@ async def test_a_redirect_changes_nothing_about_tls(
     nursery: trio.Nursery,
     web: str,
     tls: bool,
-    denial: str,  # noqa: FBT001 -- a case
+    denial: str,
 ) -> None:
     """Security: credentials do not go over plain HTTP where the operator has set TLS."""
     worker = await started(nursery, config_of(web=web))

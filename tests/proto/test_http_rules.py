@@ -387,6 +387,9 @@ CLAIMS = [
     b"X-Pulsar-Auth-Role",
     b"x-rewrite-url",
     b"true-client-ip",
+    b"cf-connecting-ip",
+    b"x-client-ip",
+    b"x-cluster-client-ip",
 ]
 HOP_BY_HOP = [b"Keep-Alive", b"TE", b"Trailer", b"Upgrade", b"HTTP2-Settings", b"Connection"]
 
@@ -753,6 +756,8 @@ NESTED = Routes([("/a", "x"), ("/a/b", "y"), ("/a/b/c", "x"), ("/a/b/c/a", "z")]
 @given(PATHS, st.permutations("sdp"), st.integers(0, 3))
 @example(b"/a/b;%2Fc", "pds", 1)
 @example(b"/a/b;%2Fc", "dps", 2)
+@example(b"/a/b;/c%2Fb", "pds", 1)
+@example(b"/a/b%2Fc;", "dps", 1)
 def test_no_reading_of_a_path_has_another_route(path: bytes, order: Sequence[str], steps: int) -> None:
     """Servers join slashes (s), decode them (d) and drop parameters (p), in whatever order, or do none of it."""
     try:

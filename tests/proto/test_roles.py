@@ -8,10 +8,10 @@ from proto.rpc_pb2 import Method
 # method → the roles that may call it; numbers as on the wire, so that old and new workers agree
 MATRIX: dict[int, set[str]] = {
     0: set(),  # METHOD_UNSPECIFIED
-    1: {"forwarder"},  # AUTHENTICATE
-    2: {"forwarder", "lookup"},  # BROKER_CREDENTIALS
+    1: {"forwarder", "http"},  # AUTHENTICATE
+    2: {"forwarder", "lookup", "http"},  # BROKER_CREDENTIALS
     10: {"forwarder"},  # ENVELOPE
-    11: {"forwarder"},  # RESOLVE_TARGET
+    11: {"forwarder", "http"},  # RESOLVE_TARGET
     12: {"forwarder"},  # BROKER_PROFILE
     20: {"supervisor"},  # START
     21: {"supervisor"},  # SET_PEERS
@@ -33,7 +33,7 @@ MATRIX: dict[int, set[str]] = {
     99: set(),
     -1: set(),
 }
-ROLES = ("supervisor", "forwarder", "auth", "lookup", "admin", "operator")
+ROLES = ("supervisor", "forwarder", "auth", "lookup", "admin", "http", "operator")
 
 
 @pytest.mark.conforms("kip-590.4")

@@ -239,9 +239,9 @@ class Cluster:
             )
         else:
             service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
-            relay_requests = self._relay_requests[1].fileno() if role is Role.HTTP else -1
+            own = {"relay_requests": self._relay_requests[1].fileno()} if role is Role.HTTP else {"service": service}
             hooks = SlotHooks(
-                spawn=partial(self._spawn, role, service=service, relay_requests=relay_requests),
+                spawn=partial(self._spawn, role, **own),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 allowed_files=partial(self._files_of, role),
@@ -530,9 +530,9 @@ class Cluster:
                 run.worker.kill()
 
     def close_sockets(self) -> None:
-        """Close all sockets that the cluster has bound, and the address tables."""
+        """Close all sockets that the cluster has bound, the relay requests' two, and the address tables."""
         self.listeners.close()
         self.http_listeners.close()
-        for sock in self._services.values():
+        for sock in (*self._services.values(), *self._relay_requests):
             sock.close()
         self._address_tables.close()

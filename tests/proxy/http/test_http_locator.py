@@ -96,17 +96,25 @@ async def test_the_servers_of_an_upstream_take_turns(make: Make) -> None:
 async def test_an_answer_holds_for_a_second_for_all_names_of_its_url(
     make: Make, mock_clock: trio.testing.MockClock
 ) -> None:
-    located = await make(http={"function_worker_url": "https://functions.example.com:6751"})
-    await located.own("brokers")
+    routes = [{"path": "/tools", "url": f"http://{WEB}:8080"}]
+    located = await make(http={"function_worker_url": "https://functions.example.com:6751", "routes": routes})
     await located.own("websocket")
+    await located.own("route-0")
     assert len(located.lookup.calls) == 1
     assert await located.own("functions") == [
-        Upstream(HostPort("functions.example.com", 6751), ("10.0.2.1",), tls=True)
+        Upstream(HostPort("functions.example.com", 6751), ("10.0.2.1",), tls=True, knows_proxies=True)
     ]
     assert len(located.lookup.calls) == 2
     mock_clock.jump(1.0)
-    await located.own("brokers")
+    await located.own("websocket")
     assert len(located.lookup.calls) == 3
+
+
+@pytest.mark.parametrize(("name", "knows"), [("brokers", True), ("functions", True), ("websocket", False)])
+async def test_who_may_see_the_proxys_certificate(make: Make, name: str, knows: bool) -> None:
+    """Security: a WebSocket service at the brokers' own port would take the proxy for the client."""
+    located = await make(f"https://{WEB}:8443")
+    assert {one.knows_proxies for one in await located.own(name)} == {knows}
 
 
 async def test_requests_at_a_time_ask_once(make: Make, nursery: trio.Nursery) -> None:
@@ -130,7 +138,7 @@ async def test_a_redirect_is_checked_each_time(make: Make) -> None:
     located = await make()
     for _ in range(2):
         upstream = await located.redirected(f"broker-1.{WEB}")
-        assert upstream == Upstream(HostPort(f"broker-1.{WEB}", 8080), ("10.0.1.77",), tls=False)
+        assert upstream == Upstream(HostPort(f"broker-1.{WEB}", 8080), ("10.0.1.77",), tls=False, knows_proxies=True)
     assert len(located.lookup.calls) == 2
 
 

@@ -38,7 +38,9 @@ ASK = (
     "GET /ws/v2/producer/persistent/public/default/t?token=secret HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
     f"Upgrade: websocket\r\nSec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\n\r\n"
 ).encode()
-SWITCH = f"HTTP/1.1 101 Go\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {ACCEPT}\r\n\r\n".encode()
+SWITCH = (
+    f"HTTP/1.1 101 Go\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {ACCEPT}\r\n\r\n"
+).encode()
 
 
 class FakeForwarder:

@@ -311,7 +311,7 @@ async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
 async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
-    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, admin={}, services={})
+    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={})
     memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
@@ -362,6 +362,7 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
     handover = HandoverState(
         admin_listeners={"a": estate.admin},
         listeners={"l": estate.listener},
+        http_listeners={"h": estate.http_listener},
         service_sockets={(Role.LOOKUP, 0): estate.service},
     )
     worker = WorkerProcess.from_serialized(estate.worker(role="auth", store=-1))
@@ -370,7 +371,8 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
     await handover.close_unused()
     with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
         os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
-    assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
+    sockets = (estate.admin, estate.listener, estate.http_listener, estate.service)
+    assert {sock.fileno() for sock in sockets} == {-1}
     assert await worker.wait() == -9, "it does not even end when it is asked to"
     assert os.read(estate.liveness_theirs, 1) == b""
 
