@@ -246,7 +246,7 @@ class ForwarderService:
     def _on_relay_live(self, about: StoredRelay, give_way: Callable[[], None]) -> None:
         self._relay_places[about.id] = self._admission.shares.adopt_place(self._owner_of(about), give_way)
         if self._passed is not None and about.passed:
-            self._passed.relay_count += 1
+            self._passed.on_live()
 
     def _release_relay(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
@@ -254,7 +254,7 @@ class ForwarderService:
         if place is not None:  # None: it could not be adopted
             self._admission.shares.leave_place(place)
             if self._passed is not None and about.passed:
-                self._passed.relay_count -= 1
+                self._passed.on_over()
 
     def _on_relay_end(self, about: StoredRelay, reason: CloseReason) -> None:
         self._release_relay(about)

@@ -22,6 +22,7 @@ from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.listen.eviction import Place
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.blocked_splice import BlockedSpliceWatch
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import ip_of
@@ -67,7 +68,9 @@ class PassedConnections:
         config: Callable[[], Config],
     ) -> None:
         self.relay_count = 0
-        """Relays of this forwarder that came this way, which the owner counts: they have half of its places."""
+        """Relays of this forwarder that came this way: they have half of its places."""
+        self._watch = BlockedSpliceWatch(self._on_blocked)
+        self._is_closed = False
         self._channel = channel
         self._admission = admission
         self._relays = relays
@@ -76,6 +79,27 @@ class PassedConnections:
         self._metrics = metrics
         self._owner_of = owner_of
         self._config = config
+
+    def on_live(self) -> None:
+        """Count a relay that came this way, and has started or was adopted."""
+        self.relay_count += 1
+        self._watch.start()
+
+    def on_over(self) -> None:
+        """Count one no longer."""
+        self.relay_count -= 1
+        if not self.relay_count:
+            self._watch.stop()
+
+    def _on_blocked(self) -> None:
+        """End all these relays, and take no others: an HTTP worker has made a connection block that it has passed."""
+        self._is_closed = True
+        relays = self._relays.shut_down_passed()
+        get_logger().critical(
+            "a connection that an HTTP worker passed has blocked this forwarder: an HTTP worker may be taken over; all "
+            "WebSocket relays of this forwarder are ended, and it takes no others",
+            relays=relays,
+        )
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Take requests until cancelled; relays that cannot start at once are started in ``nursery``."""
@@ -119,6 +143,9 @@ class PassedConnections:
 
     def _admit(self, request: RelayRequest, stored: StoredRelay, passing: "_Passing", nursery: trio.Nursery) -> None:
         admission, owner, config = self._admission, self._owner_of(stored), self._config()
+        if self._is_closed:
+            self._refuse(passing, stored, "closed", "a connection has blocked this forwarder")
+            return
         if self.relay_count >= max(1, admission.part // 2):
             self._refuse(passing, stored, "max_connections", "half of limits.max_connections is used by them")
             return

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 from relay_fakes import unblocked_pair, until
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.rpc_pb2 import RelayRequest
+from proxy.forwarder.relay import blocked_splice
 from proxy.forwarder.client import passed
 from proxy.runtime.shared.relay_request_channel import (
     ACCEPTED,
@@ -290,3 +292,30 @@ def test_a_pair_that_was_shut_down_is_replaced() -> None:
     assert pair[0].fileno() == -1
     for sock in other:
         sock.close()
+
+
+@pytest.mark.parametrize("to_broker", [True, False], ids=["source", "sink"])
+async def test_a_connection_that_is_made_to_block_ends_with_all_that_were_passed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, to_broker: bool
+) -> None:
+    """Security: a captured HTTP worker keeps a copy and takes O_NONBLOCK away; forwarder and successors must go on."""
+    monkeypatch.setattr(blocked_splice, "LOOK_S", 0.05)
+    _answer, (other, _broker) = await worker.relay(request_of())
+    client, broker = worker.pair(), worker.pair()
+    assert await worker.channel.request(request_of(), client[1], broker[1], 5) == ACCEPTED
+    await trio.testing.wait_all_tasks_blocked()
+    (client if to_broker else broker)[1].setblocking(True)
+    with structlog.testing.capture_logs() as logs:
+        if to_broker:
+            client[0].send(b"x" * 1000)  # more than that is looked for, which waits
+        else:
+            client[0].setblocking(False)
+            with contextlib.suppress(OSError):  # it is full, or was ended already
+                while True:
+                    client[0].send(b"x" * 65536)
+                    await trio.testing.wait_all_tasks_blocked()
+        assert await received(other) == b"", "another one of these"
+    assert [entry["log_level"] for entry in logs if "has blocked" in entry["event"]] == ["critical"]
+    await until(lambda: worker.served.service._passed.relay_count == 0)
+    assert (await worker.relay(request_of()))[0] == REFUSED
+    assert worker.results("closed") == 1
