@@ -19,7 +19,8 @@ _CLOSED = "this socket was closed already"
 class TcpStream(trio.abc.HalfCloseableStream):
     """A connected, non-blocking socket. One task may send while another receives.
 
-    It never blocks, whatever another process that has the same connection makes of it. Errors of the connection are trio.BrokenResourceError; a closed socket is trio.ClosedResourceError.
+    It never blocks, whatever another process that has the same connection makes of it. Errors of the connection are
+    trio.BrokenResourceError; a closed socket is trio.ClosedResourceError.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -18,8 +18,8 @@ from relay_fakes import unblocked_pair, until
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.rpc_pb2 import RelayRequest
-from proxy.forwarder.relay import blocked_splice
 from proxy.forwarder.client import passed
+from proxy.forwarder.relay import blocked_splice
 from proxy.runtime.shared.relay_request_channel import (
     ACCEPTED,
     REFUSED,
