@@ -308,7 +308,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 15
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 17
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
@@ -318,7 +318,9 @@ async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
 async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
-    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={})
+    state = estate.state(
+        workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={}, relay_requests=None
+    )
     memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
