@@ -107,6 +107,4 @@ def _check_connection(sock: socket.socket) -> None:
     is_tcp = sock.family in {socket.AF_INET, socket.AF_INET6} and sock.proto == socket.IPPROTO_TCP
     if not (is_tcp or sock.family == socket.AF_UNIX) or sock.type != socket.SOCK_STREAM:
         raise PassedConnectionInvalid("neither a connection of TCP nor one of Unix")
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise PassedConnectionInvalid("a listener")
-    sock.getpeername()  # raises where it is not connected
+    sock.getpeername()  # raises where it is not connected, as a listener

@@ -273,12 +273,14 @@ async def test_a_flood_leaves_time_for_others(worker: Worker, monkeypatch: pytes
 
 
 async def test_a_forwarder_that_drains_takes_none(worker: Worker) -> None:
+    await worker.works()  # a relay, for whose end the drain waits
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: worker.served.service.drain(0.1, hand_over=False))
+        nursery.start_soon(lambda: worker.served.service.drain(30, hand_over=False))
         await trio.testing.wait_all_tasks_blocked()
-    client, broker = worker.pair(), worker.pair()
-    with pytest.raises(trio.TooSlowError):
-        await worker.channel.request(request_of(), client[1], broker[1], 0.1)
+        client, broker = worker.pair(), worker.pair()
+        with pytest.raises(trio.TooSlowError):
+            await worker.channel.request(request_of(), client[1], broker[1], 0.1)
+        nursery.cancel_scope.cancel()
 
 
 def test_a_pair_that_was_shut_down_is_replaced() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from http_fakes import FakeUpstream, Received, Setup, UpstreamConnection, pair
 
 from proto.http_rules import Routes
 from proto.rpc_pb2 import RelayRequest
-from proxy.http import websocket
+from proxy.http import server, websocket
 from proxy.http.client import HttpClient
 from proxy.http.server import HttpConnection
 from proxy.http.websocket import TlsPump
@@ -54,8 +55,11 @@ class FakeForwarder:
         self.client: TcpStream
         self.broker: TcpStream
 
+    async def receive(self) -> tuple[RelayRequest, list[int]] | None:
+        return await self._received.receive()
+
     async def take(self, answer: bytes) -> None:
-        received = await self._received.receive()
+        received = await self.receive()
         assert received is not None
         self.request, descriptors = received
         try:
@@ -198,13 +202,21 @@ async def test_a_forwarder_that_dies_with_a_request(scene: Scene) -> None:
 async def test_no_forwarder(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client gets 503 in a bounded time; a forwarder that comes later finds connections that have ended."""
     monkeypatch.setattr(websocket, "PASS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server, "LINGER_S", 0.05)
     client = scene.connect()
     await client.send(ASK)
     assert (await client.answer()).status == 503
-    client.close()
-    await scene.records()
+    received = await scene.forwarder.receive()
+    assert received is not None
+    with trio.fail_after(5):
+        for descriptor in received[1][:2]:
+            poll = select.poll()
+            poll.register(descriptor, 0)
+            while poll.poll(0) != [(descriptor, select.POLLHUP)]:
+                await trio.sleep(0.01)
     with pytest.raises(PassedConnectionGone):
-        await scene.forwarder.take(ACCEPTED)
+        passed_sockets(received[1])
+    close_descriptors(received[1])
 
 
 async def test_a_full_channel(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +244,9 @@ async def test_a_client_that_leaves_ends_the_upstreams_request(scene: Scene) -> 
 async def test_tls_of_a_client_is_pumped(scene: Scene, nursery: trio.Nursery, tmp_path: Path) -> None:
     """The forwarder has a socket in its place: bytes and half-closes pass both ways."""
     authority = Authority(tmp_path, "ours")
-    server = authority.server("proxy")
+    own = authority.server("proxy")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(server.certificate, server.key)
+    context.load_cert_chain(own.certificate, own.key)
     ours, theirs = pair()
     inside = TlsStream(theirs, context, server_side=True)
     outside = TlsStream(ours, ssl.create_default_context(cafile=authority.file), server_side=False, host="localhost")
