@@ -27,7 +27,6 @@ from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.runtime.shared.relay_request_channel import (
     ACCEPTED,
     REFUSED,
-    PassedConnectionGone,
     PassedConnectionInvalid,
     RelayRequestChannel,
     create_relay_request_sockets,
@@ -212,10 +211,8 @@ async def test_no_forwarder(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
         for descriptor in received[1][:2]:
             poll = select.poll()
             poll.register(descriptor, 0)
-            while poll.poll(0) != [(descriptor, select.POLLHUP)]:
+            while poll.poll(0) != [(descriptor, select.POLLHUP)]:  # noqa: ASYNC110 -- no event tells of it
                 await trio.sleep(0.01)
-    with pytest.raises(PassedConnectionGone):
-        passed_sockets(received[1])
     close_descriptors(received[1])
 
 
