@@ -237,7 +237,9 @@ async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.M
     assert repr(KEY) not in repr(handover)
     await handover.close_unused()
     assert handover.control_socket is not None
-    handover.control_socket.close()
+    assert handover.relay_requests is not None
+    for sock in (handover.control_socket, *handover.relay_requests):
+        sock.close()
     handover.fd_store_slots[0].close_stored()
 
 
