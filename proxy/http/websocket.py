@@ -10,7 +10,7 @@ import hashlib
 import select
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,7 +56,7 @@ _REPLACED: Final = frozenset({b"connection", b"content-length", b"transfer-encod
 Forward = Callable[[Response], Awaitable[None]]
 
 
-class ForwarderLost(Exception):
+class ForwarderLost(ProxyError):
     """A forwarder ended with a request: its relay may live in the fd store, so nothing more may be sent."""
 
 
@@ -217,11 +217,9 @@ class WebSocketExchange:
 
     def _keep_alive(self, transport: TcpStream) -> None:
         """Have the kernel find a peer behind TLS that has vanished: the relay's own sockets cannot."""
-        try:
+        with suppress(OSError):  # it has gone
             tune_socket(transport.socket)
             set_timeouts(transport.socket, self.services.relay)
-        except OSError:
-            pass  # it has gone
 
     async def _pass(
         self, passer: ConnectionPasser, request: RelayRequest, client: socket.socket, broker: socket.socket
@@ -230,7 +228,7 @@ class WebSocketExchange:
         try:
             answer = await passer.request(request, client, broker, PASS_TIMEOUT_S)
         except trio.TooSlowError:
-            if broker.fileno() >= 0:
+            with suppress(OSError):  # it has gone
                 broker.shutdown(socket.SHUT_RDWR)
             raise RequestLeftBehind(503, text, "no_forwarder") from None
         except (OSError, ProxyError) as error:

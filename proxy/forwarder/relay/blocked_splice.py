@@ -1,9 +1,10 @@
 """A watch over splices that block: for connections that another process has passed, and may have a copy of.
 
-O_NONBLOCK is the open socket's, not a descriptor's: whoever has a copy may take it away, and the next splice from or to
-that socket waits, with all relays of this process, until the supervisor ends it; the successor has the same relay then.
-So while there are such relays, a thread looks each second at where the loop is. Where it is in a portion of one of them
-several times running, and has used next to no CPU time in between, ``on_blocked`` is called, in that thread.
+O_NONBLOCK is the open socket's, not a descriptor's: a process that has a copy may take it away, and the next splice
+from or to that socket waits, with all relays of this process, until the supervisor ends it; the successor has the same
+relay then. So while there are such relays, a thread looks each second at where the loop is. Where it is in a portion of
+one of them several times running, and has used next to no CPU time in between, ``on_blocked`` is called, in that
+thread.
 """
 
 import sys

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import trio
 
 from proto.rpc_pb2 import RelayRequest
+from proxy.common.errors import ProxyError
 from proxy.runtime.shared.fd_store_channel import DescriptorChannel, create_store_sockets
 
 ACCEPTED, REFUSED = b"\1", b"\0"
@@ -42,7 +43,7 @@ def working_relay_request_sockets(
     return create_relay_request_sockets()
 
 
-class PassedConnectionInvalid(Exception):
+class PassedConnectionInvalid(ProxyError):
     """What came with a request is not what it should be."""
 
 
