@@ -238,8 +238,8 @@ async def test_a_client_that_leaves_ends_the_upstreams_request(scene: Scene) -> 
     assert record.cause == "client_left"
 
 
-async def test_tls_of_a_client_is_pumped(scene: Scene, nursery: trio.Nursery, tmp_path: Path) -> None:
-    """The forwarder has a socket in its place: bytes and half-closes pass both ways."""
+async def tls_pair(tmp_path: Path) -> tuple[TlsStream, TlsStream]:
+    """A server's and a client's end of TLS over loopback."""
     authority = Authority(tmp_path, "ours")
     own = authority.server("proxy")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -250,14 +250,22 @@ async def test_tls_of_a_client_is_pumped(scene: Scene, nursery: trio.Nursery, tm
     async with trio.open_nursery() as handshakes:
         handshakes.start_soon(inside.handshake)
         handshakes.start_soon(outside.handshake)
+    return inside, outside
+
+
+async def test_tls_of_a_client_is_pumped(scene: Scene, nursery: trio.Nursery, tmp_path: Path) -> None:
+    """The forwarder has a socket in its place: bytes and half-closes pass both ways, during a drain, too."""
+    inside, outside = await tls_pair(tmp_path)
     client = HttpClient("203.0.113.7:51234", "203.0.113.7", "https")
-    nursery.start_soon(HttpConnection(inside, client, scene.services).serve)
+    connection = HttpConnection(inside, client, scene.services)
+    nursery.start_soon(connection.serve)
     await outside.send_all(ASK)
     await scene.forwarder.take(ACCEPTED)
     relay = scene.forwarder.client
     assert relay.socket.family == socket.AF_UNIX
     await outside.send_all(b"up")
     assert await relay.receive_some() == b"up"
+    connection.drain()
     await relay.send_all(b"down")
     assert await outside.receive_some() == b"down"
     await outside.send_eof()
@@ -268,7 +276,34 @@ async def test_tls_of_a_client_is_pumped(scene: Scene, nursery: trio.Nursery, tm
     assert await outside.receive_some() == b""
     [record] = await scene.records()
     assert record.status == 101
-    ours.close_now()
+    outside.transport.close_now()
+
+
+async def test_tls_of_an_upstream_is_pumped(scene: Scene, nursery: trio.Nursery, tmp_path: Path) -> None:
+    """What came with its head goes first."""
+    server_end, client_end = await tls_pair(tmp_path)
+
+    async def dial(_upstream: object) -> TlsStream:
+        return client_end
+
+    async def serve() -> None:
+        await server_end.receive_some()
+        await server_end.send_all(SWITCH + b"first")
+        await server_end.send_all(await server_end.receive_some())
+
+    scene.pool.set_dial(dial)
+    nursery.start_soon(serve)
+    client = scene.connect()
+    await client.send(ASK)
+    await scene.forwarder.take(ACCEPTED)
+    assert scene.forwarder.request.first_to_client.endswith(b"\r\n\r\n")
+    relay = scene.forwarder.broker
+    assert relay.socket.family == socket.AF_UNIX
+    assert await relay.receive_some() == b"first"
+    await relay.send_all(b"echo")
+    assert await relay.receive_some() == b"echo"
+    server_end.transport.close_now()
+    assert await relay.receive_some() == b""
 
 
 async def test_a_relay_that_ends_ends_the_pump_of_a_client_that_stays(nursery: trio.Nursery) -> None:
