@@ -102,9 +102,9 @@ class PassedConnections:
         )
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Take requests until cancelled; relays that cannot start at once are started in ``nursery``."""
+        """Take requests until cancelled, or a connection has blocked; relays that cannot start at once are started in ``nursery``."""
         taken = 0
-        while True:
+        while not self._is_closed:
             try:
                 received = await self._channel.receive()
             except DecodeError:

@@ -321,3 +321,5 @@ async def test_a_connection_that_is_made_to_block_ends_with_all_that_were_passed
     await until(lambda: worker.served.service._passed.relay_count == 0)
     assert (await worker.relay(request_of()))[0] == REFUSED
     assert worker.results("closed") == 1
+    with pytest.raises(trio.TooSlowError):  # the next ones are for other forwarders
+        await worker.channel.request(request_of(), *worker.pair(), 0.1)
