@@ -102,7 +102,7 @@ class PassedConnections:
         )
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Take requests until cancelled, or a connection has blocked; relays that cannot start at once are started in ``nursery``."""
+        """Take requests until cancelled, or a connection has blocked; a relay that must wait starts in ``nursery``."""
         taken = 0
         while not self._is_closed:
             try:
