@@ -427,7 +427,7 @@ class RelayLeftBehind(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls", "passed")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +440,7 @@ class StoredRelay(_message.Message):
     LEAVE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
     BROKER_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -452,7 +453,28 @@ class StoredRelay(_message.Message):
     leave_at_ms: int
     client_kernel_tls: bool
     broker_kernel_tls: bool
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ...) -> None: ...
+    passed: bool
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ..., passed: _Optional[bool] = ...) -> None: ...
+
+class RelayRequest(_message.Message):
+    __slots__ = ("client_address", "principal", "proxy", "credentials", "target", "expires_at_unix_ms", "first_to_client", "first_to_broker")
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TO_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    client_address: str
+    principal: str
+    proxy: str
+    credentials: _containers.RepeatedScalarFieldContainer[bytes]
+    target: str
+    expires_at_unix_ms: int
+    first_to_client: bytes
+    first_to_broker: bytes
+    def __init__(self, client_address: _Optional[str] = ..., principal: _Optional[str] = ..., proxy: _Optional[str] = ..., credentials: _Optional[_Iterable[bytes]] = ..., target: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ..., first_to_client: _Optional[bytes] = ..., first_to_broker: _Optional[bytes] = ...) -> None: ...
 
 class StoredSession(_message.Message):
     __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind", "passes_answers")

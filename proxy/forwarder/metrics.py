@@ -81,6 +81,13 @@ class ForwarderMetrics:
             ["reason"],
         )
 
+        self.passed_connections = Counter(
+            "pulsar_proxy_websocket_relays",
+            "Connections that HTTP workers passed to be relayed, by result: started, or the reason of a refusal.",
+            ["result"],
+            registry=registry,
+        )
+
     def count_sni_refusal(self, reason: str) -> None:
         """Count a client whose TLS was not passed on; a lookup worker that denies its target names the reason."""
         self.sni_refused.labels(reason=self._broker_failure_reasons.value_of(reason)).inc()

@@ -24,6 +24,7 @@ from proxy.config.types import Config
 from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
+from proxy.forwarder.client.passed import PassedConnections
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection
@@ -56,6 +57,7 @@ from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
+from proxy.runtime.shared.relay_request_channel import RelayRequestChannel
 
 TURNED_AWAY_AT_ONCE_MAX = 100
 """Clients that are sent an error at a time because there is no room; the others are closed without one."""
@@ -120,6 +122,7 @@ class ForwarderService:
         self._serving = trio.CancelScope()
         self._turning_away = 0
         self._relay_places: dict[int, Place] = {}
+        self._passed: PassedConnections | None = None
 
     @property
     def _connections(self) -> int:
@@ -189,6 +192,7 @@ class ForwarderService:
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
+        self._passed = self._passed_connections()
         self._relays.adopt_relays(handover, config)
         for client_ip in self._relays.left_behind.client_ips:
             self._admission.adopt_client(client_ip)
@@ -205,6 +209,22 @@ class ForwarderService:
             get_logger().info("took over the relays of a predecessor", relays=len(handover.relays))
         for pid, relays in handover.left_behind.items():
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
+
+    def _passed_connections(self) -> PassedConnections | None:
+        """Return what takes connections from HTTP workers; None under a supervisor of an older version."""
+        descriptor = self._context.descriptors.relay_requests
+        if descriptor < 0:
+            return None
+        return PassedConnections(
+            RelayRequestChannel(adopt_socket(descriptor)),
+            admission=self._admission,
+            relays=self._relays,
+            deadlines=self._deadlines,
+            under_way=self._handshakes,
+            metrics=self._metrics,
+            owner_of=self._owner_of,
+            config=lambda: self._workers.config,
+        )
 
     async def _watch_deny_list(self) -> None:
         """End connections of what the deny list names, each time that it has changed, until cancelled."""
@@ -230,12 +250,16 @@ class ForwarderService:
 
     def _on_relay_live(self, about: StoredRelay, give_way: Callable[[], None]) -> None:
         self._relay_places[about.id] = self._admission.shares.adopt_place(self._owner_of(about), give_way)
+        if self._passed is not None and about.passed:
+            self._passed.on_live()
 
     def _release_relay(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
         place = self._relay_places.pop(about.id, None)
         if place is not None:  # None: it could not be adopted
             self._admission.shares.leave_place(place)
+            if self._passed is not None and about.passed:
+                self._passed.on_over()
 
     def _on_relay_end(self, about: StoredRelay, reason: CloseReason) -> None:
         self._release_relay(about)
@@ -356,6 +380,8 @@ class ForwarderService:
                                 nursery.start_soon(
                                     accept_clients, listener, self._admission, partial(self._admit_client, index)
                                 )
+                            if self._passed is not None:
+                                nursery.start_soon(self._passed.run, self._clients)
                     await trio.sleep_forever()
                 finally:
                     for connection in list(self._client_connections):

@@ -1,12 +1,13 @@
 """What the parts of the HTTP worker tell each other: a client, its identity, an upstream, a request's record."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proto.addresses import HostPort
 from proto.http_rules import Redirect, RequestHead
-from proto.rpc_pb2 import Principal
+from proto.rpc_pb2 import Principal, RelayRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,16 @@ class Locator(Protocol):
         self, name: str, redirect: Redirect, identity: HttpIdentity, client: HttpClient
     ) -> Upstream:
         """Return the server to which a redirect leads. Raises RequestRefused: 502 where it may not be dialled."""
+        ...
+
+
+class ConnectionPasser(Protocol):
+    """Passes connections to forwarders, which relay them."""
+
+    async def request(
+        self, request: RelayRequest, client: socket.socket, broker: socket.socket, timeout_s: float
+    ) -> bytes:
+        """See proxy.runtime.shared.relay_request_channel.RelayRequestChannel."""
         ...
 
 

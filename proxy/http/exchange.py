@@ -22,9 +22,10 @@ from proto.http_rules import (
     upstream_headers,
 )
 from proxy.common.errors import ProxyError
-from proxy.config.types import Http
+from proxy.config.types import Http, Relay
 from proxy.http.client import (
     Authenticator,
+    ConnectionPasser,
     HttpClient,
     HttpIdentity,
     Locator,
@@ -73,7 +74,10 @@ class ClientLeft(ProxyError):
 
 @dataclass(slots=True)
 class HttpServices:
-    """What a connection needs of its worker; a reload may replace each of them. ``replay``: bound of kept bodies."""
+    """What a connection needs of its worker; a reload may replace each of them. ``replay``: bound of kept bodies.
+
+    ``passer``: passes connections to forwarders; None where there is no channel to them. ``relay``: options of sockets.
+    """
 
     settings: Http
     routes: Routes
@@ -84,6 +88,8 @@ class HttpServices:
     replay: ByteBudget
     response_headers: Headers = field(default_factory=list)
     replacements: Mapping[str, PathReplacement] = field(default_factory=dict)
+    passer: ConnectionPasser | None = None
+    relay: Relay = field(default_factory=Relay)
 
 
 class RequestBody:

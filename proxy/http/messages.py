@@ -46,7 +46,7 @@ class MessageStream:
         self.stream = stream
         self.transport = stream.transport if isinstance(stream, TlsStream) else stream
         self.unread = b""
-        self._head_bytes_max = head_bytes_max
+        self.head_bytes_max = head_bytes_max
 
     async def receive(self, size_bytes: int = PORTION_BYTES) -> bytes:
         """Receive what is there; empty at the end. Raises MessageCut where the connection has broken."""
@@ -90,7 +90,7 @@ class MessageStream:
         Raises MessageMalformed for one that is too large, or has lines that do not end in CRLF; MessageCut.
         """
         while (head := self.take_head()) is None:
-            if not await self.fill(self._head_bytes_max - len(self.unread)):
+            if not await self.fill(self.head_bytes_max - len(self.unread)):
                 if self.unread:
                     raise MessageCut("closed within a head")
                 return b""
@@ -98,9 +98,9 @@ class MessageStream:
 
     def take_head(self) -> bytes | None:
         """Return a head that has been received already; None where its end is missing. Raises MessageMalformed."""
-        end = self.unread.find(_BLANK_LINE, 0, self._head_bytes_max)
+        end = self.unread.find(_BLANK_LINE, 0, self.head_bytes_max)
         if end < 0:
-            if len(self.unread) >= self._head_bytes_max:
+            if len(self.unread) >= self.head_bytes_max:
                 raise MessageMalformed("the head is too large", 431)
             return None
         end += len(_BLANK_LINE)

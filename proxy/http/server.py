@@ -1,5 +1,6 @@
 """A client's connection: one request after the other, each phase with its bound, each refusal with a response."""
 
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import trio
 from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
+from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
 from proxy.http.messages import (
@@ -31,6 +33,7 @@ from proxy.http.messages import (
     without,
 )
 from proxy.http.upstream import Response
+from proxy.http.websocket import ForwarderLost, RequestLeftBehind, WebSocketExchange
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
@@ -62,6 +65,8 @@ class HttpConnection:
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._drains = False
+        self._is_given_away = False
+        self._must_shut_down = False
         self._served = 0
         # of the request under way
         self._http_1_0 = False
@@ -83,8 +88,9 @@ class HttpConnection:
             with self.scope:
                 while not self._drains and await self._serve_next():
                     pass
-                await self._linger()
-        except (MessageCut, ClientLeft, trio.BrokenResourceError, trio.ClosedResourceError):
+                if not self._is_given_away:
+                    await self._linger()
+        except (MessageCut, ClientLeft, ForwarderLost, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         except ResponseCut:
             self._reset_at_close()
@@ -92,6 +98,8 @@ class HttpConnection:
             get_logger().error("an HTTP connection met a defect", client=self.client.address, exc_info=error)
         finally:
             self.is_idle = False
+            if self._must_shut_down:
+                self._shut_down()
             self._wire.close()
 
     async def _serve_next(self) -> bool:
@@ -113,13 +121,15 @@ class HttpConnection:
                 raise RequestRefused(error.status, str(error), "malformed") from None
         except RequestRefused as refusal:
             record.cause = refusal.reason or "refused"
+            if isinstance(refusal, RequestLeftBehind):
+                self._keeps_alive, self._must_shut_down = False, True
             if self._head_sent:
                 raise ResponseCut(record.cause) from None
             await self._send_refusal(refusal)
         except ClientLeft:
             record.status, record.cause = record.status or CLIENT_LEFT, "client_left"
             raise
-        except ResponseCut as cut:
+        except (ResponseCut, ForwarderLost) as cut:
             record.cause = str(cut)
             raise
         except BaseException:
@@ -130,7 +140,7 @@ class HttpConnection:
                 record.request_bytes = self._body.size_bytes
                 self._services.requests.end(record)
         self._served += 1
-        return self._keeps_alive
+        return self._keeps_alive and not self._is_given_away
 
     async def _receive_head(self) -> bytes:
         """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
@@ -187,12 +197,16 @@ class HttpConnection:
         record.route = route
         if (replacement := services.replacements.get(route)) is not None:
             head = replace(head, target=replacement.apply(head.target))
-        if head.upgrade:
+        if head.upgrade and (route != WEBSOCKET or services.passer is None):
             raise RequestRefused(501, "WebSocket is not served here", "no_websocket")
         services.requests.begin(record)
         record.counted = True
         identity = await services.authenticator.authenticate(head, self.client)
         record.principal = identity.principal.name
+        if head.upgrade:
+            exchange = WebSocketExchange(services, self._wire, self.client, head, identity, record, self._forward)
+            self._is_given_away = await exchange.run()
+            return
         settings = services.settings
         body = RequestBody(
             self._wire,
@@ -319,6 +333,11 @@ class HttpConnection:
             await self._wire.stream.send_eof()
             while left > 0 and (data := await self._wire.receive(left)):
                 left -= len(data)
+
+    def _shut_down(self) -> None:
+        """End the connection for the copy of it, too, that waits for a forwarder."""
+        with contextlib.suppress(OSError):  # it has gone
+            self._wire.transport.socket.shutdown(socket.SHUT_RDWR)
 
     def _reset_at_close(self) -> None:
         """Have the close reset the connection, so that the client takes no cut body for a whole one."""

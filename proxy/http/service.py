@@ -33,6 +33,7 @@ from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.listener_channel import request_listeners
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
+from proxy.runtime.shared.relay_request_channel import RelayRequestChannel
 
 ACCEPTED_PER_WAKE_UP_MAX = 16
 NO_DESCRIPTORS_PAUSE_S = 0.1
@@ -63,6 +64,8 @@ class HttpService:
             replay=ByteBudget(replay_bytes_total(config)),
             response_headers=_response_headers(config),
             replacements=http_replacements(config),
+            passer=_passer(context),
+            relay=config.relay,
         )
         self._accepting = trio.CancelScope()
         self._clients: trio.Nursery
@@ -98,7 +101,7 @@ class HttpService:
         transports, dial = http_transports(config), _dial(config)  # may raise
         authenticator = self._authenticator(config)  # may raise; nothing has changed yet
         services = self._services
-        services.settings, services.routes = config.http, http_routes(config)
+        services.settings, services.relay, services.routes = config.http, config.relay, http_routes(config)
         services.replacements = http_replacements(config)
         services.authenticator, services.locator = authenticator, self._locator(config)
         services.response_headers = _response_headers(config)
@@ -204,6 +207,11 @@ class HttpService:
             labels(listener=index, result="success", reason="").inc()
             connection.client = replace(connection.client, certificate=stream.peer_certificate())
         return stream
+
+
+def _passer(context: WorkerContext) -> RelayRequestChannel | None:
+    descriptor = context.descriptors.relay_requests
+    return RelayRequestChannel(adopt_socket(descriptor)) if descriptor >= 0 else None
 
 
 def _dial(config: Config) -> Dial:

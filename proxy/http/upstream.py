@@ -31,6 +31,7 @@ from proxy.runtime.network.dialing import Dialer, DialFailed
 from proxy.runtime.network.tls import TlsStream
 
 RESPONSE_HEAD_BYTES_MAX: Final = 65_536
+SWITCHING_PROTOCOLS: Final = 101
 INFORMATIONAL_MAX: Final = 16
 """Responses of status 1xx before the one that counts."""
 
@@ -51,6 +52,9 @@ _REQUESTS: Final = {
     is_head: h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "x")])
     for is_head in (False, True)
 }
+_UPGRADE: Final = h11.Request(
+    method="GET", target="/", headers=[("Host", "x"), ("Connection", "upgrade"), ("Upgrade", "websocket")]
+)
 
 
 def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
@@ -114,18 +118,23 @@ class UpstreamLink:
             return False
         return False
 
-    async def receive_response(self, *, to_head: bool, until_continue: bool = False) -> Response | None:
+    async def receive_response(
+        self, *, to_head: bool, until_continue: bool = False, to_upgrade: bool = False
+    ) -> Response | None:
         """Receive a response's head; None at a 100 (Continue) that was waited for. Others of 1xx are dropped.
 
-        ``to_head``: the request was HEAD. Raises MessageMalformed, MessageCut. May be cancelled and called again.
+        ``to_head``: the request was HEAD. ``to_upgrade``: it asked for WebSocket, so 101 is a response. Raises
+        MessageMalformed, MessageCut. May be cancelled and called again.
         """
         for _ in range(INFORMATIONAL_MAX):
             head = await self.wire.receive_head()
             if not head:
                 raise NoResponse
             http = h11.Connection(h11.CLIENT)
-            http.send(_REQUESTS[to_head])
+            http.send(_UPGRADE if to_upgrade else _REQUESTS[to_head])
             event = parse_head(http, head)
+            if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING_PROTOCOLS and to_upgrade:
+                return Response(SWITCHING_PROTOCOLS, bytes(event.reason), list(event.headers), Body(), False)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
             if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for

@@ -275,7 +275,12 @@ KEYS: dict[str, Key] = {
     ),
     "httpRequestsMaxPerSecond": _needless("100.0", "httpRequestsLimitEnabled decides whether it counts"),
     "proxyHttpResponseHeadersJson": _group("", "http.response_headers", needs=HTTP_PORT),
-    "webSocketServiceEnabled": _lost("false", "WebSocket (/ws) is not served", HTTP_PORT),
+    "webSocketServiceEnabled": _lost(
+        "false",
+        "WebSocket (/ws) is passed on: the brokers need webSocketServiceEnabled=true, or http.websocket_url names "
+        "Pulsar's WebSocket service",
+        HTTP_PORT,
+    ),
     "webSocketPingDurationSeconds": _needless("-1", "webSocketServiceEnabled decides whether it counts"),
     "proxyExtensions": _lost("", "protocols of other systems (KoP, MoP) are not served"),
     "proxyExtensionsDirectory": _needless("./proxyextensions", _JAVA),

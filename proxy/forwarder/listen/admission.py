@@ -127,6 +127,11 @@ class Admission:
         self._pre_auth_of_address_max = max(1, pre_auth_max // 2)
         self._addresses.track_connections(self._by_address if limits.max_connections_per_address else None)
 
+    @property
+    def part(self) -> int:
+        """This forwarder's part of ``limits.max_connections``."""
+        return self._part
+
     def _part_of(self, limit: int) -> int:
         part, rest = divmod(limit, self._counters.forwarders)
         return part + (self._forwarder < rest)

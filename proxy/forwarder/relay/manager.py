@@ -306,6 +306,17 @@ class RelayManager(Collector):
         """End all relays that this process can end: the time of a drain is over."""
         self._engine.abort_relays()
 
+    def shut_down_passed(self) -> int:
+        """Shut down both connections of all relays that HTTP workers have passed; return how many there are.
+
+        They end as soon as the loop moves on. May be called in another thread while the loop is blocked.
+        """
+        relays = [relay for relay in self._engine.relays if relay.record.passed]
+        for relay in relays:
+            for descriptor in relay.sockets:
+                shut_down(descriptor, socket.SHUT_RDWR)
+        return len(relays)
+
     async def hand_over_relays(self) -> None:
         """Leave the table, and all relays that the fd store holds, to a successor, and close the store's channel.
 

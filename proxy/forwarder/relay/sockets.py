@@ -7,7 +7,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
 from proxy.runtime.loop.tcp_stream import TcpStream
-from proxy.runtime.network.dialing import tune_socket
+from proxy.runtime.network.dialing import set_timeouts, tune_socket
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 NOT_SENT_BYTES_MAX = 256 * 1024
@@ -31,26 +31,16 @@ def tune_listener(sock: socket.socket, config: RelayConfig) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_IN_LOOKUP_MODE_MAX)
 
 
-def set_timeouts(sock: socket.socket, config: RelayConfig) -> None:
-    """Set after which time the kernel gives a relay's silent peer up; clients' sockets inherit it from their listener.
-
-    Raises OSError.
-    """
-    for option, value in (
-        (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
-        (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
-        (socket.TCP_KEEPCNT, config.keep_alive_probes),
-        # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
-        (socket.TCP_USER_TIMEOUT, config.user_timeout_ms),
-    ):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 def tune_for_relay(client: TcpStream, broker: TcpStream, config: RelayConfig) -> None:
-    """Set the options of a relay's two sockets that they did not have before. Raises OSError."""
-    set_timeouts(broker.socket, config)
+    """Set the options of a relay's two sockets that they did not have before. Raises OSError.
+
+    A Unix socket has none of them: behind it, an HTTP worker has the connection, as it needs TLS.
+    """
+    if broker.socket.family != socket.AF_UNIX:
+        set_timeouts(broker.socket, config)
     for stream in (client, broker):
-        stream.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
+        if stream.socket.family != socket.AF_UNIX:
+            stream.socket.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
 
 
 def splice_works() -> bool:

@@ -19,7 +19,8 @@ _CLOSED = "this socket was closed already"
 class TcpStream(trio.abc.HalfCloseableStream):
     """A connected, non-blocking socket. One task may send while another receives.
 
-    Errors of the connection are trio.BrokenResourceError; a closed socket is trio.ClosedResourceError.
+    It never blocks, whatever another process that has the same connection makes of it. Errors of the connection are
+    trio.BrokenResourceError; a closed socket is trio.ClosedResourceError.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -33,7 +34,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
             sent = 0
             while sent < len(view):
                 try:
-                    sent += self.socket.send(view[sent:])
+                    sent += self.socket.send(view[sent:], socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     waited = True
                     await trio.lowlevel.wait_writable(self.socket)
@@ -53,7 +54,7 @@ class TcpStream(trio.abc.HalfCloseableStream):
         with _translated_errors():
             while True:
                 try:
-                    data = self.socket.recv(max_bytes or RECEIVE_BYTES)
+                    data = self.socket.recv(max_bytes or RECEIVE_BYTES, socket.MSG_DONTWAIT)
                     break
                 except BlockingIOError:
                     waited = True

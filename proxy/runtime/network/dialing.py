@@ -13,7 +13,7 @@ import trio
 from proto.addresses import HostPort, parse_host_port, speaks_tls
 from proxy.common.errors import ProxyError
 from proxy.config.binds import is_own_listener
-from proxy.config.types import Brokers
+from proxy.config.types import Brokers, Relay
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control
@@ -189,3 +189,18 @@ def tune_socket(sock: socket.socket) -> None:
     """Set TCP_NODELAY, for small frames, and SO_KEEPALIVE, so that the kernel finds a peer that has vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def set_timeouts(sock: socket.socket, config: Relay) -> None:
+    """Set after which time the kernel gives a relay's silent peer up; clients' sockets inherit it from their listener.
+
+    Raises OSError.
+    """
+    for option, value in (
+        (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
+        (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
+        (socket.TCP_KEEPCNT, config.keep_alive_probes),
+        # A peer that reads nothing also keeps the other's end from being seen: it is queued behind the bytes.
+        (socket.TCP_USER_TIMEOUT, config.user_timeout_ms),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -23,6 +23,8 @@ class Descriptors:
         clients' listeners; forwarders only
     questions: the channel by which an admin or HTTP worker gets its listeners (proxy.runtime.process.listener_channel);
         the admin worker's RPC channel to the supervisor afterwards
+    relay_requests: the end of the channel by which HTTP workers pass connections to forwarders that is this role's
+        (proxy.runtime.shared.relay_request_channel); forwarders and HTTP workers only
     """
 
     channel: int
@@ -32,6 +34,7 @@ class Descriptors:
     connections: int = -1
     store: int = -1
     questions: int = -1
+    relay_requests: int = -1
 
 
 def adopt_stream(descriptor: int) -> trio.SocketStream:

@@ -10,9 +10,10 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import trio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_pb2 import StoreMessage
 from proxy.common.errors import ProxyError
@@ -29,6 +30,8 @@ RECORD_BYTES_MAX = 8 * 1024
 LEFT_BEHIND_PER_MESSAGE_MAX = 1_000
 CLIENT_IP_CHARACTERS_MAX = 64
 """The longest IP address of a relay that is left behind: IPv6 with its scope."""
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 _INT_BYTES = array.array("i").itemsize
 _RIGHTS_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT_BYTES)
@@ -54,15 +57,16 @@ def create_store_sockets() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-class StoreChannel:
-    """One end of the channel. One task may send and one receive at a time."""
+class DescriptorChannel(Generic[MessageT]):
+    """One end of such a channel. One task may send and one receive at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, message_type: type[MessageT]) -> None:
         self.sock = sock
+        self._message_type = message_type
         self._hang_up: select.epoll | None = None
         """Readable once the other end is closed, also where messages are still to be received."""
 
-    def send_now(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
+    def send_now(self, message: MessageT, descriptors: Sequence[int] = ()) -> None:
         """Send without waiting. Raises BlockingIOError if there is no room, MessageTooLong, StoreLost."""
         data = message.SerializeToString()
         if len(data) > MESSAGE_BYTES_MAX or len(descriptors) > DESCRIPTORS_MAX:
@@ -73,7 +77,7 @@ class StoreChannel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise StoreLost(error.strerror) from None
 
-    async def send(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
+    async def send(self, message: MessageT, descriptors: Sequence[int] = ()) -> None:
         """Send, and wait for room. Raises MessageTooLong, StoreLost, OSError. If cancelled, nothing was sent."""
         await trio.lowlevel.checkpoint()
         while True:
@@ -89,7 +93,7 @@ class StoreChannel:
             else:
                 return
 
-    async def receive(self, *, gather_s: float = 0.0) -> tuple[StoreMessage, list[int]] | None:
+    async def receive(self, *, gather_s: float = 0.0) -> tuple[MessageT, list[int]] | None:
         """Receive the next message and its descriptors, which are this process's to close; None if the other end is
         gone. Raises DecodeError.
 
@@ -121,7 +125,7 @@ class StoreChannel:
             close_descriptors(descriptors)
             return None
         try:
-            return StoreMessage.FromString(bytes(_BUFFER[:size])), list(descriptors)
+            return self._message_type.FromString(bytes(_BUFFER[:size])), list(descriptors)
         except DecodeError:
             close_descriptors(descriptors)
             raise
@@ -141,6 +145,13 @@ class StoreChannel:
         if self.sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()
+
+
+class StoreChannel(DescriptorChannel[StoreMessage]):
+    """One end of the channel between a forwarder and the fd store."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, StoreMessage)
 
 
 def close_descriptors(descriptors: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
+from proxy.runtime.shared.relay_request_channel import working_relay_request_sockets
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -193,6 +194,7 @@ class Cluster:
         if handover.connections_fd not in {-1, self._connections_fd}:
             os.close(handover.connections_fd)
         self._counters = ConnectionCounters(self._connections_fd)
+        self._relay_requests = working_relay_request_sockets(handover.relay_requests)
         self._address_tables = AddressTableExchange()
         self.fork_server = fork_server
         self._serve_admin = serve_admin
@@ -224,7 +226,12 @@ class Cluster:
     def _new_slot(self, role: Role, index: int) -> WorkerSlot:
         if role is Role.FORWARDER:
             hooks = SlotHooks(
-                spawn=partial(self._spawn, role, connections=self._connections_fd),
+                spawn=partial(
+                    self._spawn,
+                    role,
+                    connections=self._connections_fd,
+                    relay_requests=self._relay_requests[0].fileno(),
+                ),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 allowed_files=partial(self._files_of, role),
@@ -233,8 +240,9 @@ class Cluster:
             )
         else:
             service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
+            own = {"relay_requests": self._relay_requests[1].fileno()} if role is Role.HTTP else {"service": service}
             hooks = SlotHooks(
-                spawn=partial(self._spawn, role, service=service),
+                spawn=partial(self._spawn, role, **own),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
                 allowed_files=partial(self._files_of, role),
@@ -488,6 +496,7 @@ class Cluster:
             "http_listeners": http_listeners,
             "services": {slot_key(*key): sock.fileno() for key, sock in self._services.items()},
             "connections": self._connections_fd,
+            "relay_requests": (self._relay_requests[0].fileno(), self._relay_requests[1].fileno()),
             "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
             "workers": workers,
         }
@@ -522,9 +531,9 @@ class Cluster:
                 run.worker.kill()
 
     def close_sockets(self) -> None:
-        """Close all sockets that the cluster has bound, and the address tables."""
+        """Close all sockets that the cluster has bound, the relay requests' two, and the address tables."""
         self.listeners.close()
         self.http_listeners.close()
-        for sock in self._services.values():
+        for sock in (*self._services.values(), *self._relay_requests):
             sock.close()
         self._address_tables.close()

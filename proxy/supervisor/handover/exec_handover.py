@@ -57,6 +57,8 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     workers: list[SerializedWorker]
     drain: bool = False
     http_listeners: dict[str, int] = {}
+    relay_requests: tuple[int, int] | None = None
+    """The forwarders' end, and that of the HTTP workers."""
 
     @property
     def relay_count(self) -> int:
@@ -68,6 +70,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
         single = [self.runtime_lock, self.control, self.connections]
         single += [*self.admin.values(), *self.listeners.values(), *self.http_listeners.values()]
         single += self.services.values()
+        single += self.relay_requests or ()
         for slot in self.fd_store_slots:
             single.append(slot.table)
             single += [end for stored in (*slot.relays.values(), *slot.pipes.values()) for end in stored[1:]]
@@ -90,6 +93,7 @@ class HandoverState:
     http_listeners: dict[str, socket.socket] = field(default_factory=dict)
     service_sockets: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
     connections_fd: int = -1
+    relay_requests: tuple[socket.socket, socket.socket] | None = None
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
     drain_requested: bool = False
@@ -119,6 +123,7 @@ class HandoverState:
             http_listeners={bind: adopt_socket(number) for bind, number in state.http_listeners.items()},
             service_sockets={_parse_slot_key(name): adopt_socket(number) for name, number in state.services.items()},
             connections_fd=state.connections,
+            relay_requests=_adopt_pair(state.relay_requests),
             fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
             workers=workers,
             drain_requested=state.drain,
@@ -132,6 +137,10 @@ class HandoverState:
         async with trio.open_nursery() as nursery:
             for worker in self.workers.values():
                 nursery.start_soon(_end, worker)
+
+
+def _adopt_pair(numbers: tuple[int, int] | None) -> tuple[socket.socket, socket.socket] | None:
+    return None if numbers is None else (adopt_socket(numbers[0]), adopt_socket(numbers[1]))
 
 
 async def _end(worker: WorkerProcess) -> None:

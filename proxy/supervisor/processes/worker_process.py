@@ -124,10 +124,12 @@ class WorkerProcess:
         *,
         service: int = -1,
         connections: int = -1,
+        relay_requests: int = -1,
     ) -> "WorkerProcess":
         """Have the fork server fork a process, which waits for its START. Raises OSError.
 
-        ``own_files``: what it may open without a request. ``service``, ``connections``: see ``Descriptors``.
+        ``own_files``: what it may open without a request. ``service``, ``connections``,
+        ``relay_requests``: see ``Descriptors``.
         """
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs_to_close:
 
@@ -151,6 +153,7 @@ class WorkerProcess:
                 "files": files_theirs.fileno(),
                 "service": service,
                 "connections": connections,
+                "relay_requests": relay_requests,
                 "store": store_theirs.fileno() if store_theirs is not None else -1,
                 "questions": questions_theirs.fileno() if questions_theirs is not None else -1,
             }

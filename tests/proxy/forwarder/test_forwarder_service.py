@@ -54,6 +54,7 @@ from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
+from proxy.runtime.shared.relay_request_channel import create_relay_request_sockets
 from proxy.runtime.shared.relay_table import RelayTable
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -103,7 +104,14 @@ class Served:
         self.real_listeners = [socket.create_server(("127.0.0.1", 0)) for _ in tables.get("listener", [{}])]
         self.real_listener = self.real_listeners[0]
         nursery.start_soon(self._keep, StoreChannel(ours))
-        descriptors = Descriptors(channel=-1, liveness=-1, store=theirs.detach(), connections=counters)
+        requests, self.relay_requests = create_relay_request_sockets()
+        descriptors = Descriptors(
+            channel=-1,
+            liveness=-1,
+            store=theirs.detach(),
+            connections=counters,
+            relay_requests=requests.detach(),
+        )
         reactor = Reactor()
         nursery.start_soon(reactor.run)
         config = make_config(**tables)
@@ -149,19 +157,22 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
     store_slot = FdStoreSlot()
     counters = create_shared_counters(2)
 
+    senders: list[socket.socket] = []
+
     async def start(*, real: bool = False, **tables: Any) -> Served:
         listener = FakeListener()
         with monkeypatch.context() as patch:
             if not real:
                 patch.setattr(service_module, "accept_clients", listener.accept_clients)
             served = Served(listener=listener, nursery=nursery, tables=tables, store_slot=store_slot, counters=counters)
+            senders.append(served.relay_requests)
             await served.service.start()
             await trio.testing.wait_all_tasks_blocked()
         return served
 
     yield start
     await end_all(nursery)
-    for sock in adopted:
+    for sock in adopted + senders:
         sock.close()
     store_slot.close_stored()
     os.close(store_slot.table_fd)

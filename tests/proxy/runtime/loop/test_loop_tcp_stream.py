@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -127,3 +128,13 @@ async def test_each_call_is_a_checkpoint(pair: Pair) -> None:
         await one.send_eof()
     with trio.testing.assert_checkpoints():
         await one.aclose()
+
+
+async def test_it_does_not_block_where_another_process_has_made_it_block(pair: Pair) -> None:
+    """Security: O_NONBLOCK is the connection's, which a captured process may have, too."""
+    one, _other = pair
+    os.set_blocking(one.socket.fileno(), True)
+    for wait in (one.receive_some, lambda: one.send_all(MUCH)):
+        with trio.move_on_after(0.05) as scope:
+            await wait()
+        assert scope.cancelled_caught

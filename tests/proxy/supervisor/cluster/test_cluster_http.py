@@ -94,6 +94,19 @@ async def test_each_gets_the_listeners_when_it_is_started(setup: HttpSetup, nurs
     nursery.cancel_scope.cancel()
 
 
+async def test_http_workers_and_forwarders_have_the_two_ends_of_relay_requests(
+    setup: HttpSetup, nursery: trio.Nursery
+) -> None:
+    """The pair outlives an exec."""
+    cluster = await setup.started(nursery, **HTTP)
+    given = {worker.name: what for worker, what in zip(setup.workshop.workers, setup.workshop.given, strict=True)}
+    receiving, sending = (sock.fileno() for sock in cluster._relay_requests)
+    assert given["http-0"] == given["http-1"] == {"relay_requests": sending}
+    assert given["forwarder-0"]["relay_requests"] == receiving
+    assert cluster.handover_fields([])["relay_requests"] == (receiving, sending)
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_process_that_was_not_started_holds_no_listener(setup: HttpSetup, nursery: trio.Nursery) -> None:
     """Or it would keep the port if the supervisor were killed."""
     started = trio.Event()

@@ -25,6 +25,7 @@ from proto.rpc_pb2 import StoredPipe, StoredRelay
 from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.fd_store_channel import create_store_sockets
+from proxy.runtime.shared.relay_request_channel import create_relay_request_sockets
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.exec_handover import (
     SIGNALS,
@@ -63,6 +64,7 @@ class Estate:
         self.control.bind(str(folder / "control.sock"))
         self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
         self.http_listener = socket.socket()
+        self.relay_requests = create_relay_request_sockets()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.connections = create_shared_counters(1)
@@ -89,6 +91,7 @@ class Estate:
             admin={"127.0.0.1:1": self.admin.fileno()},
             listeners={"127.0.0.1:2": self.listener.fileno()},
             http_listeners={"127.0.0.1:3": self.http_listener.fileno()},
+            relay_requests=(self.relay_requests[0].fileno(), self.relay_requests[1].fileno()),
             services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
             fd_store_slots=[serialize_slot(self.store_slot)],
@@ -104,14 +107,14 @@ class Estate:
     def let_go(self) -> None:
         """These are numbers now, as in another program."""
         ours = (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel, self.store)
-        for sock in ours:
+        for sock in (*ours, *self.relay_requests):
             sock.detach()
 
     def close(self) -> None:
         for sock in (self.control, self.admin, self.listener, self.http_listener, self.service, self.channel):
             sock.close()
         self.store.close()
-        for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs):
+        for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs, *self.relay_requests):
             sock.close()
         for end in (*self.pipe, self.liveness_theirs):
             os.close(end)
@@ -188,7 +191,11 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     assert await worker.wait() == -9
     store_slot.close_stored()
     worker.store_channel.close()
-    for sock in (handover.control_socket, listener, http_listener, admin, service):
+    assert handover.relay_requests is not None
+    receiving, sending = handover.relay_requests
+    sending.send(b"x")
+    assert receiving.recv(2) == b"x", "the two ends of one channel, in this order"
+    for sock in (handover.control_socket, listener, http_listener, admin, service, receiving, sending):
         sock.close()
     for number in (handover.runtime_lock_fd, handover.connections_fd, store_slot.table_fd):
         os.close(number)
@@ -224,7 +231,9 @@ async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.M
     assert repr(KEY) not in repr(handover)
     await handover.close_unused()
     assert handover.control_socket is not None
-    handover.control_socket.close()
+    assert handover.relay_requests is not None
+    for sock in (handover.control_socket, *handover.relay_requests):
+        sock.close()
     handover.fd_store_slots[0].close_stored()
 
 
@@ -295,7 +304,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 15
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 17
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
@@ -305,7 +314,9 @@ async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
 async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
-    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={})
+    state = estate.state(
+        workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={}, relay_requests=None
+    )
     memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
