@@ -134,7 +134,9 @@ class HttpConnection:
         """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
         wire, settings = self._wire, self._services.settings
         wire.skip_empty_line()
-        if not wire.unread:
+        if wire.unread:
+            await trio.lowlevel.checkpoint()  # thousands of pipelined requests may be there: others have their turns, too
+        else:
             self.is_idle = True
             wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
             more = False

@@ -1,0 +1,77 @@
+"""What hostile clients and brokers can make the HTTP worker do: turns that they take from others, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import h11
+import pytest
+import trio
+from http_fakes import Setup, pair
+
+from proxy.http.exchange import KEPT_PORTION_BYTES_MIN, RequestBody
+from proxy.http.messages import CHUNKS_MAX, ChunkedBody, MessageStream, SizedBody
+from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
+
+
+@pytest.fixture
+async def setup() -> AsyncIterator[Setup]:
+    async with trio.open_nursery() as nursery:
+        setup = Setup(nursery)
+        yield setup
+        nursery.cancel_scope.cancel()
+    setup.close()
+
+
+async def longest_turn(progress: Callable[[], int], end: int) -> int:
+    """How far something goes, at most, while another task waits for its turn."""
+    seen = [progress()]
+    while seen[-1] < end:
+        await trio.lowlevel.checkpoint()
+        seen.append(progress())
+    return max(after - before for before, after in zip(seen, seen[1:], strict=False))
+
+
+async def test_pipelined_requests_leave_others_their_turns(setup: Setup) -> None:
+    """64 KiB of them, all there already, would otherwise hold the worker for a second."""
+    client, count = setup.connect(), 100
+    await client.send(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n" * count)
+    assert await longest_turn(lambda: len(setup.parts.records), count) <= 2
+
+
+async def test_tiny_chunks_leave_others_their_turns() -> None:
+    ours, theirs = pair()
+    wire, http = MessageStream(ours, head_bytes_max=8192), h11.Connection(h11.SERVER)
+    http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    http.next_event()
+    body, count = ChunkedBody(wire, http), 10 * CHUNKS_MAX
+    wire.unread = b"1\r\na\r\n" * count + b"0\r\n\r\nnext"
+
+    async def receive() -> None:
+        while not body.ended:
+            await body.receive()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        assert await longest_turn(lambda: body.size_bytes, count) <= 2 * CHUNKS_MAX
+    assert (body.size_bytes, wire.unread) == (count, b"next")
+    ours.close_now()
+    theirs.close_now()
+
+
+async def test_a_body_in_tiny_portions_is_kept_in_larger_ones() -> None:
+    """An object for each two bytes would take twenty times the memory that the budget counts."""
+    ours, theirs = pair()
+    wire, count = MessageStream(ours, head_bytes_max=8192), 2 * KEPT_PORTION_BYTES_MIN
+    reservation = ByteReservation(ByteBudget(2**20), "x")
+    source = SizedBody(wire, 2 * count)
+    body = RequestBody(wire, source, reservation=reservation, keep_max=2**20, expects_continue=False)
+    for _ in range(count):
+        wire.unread = b"ab"
+        await body.receive()
+    assert body.ended
+    assert b"".join(body.kept) == b"ab" * count
+    assert len(body.kept) == 4
+    assert reservation.size_bytes == 2 * count
+    ours.close_now()
+    theirs.close_now()
