@@ -135,7 +135,9 @@ class HttpConnection:
         wire, settings = self._wire, self._services.settings
         wire.skip_empty_line()
         if wire.unread:
-            await trio.lowlevel.checkpoint()  # thousands of pipelined requests may be there: others have their turns, too
+            await (
+                trio.lowlevel.checkpoint()
+            )  # thousands of pipelined requests may be there: others have their turns, too
         else:
             self.is_idle = True
             wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms

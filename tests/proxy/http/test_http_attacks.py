@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Callable
 import h11
 import pytest
 import trio
-from http_fakes import Setup, pair
+from http_fakes import Received, Setup, UpstreamConnection, echo, pair
 
 from proxy.http.exchange import KEPT_PORTION_BYTES_MIN, RequestBody
 from proxy.http.messages import CHUNKS_MAX, ChunkedBody, MessageStream, SizedBody
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
+
+
+GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture
@@ -75,3 +78,24 @@ async def test_a_body_in_tiny_portions_is_kept_in_larger_ones() -> None:
     assert reservation.size_bytes == 2 * count
     ours.close_now()
     theirs.close_now()
+
+
+async def test_a_connection_of_before_a_reload_serves_no_further_request(setup: Setup) -> None:
+    """It may have been opened with an authority that is trusted no longer."""
+    asked, goes_on = trio.Event(), trio.Event()
+
+    async def wait(connection: UpstreamConnection, request: Received) -> None:
+        asked.set()
+        await goes_on.wait()
+        await echo(connection, request)
+
+    setup.upstream.behave = wait
+    client = setup.connect()
+    await client.send(GET)
+    await asked.wait()
+    setup.pool.set_dial(setup.parts.dial)
+    goes_on.set()
+    assert (await client.answer()).status == 200
+    await client.send(GET)
+    assert (await client.answer()).status == 200
+    assert [one.connection for one in setup.upstream.requests] == [0, 1]
