@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 
 import h11
@@ -12,7 +13,6 @@ from http_fakes import Received, Setup, UpstreamConnection, echo, pair
 from proxy.http.exchange import KEPT_PORTION_BYTES_MIN, RequestBody
 from proxy.http.messages import CHUNKS_MAX, ChunkedBody, MessageStream, SizedBody
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
-
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -32,7 +32,7 @@ async def longest_turn(progress: Callable[[], int], end: int) -> int:
     while seen[-1] < end:
         await trio.lowlevel.checkpoint()
         seen.append(progress())
-    return max(after - before for before, after in zip(seen, seen[1:], strict=False))
+    return max(after - before for before, after in itertools.pairwise(seen))
 
 
 async def test_pipelined_requests_leave_others_their_turns(setup: Setup) -> None:
