@@ -35,6 +35,10 @@ from proxy.runtime.loop.tasks import seconds
 
 LINGER_S: Final = 1.0
 LINGER_BYTES_MAX: Final = 256 * 1024
+UPLOAD_LINGER_S: Final = 10.0
+UPLOAD_LINGER_BYTES_MAX: Final = 64 * 2**20
+"""The same where a request's body is still to come: many clients send all of it before they look for a response."""
+
 STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
@@ -314,8 +318,10 @@ class HttpConnection:
 
     async def _linger(self) -> None:
         """Read on for a while: to close with bytes unread would reset the connection, and lose the response."""
-        left = LINGER_BYTES_MAX
-        with trio.move_on_after(LINGER_S):
+        wait_s, left = LINGER_S, LINGER_BYTES_MAX
+        if not self._body.ended:
+            wait_s, left = UPLOAD_LINGER_S, UPLOAD_LINGER_BYTES_MAX
+        with trio.move_on_after(wait_s):
             await self._wire.stream.send_eof()
             while left > 0 and (data := await self._wire.receive(left)):
                 left -= len(data)

@@ -99,3 +99,10 @@ async def test_a_connection_of_before_a_reload_serves_no_further_request(setup: 
     await client.send(GET)
     assert (await client.answer()).status == 200
     assert [one.connection for one in setup.upstream.requests] == [0, 1]
+
+
+async def test_a_client_that_sends_all_of_its_body_first_gets_the_early_response(setup: Setup) -> None:
+    client, body = setup.connect(), bytes(16 * 2**20)
+    await client.send(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+    await client.send(body)
+    assert (await client.answer("POST")).status == 404
