@@ -55,7 +55,7 @@ ATTEMPTS_MAX: Final = 3
 CONTINUE_S: Final = 1.0
 """How long a body that cannot be sent twice waits for the upstream's 100 (Continue)."""
 
-UNREAD_BYTES_MAX: Final = 65_536
+UNREAD_BYTES_MAX: Final = 16_384
 """Most bytes of further, pipelined requests that are held while one is answered."""
 
 KEPT_PORTION_BYTES_MIN: Final = 4_096

@@ -236,9 +236,10 @@ class HttpConnection:
         self._record.status = response.status
         self._head_sent = True
         try:
-            rest = self._send_now(data)
-            if rest or not body.ended:
-                await self._send_body(body, rest, frame)
+            unsent = [self._send_now(data)]
+            del data  # as long as a client takes its time for what follows, this would be held, too
+            if unsent[0] or not body.ended:
+                await self._send_body(body, unsent, frame)
         except (MessageCut, MessageMalformed):
             raise ResponseCut("upstream_cut") from None
         finally:
@@ -261,8 +262,9 @@ class HttpConnection:
                 is_chunked = True
         return self._compose(response.status, response.reason, headers), is_chunked
 
-    async def _send_body(self, body: Body, rest: bytes, frame: Callable[[bytes], bytes]) -> None:
-        """Send the rest of a portion, and of a response's body."""
+    async def _send_body(self, body: Body, unsent: list[bytes], frame: Callable[[bytes], bytes]) -> None:
+        """Send what is unsent, which is taken from the list, and the rest of a response's body."""
+        rest = unsent.pop()
         timeout_s = seconds(self._services.settings.body_timeout_ms)
         with trio.CancelScope() as scope:
             while rest or not body.ended:

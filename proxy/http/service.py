@@ -160,7 +160,9 @@ class HttpService:
         if not transport.networks.allows(ip):
             self._refuse(stream, "network")
             return
-        client = HttpClient(str(HostPort(ip, port)), ip, transport.scheme, listener=index, connection=next(self._numbers))
+        client = HttpClient(
+            str(HostPort(ip, port)), ip, transport.scheme, listener=index, connection=next(self._numbers)
+        )
         connection = self._connections.admit(client)
         if connection is None:
             self._refuse(stream, "max_connections")

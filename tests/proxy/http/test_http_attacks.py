@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import h11
 import pytest
@@ -11,7 +12,7 @@ import trio
 from http_fakes import Received, Setup, UpstreamConnection, echo, pair
 
 from proxy.http.exchange import KEPT_PORTION_BYTES_MIN, RequestBody
-from proxy.http.messages import CHUNKS_MAX, ChunkedBody, MessageStream, SizedBody
+from proxy.http.messages import CHUNKS_MAX, PORTION_BYTES, ChunkedBody, MessageStream, SizedBody
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -106,3 +107,28 @@ async def test_a_client_that_sends_all_of_its_body_first_gets_the_early_response
     await client.send(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
     await client.send(body)
     assert (await client.answer("POST")).status == 404
+
+
+def held_bytes(awaited: Any) -> int:
+    """How many bytes the frames of a task hold, each object once."""
+    held: dict[int, int] = {}
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            held |= {id(one): len(one) for one in frame.f_locals.values() if isinstance(one, bytes)}
+        awaited = getattr(awaited, "cr_await", None)
+    return sum(held.values())
+
+
+async def test_a_client_that_does_not_read_makes_the_worker_hold_one_portion(setup: Setup) -> None:
+    async def behave(connection: UpstreamConnection, request: Received) -> None:
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 2**30)
+        while True:
+            await connection.send(bytes(PORTION_BYTES))
+
+    setup.upstream.behave = behave
+    client = setup.connect()
+    await client.send(GET)
+    await trio.testing.wait_all_tasks_blocked()
+    task = next(one for one in setup.nursery.child_tasks if "HttpConnection" in one.name)
+    assert 0 < held_bytes(task.coro) < PORTION_BYTES + 1024

@@ -246,6 +246,7 @@ async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
     assert await ended(client)
     assert [entry["event"] for entry in logs] == ["the drain's time is over; closing what is left"]
 
+
 async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> None:
     """A client resets its connection while the worker looks elsewhere, and has the next one at the very same address."""
     served = await serve()
