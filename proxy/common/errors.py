@@ -1,9 +1,10 @@
 """The proxy's errors.
 
-ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientSlow, ConfigError, DialFailed, ForkFailed,
-    KernelTlsBroken, KernelTlsNotPossible, MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor,
-    RelayStartFailed, ReloadRefused, ResolutionFailed, RpcError, RpcRefused, StartFailed, StoppedBySecondSignal,
-    StoreLost, TargetDenied, TargetRefused, TlsFailed, TrialNotRun, UpgradeRefused, WriterFull, WrongListener
+ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientLeft, ClientSlow, ConfigError, DialFailed, ForkFailed,
+    KernelTlsBroken, KernelTlsNotPossible, MessageCut, MessageMalformed, MessageTooLong, MetricsTooLarge,
+    NoMoreConnections, NoResponse, NotSupervisor, RelayStartFailed, ReloadRefused, ResolutionFailed, ResponseCut,
+    RpcError, RpcRefused, StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused, TlsFailed,
+    TrialNotRun, UpgradeRefused, WriterFull, WrongListener
 RelayStartFailed: RelayMustWait
 RpcError: RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
 """

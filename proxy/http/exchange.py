@@ -21,6 +21,7 @@ from proto.http_rules import (
     redirect_of,
     upstream_headers,
 )
+from proxy.common.errors import ProxyError
 from proxy.config.types import Http
 from proxy.http.client import (
     Authenticator,
@@ -68,7 +69,7 @@ _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _IDEMPOTENT: Final = _SAFE | {b"PUT", b"DELETE", b"OPTIONS"}  # RFC 9110, 9.2.2
 
 
-class ClientLeft(Exception):
+class ClientLeft(ProxyError):
     """The client has closed its connection."""
 
 
@@ -408,5 +409,5 @@ class Exchange:
         await trio.sleep_forever()
 
 
-class _LinkStale(Exception):
+class _LinkStale(ProxyError):
     """A connection that was kept alive has been closed: nothing of the request was served."""

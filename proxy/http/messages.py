@@ -11,6 +11,7 @@ import h11
 import trio
 
 from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream
 
@@ -26,7 +27,7 @@ CHUNKS_MAX: Final = 256
 _BLANK_LINE = b"\r\n\r\n"
 
 
-class MessageMalformed(Exception):
+class MessageMalformed(ProxyError):
     """The peer violates HTTP. ``status``: for a client that does."""
 
     def __init__(self, text: str, status: int = 400) -> None:
@@ -34,7 +35,7 @@ class MessageMalformed(Exception):
         self.status = status
 
 
-class MessageCut(Exception):
+class MessageCut(ProxyError):
     """The peer has closed the connection within a message, or the connection has broken."""
 
 

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
@@ -48,7 +49,7 @@ _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class ResponseCut(Exception):
+class ResponseCut(ProxyError):
     """A response cannot be ended properly after its head was sent; the text names the cause."""
 
 

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from http.client import CONTINUE, SWITCHING_PROTOCOLS
+from http.client import CONTINUE
 from typing import Final
 
 import h11
@@ -12,6 +12,7 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
@@ -128,7 +129,7 @@ class UpstreamLink:
             event = parse_head(http, head)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
-            if not isinstance(event, h11.InformationalResponse) or event.status_code == SWITCHING_PROTOCOLS:
+            if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
                 raise MessageMalformed("an answer to no question of ours")
             if until_continue and event.status_code == CONTINUE:
                 return None
@@ -160,7 +161,7 @@ def _key_of(upstream: Upstream) -> _Key:
     return upstream.broker, upstream.tls, upstream.knows_proxies
 
 
-class NoResponse(Exception):
+class NoResponse(ProxyError):
     """The upstream has closed the connection before any byte of a response."""
 
 

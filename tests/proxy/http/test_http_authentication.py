@@ -208,7 +208,7 @@ async def test_a_method_that_is_not_configured(make: Make, methods: Any, head: R
     assert worker.questions == 0
 
 
-async def test_without_authentication_nobody_is_asked(make: Make) -> None:
+async def test_without_authentication_no_worker_is_asked(make: Make) -> None:
     """Security, too: without a role beside it, the proxy's own authorization would be anybody's."""
     worker = make(enabled=False, credentials={"method": "token", "token": PROXY_TOKEN})
     identity = await worker.identity(request_head())

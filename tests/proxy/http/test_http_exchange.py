@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from http_fakes import Behaviour, Received, Setup, UpstreamConnection, echo
+from http_fakes import Behaviour, FakeUpstream, Received, Setup, UpstreamConnection, echo
 from trio.testing import MockClock
 
 from proxy.config.types import Http
+from proxy.http.exchange import ATTEMPTS_MAX
 from proxy.http.upstream import FAILING_S, IDLE_S, RESPONSE_HEAD_BYTES_MAX
 
 GET = b"GET /admin/v2/tenants?x=1 HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
@@ -37,10 +38,12 @@ def redirects(
     return redirect
 
 
-def raw(response: bytes) -> Behaviour:
+def raw(response: bytes, *, stays_open: bool = False) -> Behaviour:
     async def send(connection: UpstreamConnection, received: Received) -> None:
         received.body = await connection.body()
         await connection.send(response)
+        if stays_open:
+            await trio.sleep_forever()
 
     return send
 
@@ -232,6 +235,15 @@ async def test_no_upstream_can_be_reached(setup: Setup) -> None:
     assert (await setup.records())[0].cause == "unreachable"
 
 
+async def test_few_upstreams_are_tried_for_one_request(setup: Setup) -> None:
+    for number in range(9):
+        setup.upstreams.append(FakeUpstream(setup.nursery, f"further-{number}"))
+    for one in setup.upstreams:
+        one.refuses = True
+    assert (await setup.ask(GET)).status == 502
+    assert len(setup.parts.dials) == ATTEMPTS_MAX
+
+
 # ---- responses that a proxy must not believe
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
@@ -280,6 +292,7 @@ async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late:
             await goes_on.wait()
             await connection.send(surplus)
             sent.set()
+        await trio.sleep_forever()
 
     goes_on, sent = trio.Event(), trio.Event()
     setup.upstream.behave = too_much
@@ -296,7 +309,7 @@ async def test_more_than_the_length_says_is_nobodys_response(setup: Setup, late:
 
 
 async def test_a_body_of_a_head_request_is_nobodys_response(setup: Setup) -> None:
-    setup.upstream.behave = raw(SIZED + b"\r\nok")
+    setup.upstream.behave = raw(SIZED + b"\r\nok", stays_open=True)
     client = setup.connect()
     for _ in range(2):
         await client.send(GET.replace(b"GET", b"HEAD"))
@@ -325,7 +338,7 @@ async def test_a_response_that_ends_early_is_cut(setup: Setup, response: bytes) 
 
 
 async def test_a_connection_is_not_kept_where_the_upstream_says_so(setup: Setup) -> None:
-    setup.upstream.behave = raw(SIZED + b"Connection: Foo, Close\r\n\r\nok")
+    setup.upstream.behave = raw(SIZED + b"Connection: Foo, Close\r\n\r\nok", stays_open=True)
     client = setup.connect()
     for _ in range(2):
         await client.send(GET)

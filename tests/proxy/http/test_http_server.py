@@ -14,6 +14,7 @@ from http_fakes import Received, Setup, UpstreamConnection, echo
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proto.http_rules import RequestRefused
+from proxy.http.exchange import UNREAD_BYTES_MAX
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: proxy:8081\r\n\r\n"
 
@@ -473,6 +474,19 @@ async def test_a_client_that_leaves_ends_its_exchange(setup: Setup, autojump_clo
         setup.parts.records.clear()
 
 
+async def test_a_client_that_pipelines_without_end_is_held_up(setup: Setup, autojump_clock: MockClock) -> None:
+    async def never(connection: UpstreamConnection, request: Received) -> None:
+        await trio.sleep_forever()
+
+    setup.upstream.behave = never
+    client = setup.connect()
+    await client.send(GET)
+    with trio.move_on_after(60):
+        await client.send(GET * 10_000)
+    await trio.sleep(60)
+    assert len(setup.connections[0]._wire.unread) == UNREAD_BYTES_MAX
+
+
 async def test_an_early_response_reaches_a_client_that_still_sends(setup: Setup, autojump_clock: MockClock) -> None:
     async def refuses(connection: UpstreamConnection, request: Received) -> None:
         await connection.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nno\n")
@@ -500,6 +514,47 @@ async def test_an_early_response_follows_no_100(setup: Setup, autojump_clock: Mo
     await client.send(post(bytes(20_000_000), b"Expect: 100-continue")[:200].partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
     answer = await client.rest()
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_refusal_is_not_lost_to_a_client_that_still_sends(setup: Setup, autojump_clock: MockClock) -> None:
+    setup.parts.refusal = RequestRefused(401, "who is this?")
+    client = setup.connect()
+    await client.send(CHUNKED + b"10000\r\n" + bytes(65_536))
+    await trio.sleep(10)
+    assert (await client.rest()).endswith(b"}")  # to close with bytes unread would have reset the connection
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        GET.replace(b"1.1", b"1.0"),
+        GET.replace(b"1.1\r\n", b"1.0\r\nConnection: keep-alive\r\n"),
+        GET.replace(b"1.1\r\n", b"1.1\r\nConnection: close\r\n"),
+        GET.replace(b"1.1\r\n", b"1.1\r\nConnection: x\r\nConnection: y, CLOSE\r\n"),
+    ],
+)
+async def test_a_client_that_wants_no_further_response(setup: Setup, request_bytes: bytes) -> None:
+    client = setup.connect()
+    await client.send(request_bytes + GET)
+    answer = await client.answer()
+    assert answer.headers[b"connection"] == b"close"
+    assert await client.rest() == b""
+    await setup.records(1)
+
+
+async def test_a_failure_within_a_response_is_no_second_response(setup: Setup, autojump_clock: MockClock) -> None:
+    async def begins(connection: UpstreamConnection, request: Received) -> None:
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nso")
+        await trio.sleep(30)
+        await connection.send(b" far")
+        await trio.sleep_forever()
+
+    setup.upstream.behave = begins
+    client = setup.connect()
+    await client.send(post(b"a body")[:-1])  # the client's time is over before the upstream's
+    with pytest.raises(trio.BrokenResourceError):
+        await client.rest()
+    assert [(one.status, one.cause) for one in await setup.records()] == [(200, "client_slow")]
 
 
 # ---- drain

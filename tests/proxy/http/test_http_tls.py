@@ -164,6 +164,19 @@ async def test_surplus_records_are_nobodys_response(tls: Tls, surplus_bytes: int
     server.transport.close_now()
 
 
+async def test_a_surplus_in_the_record_of_a_body_is_nobodys_response(tls: Tls) -> None:
+    server, client = await shaken(tls)
+    link = UpstreamLink(client, (HostPort("localhost", 1), True))
+    await server.send_all(OK[:-2])
+    answer = await link.receive_response(to_head=False)
+    assert answer is not None
+    await server.send_all(b"okpoison")
+    assert await answer.body.receive() == b"ok"
+    assert not link.is_silent
+    link.wire.close()
+    server.transport.close_now()
+
+
 async def test_a_connection_to_an_address_that_is_no_longer_the_upstreams(tls: Tls, listener: socket.socket) -> None:
     pool = UpstreamPool(dial_brokers(tls.brokers))
     async with trio.open_nursery() as nursery:

@@ -311,7 +311,7 @@ async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
 async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(estate.pid, signal.SIGKILL)
     os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
-    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, admin={}, services={})
+    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, http_listeners={}, admin={}, services={})
     memory = leave(state, monkeypatch, Path("x")).handover
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))

@@ -37,6 +37,7 @@ from proxy.supervisor.operators.report import (
     CREDENTIALS_REFUSED,
     LOOKUP_STATUS_BYTES_MAX,
     METRICS_BYTES_MAX,
+    NO_HTTP_WORKER,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
     ClusterReport,
@@ -283,6 +284,21 @@ async def test_a_worker_that_is_starting_is_not_asked() -> None:
     assert await setup.report.metrics(ProcessIdentity("lookup", 0)) == ""
     await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
+
+
+async def test_without_an_http_worker_other_clients_are_sent_here_all_the_same() -> None:
+    setup = Setup(Role.AUTH, Role.LOOKUP, Role.HTTP, Role.FORWARDER)
+    assert list((await setup.report.readiness()).notes) == []
+    setup.worker(Role.HTTP).answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
+    told = await setup.report.readiness()
+    assert (list(told.reasons), list(told.notes)) == ([], [NO_HTTP_WORKER])
+
+
+async def test_listeners_for_http_are_shown_behind_the_others() -> None:
+    setup = Setup()
+    tls = {"certificate": "c", "key": "k"}
+    setup.cluster.config = make_config(http_listener=[{"bind": "h:1"}, {"bind": "h:2", "tls": tls}])  # type: ignore[arg-type]
+    assert (await setup.report.status())["listeners"] == ["pulsar://0.0.0.0:6650", "http://h:1", "https://h:2"]
 
 
 # ---- metrics
