@@ -107,8 +107,8 @@ class Connections:
                 connection.http.drain()
 
     def judge_again(self, may_stay: Callable[[HttpClient], bool]) -> None:
-        """Close connections that may not stay after a reload, and those with a client's certificate after their request:
-        the authority that has issued it may be trusted no longer.
+        """Close connections that may not stay after a reload, and after their request those with a certificate:
+        its authority may be trusted no longer.
         """
         for connection in list(self._open.values()):
             if not may_stay(connection.client):

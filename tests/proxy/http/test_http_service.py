@@ -248,7 +248,7 @@ async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
 
 
 async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> None:
-    """A client resets its connection while the worker looks elsewhere, and has the next one at the very same address."""
+    """A client resets its connection while the worker looks elsewhere, and has the next one at the same address."""
     served = await serve()
     asked, goes_on = trio.Event(), trio.Event()
 
