@@ -263,6 +263,9 @@ class BodyUntilClose(Body):
         if self._source.unread:
             return self.take_received()
         data = b"" if self.ended else await self._source.receive()
+        stream = self._source.stream
+        if not data and isinstance(stream, TlsStream) and stream.was_cut:
+            raise MessageCut("the end of TLS is missing, so part of the body may be")  # RFC 9112, 9.8
         self.ended = not data
         self.size_bytes += len(data)
         return data
