@@ -205,7 +205,10 @@ class HttpService:
             return None
         if isinstance(stream, TlsStream):
             labels(listener=index, result="success", reason="").inc()
-            connection.client = replace(connection.client, certificate=stream.peer_certificate())
+            certificate = stream.peer_certificate()
+            if certificate and listener is not self._transports[connection.client.listener]:
+                return None  # a reload came in between: its authority may be trusted no longer
+            connection.client = replace(connection.client, certificate=certificate)
         return stream
 
 

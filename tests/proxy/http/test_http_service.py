@@ -340,6 +340,43 @@ async def test_tls_with_a_clients_certificate(serve: Serve, authority: trustme.C
     assert served.value("tls_handshakes_total", listener="0", result="success", reason="") == 1
 
 
+async def test_a_reload_during_a_handshake_with_a_clients_certificate(
+    serve: Serve, authority: trustme.CA, tls: dict[str, Any]
+) -> None:
+    """Security: a client that holds its handshake up keeps no authority that a reload has removed."""
+    listener = [{"bind": "127.0.0.1:1", "tls": tls}]
+    served = await serve(http_listener=listener)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("client.example").configure_cert(context)
+    client = await served.connect()
+    sent = 0
+
+    class Late(trio.abc.SendStream):
+        """Sends the client's certificate after a reload."""
+
+        async def send_all(self, data: Any) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 2:
+                await served.service.configure(config_of(http_listener=listener))
+                served.use_parts()
+            await client.stream.send_all(data)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            await client.stream.wait_send_all_might_not_block()
+
+        async def aclose(self) -> None:
+            await client.stream.aclose()
+
+    stream = trio.SSLStream(trio.StapledStream(Late(), client.stream), context, server_hostname="localhost")
+    with pytest.raises(trio.BrokenResourceError):
+        await stream.send_all(GET)
+        await stream.receive_some()
+    assert sent > 1
+    assert served.parts.begun == 0
+
+
 async def test_no_tls_is_no_request(serve: Serve, tls: dict[str, Any]) -> None:
     """Security: no request is served in the clear where the listener has TLS."""
     served = await serve(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}])
