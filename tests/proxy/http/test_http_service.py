@@ -370,8 +370,8 @@ async def test_a_reload_during_a_handshake_with_a_clients_certificate(
             await client.stream.aclose()
 
     stream = trio.SSLStream(trio.StapledStream(Late(), client.stream), context, server_hostname="localhost")
+    await stream.do_handshake()
     with pytest.raises(trio.BrokenResourceError):
-        await stream.send_all(GET)
         await stream.receive_some()
     assert sent > 1
     assert served.parts.begun == 0
