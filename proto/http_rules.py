@@ -264,7 +264,8 @@ def upstream_headers(head: RequestHead, origin: Origin, host: bytes, *, upgrade:
     """
     if origin.principal and not _ROLE.fullmatch(origin.principal):
         raise RequestRefused(403, "The client's role cannot be told to a broker in a header", "bad_role")
-    own = bool(origin.authorization) and not header(head.headers, b"authorization")
+    # Without a client's role the broker would take the client for the proxy.
+    own = bool(origin.authorization and origin.principal) and not header(head.headers, b"authorization")
     dropped = _connection_options(head.headers) - _NOT_BY_CONNECTION
     if own:
         dropped |= {b"authorization", _METHOD_NAME}

@@ -33,8 +33,10 @@ TLS_BYTES = 48 * 1024
 RESERVE_SHARE = 16
 """One part in so many stays free: page tables, files' pages, what Python keeps back."""
 
-HTTP_REQUEST_BYTES = 192 * 1024
-"""A request under way: a portion of a body each way, heads, and the upstream's connection."""
+HTTP_REQUEST_BYTES = 256 * 1024
+"""A request under way: a portion of a body each way, also as records of TLS, further requests that the client has sent,
+heads, and the upstream's connection.
+"""
 
 ANSWER_OVERHEAD = 1.1
 """What a large answer costs for each of its bytes."""

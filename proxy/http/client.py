@@ -12,13 +12,18 @@ from proto.rpc_pb2 import Principal, RelayRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpClient:
-    """Facts of a client's connection. ``address``: with its port; ``certificate``: DER, empty where there is none."""
+    """Facts of a client's connection. ``address``: with its port; ``certificate``: DER, empty where there is none.
+
+    ``connection``: the connection's number in its worker. A client that resets one may have the next one at the same
+    address before the worker has noticed.
+    """
 
     address: str
     ip: str
     scheme: str
     certificate: bytes = b""
     listener: int = 0
+    connection: int = 0
 
 
 @dataclass(frozen=True, slots=True)

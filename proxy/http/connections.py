@@ -1,6 +1,7 @@
 """The clients' connections of an HTTP worker, and its requests under way: their bounds, which are shared fairly."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -40,7 +41,7 @@ class Connections:
     def __init__(self, config: Config, metrics: HttpMetrics) -> None:
         self.displaced = 0
         self._metrics = metrics
-        self._open: dict[tuple[int, str], Connection] = {}
+        self._open: dict[int, Connection] = {}
         self._by_network: Counter[str] = Counter()
         self._empty = trio.Event()
         self.configure(config)
@@ -65,7 +66,7 @@ class Connections:
             self._forget(other)  # it may take its time to end
             other.scope.cancel()
         connection = Connection(client, network)
-        self._open[_key(client)] = connection
+        self._open[client.connection] = connection
         self._by_network[network] += 1
         return connection
 
@@ -82,11 +83,11 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         """Count a connection that has ended no longer."""
-        if self._open.get(_key(connection.client)) is connection:
+        if self._open.get(connection.client.connection) is connection:
             self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
-        del self._open[_key(connection.client)]
+        del self._open[connection.client.connection]
         self._by_network[connection.network] -= 1
         if not self._by_network[connection.network]:
             del self._by_network[connection.network]
@@ -95,7 +96,7 @@ class Connections:
 
     def of_client(self, client: HttpClient) -> Connection | None:
         """Return the connection of a client; None for one that was displaced."""
-        return self._open.get(_key(client))
+        return self._open.get(client.connection)
 
     def drain(self) -> None:
         """Close connections that are idle or in their TLS handshake now, the others after their request."""
@@ -103,6 +104,16 @@ class Connections:
             if connection.http is None:
                 connection.scope.cancel()
             else:
+                connection.http.drain()
+
+    def judge_again(self, may_stay: Callable[[HttpClient], bool]) -> None:
+        """Close connections that may not stay after a reload, and after their request those with a certificate:
+        its authority may be trusted no longer.
+        """
+        for connection in list(self._open.values()):
+            if not may_stay(connection.client):
+                connection.scope.cancel()
+            elif connection.client.certificate and connection.http is not None:
                 connection.http.drain()
 
     def close_all(self) -> None:
@@ -117,11 +128,6 @@ class Connections:
             with trio.move_on_after(timeout_s):
                 await self._empty.wait()
         return not self._open
-
-
-def _key(client: HttpClient) -> tuple[int, str]:
-    """Return what tells a connection from all others that are open."""
-    return client.listener, client.address
 
 
 class WorkerRequests:

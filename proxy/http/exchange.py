@@ -58,8 +58,11 @@ ATTEMPTS_MAX: Final = 3
 CONTINUE_S: Final = 1.0
 """How long a body that cannot be sent twice waits for the upstream's 100 (Continue)."""
 
-UNREAD_BYTES_MAX: Final = 65_536
+UNREAD_BYTES_MAX: Final = 16_384
 """Most bytes of further, pipelined requests that are held while one is answered."""
+
+KEPT_PORTION_BYTES_MIN: Final = 4_096
+"""Less of a kept body is joined with what follows: objects of a few bytes each would take many times their size."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -164,7 +167,10 @@ class RequestBody:
         size_bytes = self._reservation.size_bytes + len(data)
         length = self._body.length
         if (length or size_bytes) <= self._keep_max >= size_bytes and self._reservation.resize(size_bytes):
-            self.kept.append(data)
+            if self.kept and len(self.kept[-1]) < KEPT_PORTION_BYTES_MIN:
+                self.kept[-1] += data
+            else:
+                self.kept.append(data)
         else:
             self.stop_keeping()
 

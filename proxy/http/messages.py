@@ -19,7 +19,10 @@ PORTION_BYTES: Final = 65_536
 """Most bytes of a body that are received, and held, at once."""
 
 CHUNKS_BYTES: Final = 16_384
-"""The same of a chunked body, of which each byte may cost a chunk's parsing."""
+"""The same of a chunked body."""
+
+CHUNKS_MAX: Final = 256
+"""Most chunks that are parsed at once: one takes as long as some KiB of a large one."""
 
 _BLANK_LINE = b"\r\n\r\n"
 
@@ -195,19 +198,23 @@ class ChunkedBody(Body):
         super().__init__()
         self._source = source
         self._http = http
+        self._has_more = False
         self.ended = False
 
     def take_received(self) -> bytes:
         """Take it without waiting."""
         source = self._source
-        if self.ended or not source.unread:
+        if self.ended or not (source.unread or self._has_more):
             return b""
-        self._http.receive_data(source.unread)
-        source.unread = b""
+        if source.unread:
+            self._http.receive_data(source.unread)
+            source.unread = b""
         return self._next_portion()
 
     async def receive(self) -> bytes:
-        """Receive the data of all chunks that have come."""
+        """Receive the data of the chunks that have come, up to CHUNKS_MAX."""
+        if self._has_more:
+            await trio.lowlevel.checkpoint()  # not after they are taken: a cancellation would lose them
         portion = self.take_received()
         while not portion and not self.ended:
             data = await self._source.receive(CHUNKS_BYTES)
@@ -222,8 +229,11 @@ class ChunkedBody(Body):
         try:
             while type(event := self._http.next_event()) is h11.Data:
                 parts.append(bytes(event.data))
+                if len(parts) == CHUNKS_MAX:
+                    break
         except h11.RemoteProtocolError as error:
             raise MessageMalformed(f"the body's chunks are malformed: {error}") from None
+        self._has_more = type(event) is h11.Data
         if type(event) is h11.EndOfMessage:
             self.ended = True
             self._source.unread = self._http.trailing_data[0]
@@ -253,6 +263,9 @@ class BodyUntilClose(Body):
         if self._source.unread:
             return self.take_received()
         data = b"" if self.ended else await self._source.receive()
+        stream = self._source.stream
+        if not data and isinstance(stream, TlsStream) and stream.was_cut:
+            raise MessageCut("the end of TLS is missing, so part of the body may be")  # RFC 9112, 9.8
         self.ended = not data
         self.size_bytes += len(data)
         return data

@@ -40,6 +40,10 @@ from proxy.runtime.loop.tasks import seconds
 
 LINGER_S: Final = 1.0
 LINGER_BYTES_MAX: Final = 256 * 1024
+UPLOAD_LINGER_S: Final = 10.0
+UPLOAD_LINGER_BYTES_MAX: Final = 64 * 2**20
+"""The same where a request's body is still to come: many clients send all of it before they look for a response."""
+
 STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
@@ -146,7 +150,11 @@ class HttpConnection:
         """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
         wire, settings = self._wire, self._services.settings
         wire.skip_empty_line()
-        if not wire.unread:
+        if wire.unread:
+            await (
+                trio.lowlevel.checkpoint()
+            )  # thousands of pipelined requests may be there: others have their turns, too
+        else:
             self.is_idle = True
             wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
             more = False
@@ -246,9 +254,10 @@ class HttpConnection:
         self._record.status = response.status
         self._head_sent = True
         try:
-            rest = self._send_now(data)
-            if rest or not body.ended:
-                await self._send_body(body, rest, frame)
+            unsent = [self._send_now(data)]
+            del data  # as long as a client takes its time for what follows, this would be held, too
+            if unsent[0] or not body.ended:
+                await self._send_body(body, unsent, frame)
         except (MessageCut, MessageMalformed):
             raise ResponseCut("upstream_cut") from None
         finally:
@@ -271,8 +280,9 @@ class HttpConnection:
                 is_chunked = True
         return self._compose(response.status, response.reason, headers), is_chunked
 
-    async def _send_body(self, body: Body, rest: bytes, frame: Callable[[bytes], bytes]) -> None:
-        """Send the rest of a portion, and of a response's body."""
+    async def _send_body(self, body: Body, unsent: list[bytes], frame: Callable[[bytes], bytes]) -> None:
+        """Send what is unsent, which is taken from the list, and the rest of a response's body."""
+        rest = unsent.pop()
         timeout_s = seconds(self._services.settings.body_timeout_ms)
         with trio.CancelScope() as scope:
             while rest or not body.ended:
@@ -328,8 +338,10 @@ class HttpConnection:
 
     async def _linger(self) -> None:
         """Read on for a while: to close with bytes unread would reset the connection, and lose the response."""
-        left = LINGER_BYTES_MAX
-        with trio.move_on_after(LINGER_S):
+        wait_s, left = LINGER_S, LINGER_BYTES_MAX
+        if not self._body.ended:
+            wait_s, left = UPLOAD_LINGER_S, UPLOAD_LINGER_BYTES_MAX
+        with trio.move_on_after(wait_s):
             await self._wire.stream.send_eof()
             while left > 0 and (data := await self._wire.receive(left)):
                 left -= len(data)

@@ -1,6 +1,7 @@
 """The HTTP worker's service: accepts clients at the listeners of `[[http_listener]]` and serves each in a task."""
 
 import errno
+import itertools
 import socket
 from dataclasses import replace
 
@@ -67,6 +68,7 @@ class HttpService:
             passer=_passer(context),
             relay=config.relay,
         )
+        self._numbers = itertools.count(1)
         self._accepting = trio.CancelScope()
         self._clients: trio.Nursery
 
@@ -111,6 +113,7 @@ class HttpService:
         self._head_timeout_s = seconds(config.http.head_timeout_ms)
         self._connections.configure(config)
         self._requests.configure(config)
+        self._connections.judge_again(lambda client: transports[client.listener].networks.allows(client.ip))
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002 -- nothing can be handed over
         """Accept no more, close idle connections, and let requests under way end for up to ``timeout_s``."""
@@ -162,7 +165,9 @@ class HttpService:
         if not transport.networks.allows(ip):
             self._refuse(stream, "network")
             return
-        client = HttpClient(str(HostPort(ip, port)), ip, transport.scheme, listener=index)
+        client = HttpClient(
+            str(HostPort(ip, port)), ip, transport.scheme, listener=index, connection=next(self._numbers)
+        )
         connection = self._connections.admit(client)
         if connection is None:
             self._refuse(stream, "max_connections")
@@ -205,7 +210,10 @@ class HttpService:
             return None
         if isinstance(stream, TlsStream):
             labels(listener=index, result="success", reason="").inc()
-            connection.client = replace(connection.client, certificate=stream.peer_certificate())
+            certificate = stream.peer_certificate()
+            if certificate and listener is not self._transports[connection.client.listener]:
+                return None  # a reload came in between: its authority may be trusted no longer
+            connection.client = replace(connection.client, certificate=certificate)
         return stream
 
 

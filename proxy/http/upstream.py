@@ -90,9 +90,10 @@ class Response:
 
 
 class UpstreamLink:
-    """A connection to an upstream. ``reused``: it has served a request before."""
+    """A connection to an upstream. ``reused``: it has served a request before. ``dial``: what has opened it."""
 
-    def __init__(self, stream: HttpStream, key: _Key) -> None:
+    def __init__(self, stream: HttpStream, key: _Key, dial: Dial | None = None) -> None:
+        self.dial = dial
         self.wire = MessageStream(stream, head_bytes_max=RESPONSE_HEAD_BYTES_MAX)
         self.key = key
         self.reused = False
@@ -183,7 +184,9 @@ class UpstreamPool:
         self._failing: dict[_Key, float] = {}
 
     def set_dial(self, dial: Dial) -> None:
-        """Open connections by this function from now on, and close those that are idle."""
+        """Open connections by this function from now on; close those that are idle, and others after their request:
+        what they were opened with, such as the trust in an authority, may hold no longer.
+        """
         self._dial = dial
         self.close_idle()
 
@@ -215,9 +218,9 @@ class UpstreamPool:
 
     async def connect(self, upstream: Upstream) -> UpstreamLink:
         """Open a connection. Raises DialFailed."""
-        key = _key_of(upstream)
+        key, dial = _key_of(upstream), self._dial
         try:
-            stream = await self._dial(upstream)
+            stream = await dial(upstream)
         except DialFailed as error:
             if self._failing.pop(key, 0.0) < trio.current_time():
                 name = str(upstream.broker)
@@ -229,11 +232,12 @@ class UpstreamPool:
             self._failing[key] = trio.current_time() + FAILING_S
             raise
         self._failing.pop(key, None)
-        return UpstreamLink(stream, key)
+        return UpstreamLink(stream, key, dial)
 
     def keep(self, link: UpstreamLink) -> None:
         """Keep a connection of which the response has ended; ``take_idle`` looks whether the upstream has sent more."""
-        if self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX:
+        is_full = self.idle_count >= IDLE_MAX or len(self._idle.get(link.key, ())) >= IDLE_PER_UPSTREAM_MAX
+        if is_full or link.dial is not self._dial:
             link.wire.close()
             return
         link.idle_since = trio.current_time()

@@ -424,6 +424,11 @@ def test_connection_takes_away_nothing_that_the_proxy_sets_or_decides_by() -> No
     assert named == upstream_headers(read(*plain), ORIGIN, b"broker:8080")
 
 
+def test_the_proxy_s_credentials_go_with_a_client_s_role_alone() -> None:
+    """Without one a broker would let the client act as the proxy."""
+    assert b"authorization" not in upstream(origin=Origin("203.0.113.7", "http", "", b"Bearer proxy"))
+
+
 def test_the_client_s_credentials_pass_and_the_proxy_s_own_stand_in_for_none() -> None:
     own = Origin("203.0.113.7", "http", "alice", b"Bearer proxy")
     theirs = (b"authorization", b"Bearer client")

@@ -70,7 +70,10 @@ def broke_off_in_handshake(error: BaseException) -> TlsFailed:
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
-    """TLS over a TCP connection. Call ``handshake`` first. One task may receive while others send."""
+    """TLS over a TCP connection. Call ``handshake`` first. One task may receive while others send.
+
+    ``was_cut``: what the peer sends has ended with TCP's FIN alone, which anybody on the way can send.
+    """
 
     def __init__(
         self, transport: TcpStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
@@ -80,6 +83,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._sending = trio.StrictFIFOLock()
         self._read_ahead = bytearray()  # at most what one portion from the transport becomes
         self._eof_sent = False
+        self.was_cut = False
 
     async def handshake(self) -> None:
         """Perform the TLS handshake, which checks certificates. Raises TlsFailed."""
@@ -120,7 +124,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
             if data:
                 self._decrypt(data)
             else:
-                session.has_ended = True
+                session.has_ended = self.was_cut = True
         if not waited:
             await trio.lowlevel.checkpoint()
         if not self._read_ahead and (error := self.end_error) is not None:

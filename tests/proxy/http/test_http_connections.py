@@ -28,7 +28,7 @@ class Setup:
 
     def admit(self, ip: str) -> Connection | None:
         self._port += 1
-        return self.connections.admit(HttpClient(f"{ip}:{self._port}", ip, "http"))
+        return self.connections.admit(HttpClient(f"{ip}:{self._port}", ip, "http", connection=self._port))
 
     def admitted(self, ip: str) -> Connection:
         connection = self.admit(ip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from http_fakes import Client, FakeUpstream, Parts, Received, UpstreamConnection
 from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
+from proto.rpc_pb2 import Principal
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
+from proxy.http.client import HttpIdentity
 from proxy.http.routes import http_replacements, http_routes
 from proxy.http.service import HttpService
 from proxy.runtime.loop.reactor import Reactor
@@ -244,6 +247,51 @@ async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
     assert [entry["event"] for entry in logs] == ["the drain's time is over; closing what is left"]
 
 
+async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> None:
+    """A client resets its connection while the worker looks elsewhere, and has the next one at the same address."""
+    served = await serve()
+    asked, goes_on = trio.Event(), trio.Event()
+
+    async def authenticate(_head: Any, _client: Any) -> HttpIdentity:
+        asked.set()
+        await goes_on.wait()
+        return HttpIdentity(Principal())
+
+    served.parts.authenticate = authenticate  # type: ignore[method-assign]
+    first = await served.connect()
+    await first.send(GET)
+    await asked.wait()
+    name = first.stream.socket.getsockname()
+    first.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    first.close()
+    second = socket.create_connection(served.listeners[0].getsockname(), source_address=name)
+    await trio.testing.wait_all_tasks_blocked()
+    connections = served.service._connections
+    assert len(connections) == 2, "both count, as long as the worker holds both"
+    goes_on.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [one.requests for one in connections._open.values()] == [0], "the second one is idle, and can be displaced"
+    second.close()
+    while len(connections):
+        await trio.lowlevel.checkpoint()
+    assert not connections._by_network
+
+
+async def test_a_reload_closes_connections_from_networks_that_may_come_no_longer(serve: Serve) -> None:
+    """Security."""
+    served = await serve()
+    idle = await served.connect()
+    await idle.send(GET)
+    assert (await idle.answer()).status == 200
+    await served.service.configure(config_of(**served.tables))
+    served.use_parts()
+    await idle.send(GET)
+    assert (await idle.answer()).status == 200, "it may stay"
+    denied = [{"bind": "127.0.0.1:1", "denied_networks": ["127.0.0.0/8"]}]
+    await served.service.configure(config_of(http_listener=denied))
+    assert await ended(idle)
+
+
 # ---- TLS
 
 
@@ -284,9 +332,49 @@ async def test_tls_with_a_clients_certificate(serve: Serve, authority: trustme.C
     )
     await stream.send_all(GET)
     assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+    await served.service.configure(config_of(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}]))
+    with pytest.raises(trio.BrokenResourceError):  # closed: its authority may be trusted no longer
+        await stream.receive_some()
     await trio.aclose_forcefully(stream)
     assert seen == [ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())]
     assert served.value("tls_handshakes_total", listener="0", result="success", reason="") == 1
+
+
+async def test_a_reload_during_a_handshake_with_a_clients_certificate(
+    serve: Serve, authority: trustme.CA, tls: dict[str, Any]
+) -> None:
+    """Security: a client that holds its handshake up keeps no authority that a reload has removed."""
+    listener = [{"bind": "127.0.0.1:1", "tls": tls}]
+    served = await serve(http_listener=listener)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("client.example").configure_cert(context)
+    client = await served.connect()
+    sent = 0
+
+    class Late(trio.abc.SendStream):
+        """Sends the client's certificate after a reload."""
+
+        async def send_all(self, data: Any) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 2:
+                await served.service.configure(config_of(http_listener=listener))
+                served.use_parts()
+            await client.stream.send_all(data)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            await client.stream.wait_send_all_might_not_block()
+
+        async def aclose(self) -> None:
+            await client.stream.aclose()
+
+    stream = trio.SSLStream(trio.StapledStream(Late(), client.stream), context, server_hostname="localhost")
+    await stream.do_handshake()
+    with pytest.raises(trio.BrokenResourceError):
+        await stream.receive_some()
+    assert sent > 1
+    assert served.parts.begun == 0
 
 
 async def test_no_tls_is_no_request(serve: Serve, tls: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from http_fakes import Client, Setup, pair
 from proto.addresses import HostPort
 from proxy.config.types import Brokers, BrokerTls, ListenerTls
 from proxy.http.client import HttpClient, Upstream
+from proxy.http.messages import MessageCut
 from proxy.http.server import HttpConnection
 from proxy.http.upstream import UpstreamLink, UpstreamPool, dial_brokers
 from proxy.runtime.loop.tcp_stream import TcpStream
@@ -173,6 +174,26 @@ async def test_a_surplus_in_the_record_of_a_body_is_no_response(tls: Tls) -> Non
     await server.send_all(b"okpoison")
     assert await answer.body.receive() == b"ok"
     assert not link.is_silent
+    link.wire.close()
+    server.transport.close_now()
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+async def test_a_body_until_the_end_needs_that_of_tls(tls: Tls, has_end: bool) -> None:
+    """Security: anybody on the way can end TCP, and a part of the body would be taken for all."""
+    server, client = await shaken(tls)
+    link = UpstreamLink(client, (HostPort("localhost", 1), True))
+    await server.send_all(b"HTTP/1.1 200 OK\r\n\r\npart")
+    response = await link.receive_response(to_head=False)
+    assert response is not None
+    assert await response.body.receive() == b"part"
+    await (server if has_end else server.transport).send_eof()
+    if has_end:
+        assert await response.body.receive() == b""
+    else:
+        with pytest.raises(MessageCut):
+            await response.body.receive()
+    assert response.body.ended is has_end
     link.wire.close()
     server.transport.close_now()
 
