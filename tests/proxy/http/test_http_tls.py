@@ -157,9 +157,9 @@ async def test_surplus_records_are_nobodys_response(tls: Tls, surplus_bytes: int
     assert answer is not None
     assert await answer.body.receive() == b"ok"
     if late:
-        assert link.is_silent
+        assert link.wire.is_silent
         await server.transport.send_all(surplus)
-    assert link.is_silent is (surplus_bytes == 0)
+    assert link.wire.is_silent is (surplus_bytes == 0)
     link.wire.close()
     server.transport.close_now()
 
@@ -172,7 +172,7 @@ async def test_a_surplus_in_the_record_of_a_body_is_nobodys_response(tls: Tls) -
     assert answer is not None
     await server.send_all(b"okpoison")
     assert await answer.body.receive() == b"ok"
-    assert not link.is_silent
+    assert not link.wire.is_silent
     link.wire.close()
     server.transport.close_now()
 
