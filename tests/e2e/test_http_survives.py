@@ -258,10 +258,8 @@ def test_an_upgrade_fails_no_request(scene: Scene) -> None:
         for each in running_loops:
             each.result()
     assert [loop.failures for loop in loops] == [[]] * LOOPS
-    longest = max(loop.longest_s for loop in loops)
-    print(
-        f"answered {[loop.answered for loop in loops]}, asked again {[loop.again for loop in loops]}, {longest:.2f} s"
-    )
+    answered, again = ([getattr(loop, name) for loop in loops] for name in ("answered", "again"))
+    print(f"answered {answered}, asked again {again}, longest {max(loop.longest_s for loop in loops):.2f} s")
     # each worker that goes closes each connection once: before its answer, where the request came with the close
     assert all(number <= UPGRADES for number in again)
 
