@@ -12,8 +12,8 @@ import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TableView;
-import org.apache.pulsar.client.api.transaction.Transaction;
 import org.apache.pulsar.client.api.schema.GenericRecord;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /** What the API before V5 offers. */
 final class ClassicFeatures {
