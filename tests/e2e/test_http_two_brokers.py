@@ -184,11 +184,37 @@ def test_pulsar_admin_who_may_not(lab: Lab) -> None:
     lab.cluster.wait_for_log("http request", "principal=bob", "status=403", "upstream=localhost:")
 
 
-def test_pulsar_admin_over_https(lab: Lab, redirected: str) -> None:
-    """With a token, and with a certificate: then the proxy shows its own token, and names the role."""
-    assert NAMESPACE in lab.admin("admin", https=True).run("namespaces", "list", "secured")
+def test_pulsar_admin_over_https(lab: Lab, redirected: str, tmp_path: Path) -> None:
+    """With a token, by which it uploads a package; and with a certificate: then the proxy shows its own token, and
+    names the role.
+    """
+    content = os.urandom(6_000_000)  # more than is kept for a redirect
+    (tmp_path / "package.jar").write_bytes(content)
+    package = ("function://public/default/by-pulsar-admin@v1", "--path", str(tmp_path / "package.jar"))
+    lab.admin("admin", https=True).run("packages", "upload", *package, "--description", "an upload")
+    assert package_of(lab, "by-pulsar-admin") == hashlib.sha256(content).digest()
     assert redirected in lab.admin_by_certificate("alice").run("topics", "list", NAMESPACE)
     lab.admin_by_certificate("alice").fail("tenants", "create", "stolen", "--allowed-clusters", "standalone")
+    lab.cluster.wait_for_log(
+        "http request", "principal=alice", "/admin/v2/tenants/stolen ", "status=40", "upstream=localhost:"
+    )
+
+
+def package_of(lab: Lab, name: str) -> bytes:
+    """The digest of a package that is downloaded through the proxy."""
+    with closing(http.client.HTTPConnection(HOST, lab.cluster.http_port, timeout=BROKER_SLOW_S)) as client:
+        authorization = f"Bearer {lab.pair.lasting.token('admin')}"
+        client.request("GET", package_path(name), headers={"Authorization": authorization})
+        response = client.getresponse()
+        assert response.status == 200
+        digest = hashlib.sha256()
+        while data := response.read(PORTION_BYTES):
+            digest.update(data)
+        return digest.digest()
+
+
+def package_path(name: str) -> str:
+    return f"/admin/v3/packages/function/public/default/{name}/v1"
 
 
 def subscriptions(lab: Lab, topic: str) -> dict[str, Any]:
@@ -247,7 +273,6 @@ def test_a_slow_upload_of_a_package(lab: Lab) -> None:
     """Longer than any portion may take, larger than what is kept for a redirect; what comes back is the same."""
     content = os.urandom(PORTION_BYTES)
     portions = UPLOAD_MB * 1_000_000 // PORTION_BYTES
-    path = "/admin/v3/packages/function/public/default/uploaded/v1"
     digest = hashlib.sha256(content * portions).digest()
     edge = "edge-of-the-parts"
     metadata = json.dumps({"description": "an upload", "contact": "", "properties": {}})
@@ -256,7 +281,7 @@ def test_a_slow_upload_of_a_package(lab: Lab) -> None:
     last = f"\r\n--{edge}--\r\n".encode()
     authorization = f"Bearer {lab.pair.lasting.token('admin')}"
     with closing(http.client.HTTPConnection(HOST, lab.cluster.http_port, timeout=BROKER_SLOW_S)) as client:
-        client.putrequest("POST", path)
+        client.putrequest("POST", package_path("uploaded"))
         client.putheader("Authorization", authorization)
         client.putheader("Content-Type", f"multipart/form-data; boundary={edge}")
         client.putheader("Content-Length", str(len(first) + portions * PORTION_BYTES + len(last)))
@@ -267,14 +292,7 @@ def test_a_slow_upload_of_a_package(lab: Lab) -> None:
         client.send(last)
         response = client.getresponse()
         assert response.status in {200, 204}, response.read()
-        response.read()
-        client.request("GET", path, headers={"Authorization": authorization})
-        response = client.getresponse()
-        assert response.status == 200
-        got = hashlib.sha256()
-        while data := response.read(PORTION_BYTES):
-            got.update(data)
-    assert got.digest() == digest
+    assert package_of(lab, "uploaded") == digest
 
 
 def multipart_head(edge: str, name: str, content_type: str, *, filename: str = "") -> bytes:
