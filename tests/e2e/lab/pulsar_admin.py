@@ -24,7 +24,7 @@ class PulsarAdmin:
     def by_token(
         cls, home: Path, environment: Mapping[str, str], url: str, token: str, *, trust: str = ""
     ) -> PulsarAdmin:
-        """Of somebody with a token; ``trust``: PEM file with who may sign the server's certificate."""
+        """With a token; ``trust``: PEM file with who may sign the server's certificate."""
         options = ["--admin-url", url, "--auth-plugin", f"{_PLUGINS}Token", "--auth-params", f"token:{token}"]
         return cls(home, environment, (*options, *(["--tls-trust-cert-path", trust] if trust else [])))
 
@@ -32,7 +32,7 @@ class PulsarAdmin:
     def by_certificate(
         cls, home: Path, environment: Mapping[str, str], url: str, *, certificate: str, key: str, trust: str
     ) -> PulsarAdmin:
-        """Of somebody with a certificate."""
+        """With a certificate."""
         parameters = f"tlsCertFile:{certificate},tlsKeyFile:{key}"
         options = ("--admin-url", url, "--auth-plugin", f"{_PLUGINS}Tls", "--auth-params", parameters)
         return cls(home, environment, (*options, "--tls-trust-cert-path", trust))
