@@ -99,11 +99,9 @@ class Connections:
         return self._open.get(client.connection)
 
     def drain(self) -> None:
-        """Close connections that are idle or in their TLS handshake now, the others after their request."""
+        """Close connections that are idle now, the others after their request, new ones after their first one."""
         for connection in list(self._open.values()):
-            if connection.http is None:
-                connection.scope.cancel()
-            else:
+            if connection.http is not None:  # else its TLS handshake is under way
                 connection.http.drain()
 
     def judge_again(self, may_stay: Callable[[HttpClient], bool]) -> None:

@@ -4,6 +4,7 @@ A head is cut from the stream at its blank line before h11 sees it, so its bound
 looked at before the message's framing is known. What goes out is composed here from headers that h11 has parsed.
 """
 
+import socket
 from collections.abc import Iterable
 from typing import Final
 
@@ -50,6 +51,24 @@ class MessageStream:
         self.transport = stream.transport if isinstance(stream, TlsStream) else stream
         self.unread = b""
         self.head_bytes_max = head_bytes_max
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the peer has sent nothing that is unread, not even the connection's end."""
+        stream = self.stream
+        if isinstance(stream, TlsStream):
+            self.unread += stream.take_read_ahead()
+            if stream.session.unread:
+                return False
+        if self.unread:
+            return False
+        try:
+            self.transport.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     async def receive(self, size_bytes: int = PORTION_BYTES) -> bytes:
         """Receive what is there; empty at the end. Raises MessageCut where the connection has broken."""

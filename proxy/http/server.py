@@ -81,16 +81,19 @@ class HttpConnection:
         self._record = RequestRecord(client, 0.0)
 
     def drain(self) -> None:
-        """Serve no further request: close the connection now, or after the response to the one under way."""
+        """Serve no further request but one that is on its way already, then close the connection.
+
+        A client may repeat a request on a connection that was closed while idle; the first one of a connection fails.
+        """
         self._drains = True
-        if self.is_idle:
+        if self.is_idle and self._served and self._wire.is_silent:
             self.scope.cancel()
 
     async def serve(self) -> None:
         """Serve requests until the connection ends, and close it. Raises nothing but Cancelled."""
         try:
             with self.scope:
-                while not self._drains and await self._serve_next():
+                while await self._serve_next() and not (self._drains and self._wire.is_silent):
                     pass
                 if not self._is_given_away:
                     await self._linger()

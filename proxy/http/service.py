@@ -183,8 +183,10 @@ class HttpService:
         try:
             with connection.scope:
                 stream = await self._open_stream(transport, listener, connection)
-                if stream is not None and not self._accepting.cancel_called:  # a drain does not know of it
+                if stream is not None:
                     connection.http = HttpConnection(stream, connection.client, self._services)
+                    if self._accepting.cancel_called:  # a drain does not know of it
+                        connection.http.drain()
                     await connection.http.serve()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone

@@ -1,6 +1,5 @@
 """Connections to upstreams: opened, kept alive, and never used again after anything that was not asked for."""
 
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http.client import CONTINUE
@@ -28,7 +27,6 @@ from proxy.http.messages import (
 )
 from proxy.runtime.loop.tasks import run_every
 from proxy.runtime.network.dialing import Dialer, DialFailed
-from proxy.runtime.network.tls import TlsStream
 
 RESPONSE_HEAD_BYTES_MAX: Final = 65_536
 SWITCHING_PROTOCOLS: Final = 101
@@ -102,22 +100,6 @@ class UpstreamLink:
             self.address = str(self.wire.transport.socket.getpeername()[0])
         except OSError:  # it has gone already
             self.address = ""
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the upstream has sent nothing that is unread, not even the connection's end."""
-        stream = self.wire.stream
-        if self.wire.unread:
-            return False
-        if isinstance(stream, TlsStream) and (stream.take_read_ahead() or stream.session.unread):
-            return False
-        try:
-            self.wire.transport.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
 
     async def receive_response(
         self, *, to_head: bool, until_continue: bool = False, to_upgrade: bool = False
@@ -202,7 +184,7 @@ class UpstreamPool:
         oldest = trio.current_time() - IDLE_S
         while links:
             link = self._remove(key)
-            if link.idle_since > oldest and link.address in upstream.addresses and link.is_silent:
+            if link.idle_since > oldest and link.address in upstream.addresses and link.wire.is_silent:
                 link.reused = True
                 return link
             link.wire.close()

@@ -203,6 +203,18 @@ def no_scalable_topics(lab: Deployment, java5: Program) -> None:
     assert "Broker does not support scalable topics" in result["failed"]["v5: ordinary topic"]
 
 
+# ---- transactions
+
+
+def test_transactions(lab: Deployment, pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of Pulsar 4's Java client: one that aborts, one that commits. Those of Pulsar 5's are among its features."""
+    with directly(lab, "admin") as client:
+        client.lookup(COORDINATOR)  # makes the broker its owner
+    java = program("java", pulsar_home, tmp_path_factory)
+    result = java.succeed("transactions", lab.tls_url, new_topic(), token=lab.token("alice"), **lab.trust)
+    assert (result["early"], result["value"], result["more"]) == (False, "committed", False)
+
+
 # ---- brokers' own errors
 
 

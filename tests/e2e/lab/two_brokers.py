@@ -7,6 +7,7 @@ that has nothing of its own, so that it may be killed.
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +29,16 @@ ZooKeeper that it lives, for as long, ends itself.
 class PairedBroker(Standalone):
     """One of the two; ``has_bookie``: it keeps the messages of both."""
 
-    def __init__(self, home: Path, data: Path, metadata_url: str, *, has_bookie: bool) -> None:
+    def __init__(
+        self,
+        home: Path,
+        data: Path,
+        metadata_url: str,
+        *,
+        has_bookie: bool,
+        secured: bool = False,
+        more_conf: Mapping[str, str] | None = None,
+    ) -> None:
         conf = {
             "metadataStoreUrl": metadata_url,
             "metadataStoreSessionTimeoutMillis": str(SESSION_TIMEOUT_MS),
@@ -37,8 +47,10 @@ class PairedBroker(Standalone):
             "loadBalancerSheddingEnabled": "false",
             "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
             "defaultNumberOfNamespaceBundles": "16",
+            **(more_conf or {}),
         }
-        super().__init__(home, data, conf=conf)
+        super().__init__(home, data, secured=secured, conf=conf)
+        self.secret_key = self.data.parent / "secret.key"  # one for both
         self._metadata_url = metadata_url
         self._has_bookie = has_bookie
 
@@ -50,6 +62,10 @@ class PairedBroker(Standalone):
         self._process = OwnedProcess(self._command(), log=self.log_path, env=environment)
         if healthy:
             self._wait_until_healthy(self._process)
+
+    def token_file(self, role: str) -> Path:
+        """Return the file with a role's token, which is good for both."""
+        return self.data.parent / "tokens" / f"{role}.jwt"
 
     def environment(self) -> dict[str, str]:
         """For Pulsar's scripts."""
@@ -70,16 +86,19 @@ class PairedBroker(Standalone):
 
 
 class TwoBrokers:
-    """``lasting`` has the bookie; ``mortal`` may be killed, and started again. Use as a context manager."""
+    """``lasting`` has the bookie; ``mortal`` may be killed, and started again. Use as a context manager.
 
-    def __init__(self, home: Path, data: Path) -> None:
+    ``secured``, ``conf``: as Standalone has them, of both.
+    """
+
+    def __init__(self, home: Path, data: Path, *, secured: bool = False, conf: Mapping[str, str] | None = None) -> None:
         self._home = home
         self._data = data
         self._zookeeper_port = free_port()
         self._zookeeper: OwnedProcess | None = None
         url = f"zk:{HOST}:{self._zookeeper_port}"
-        self.lasting = PairedBroker(home, data / "lasting", url, has_bookie=True)
-        self.mortal = PairedBroker(home, data / "mortal", url, has_bookie=False)
+        self.lasting = PairedBroker(home, data / "lasting", url, has_bookie=True, secured=secured, more_conf=conf)
+        self.mortal = PairedBroker(home, data / "mortal", url, has_bookie=False, secured=secured, more_conf=conf)
 
     def __enter__(self) -> Self:
         try:

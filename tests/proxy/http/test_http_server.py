@@ -585,6 +585,40 @@ async def test_a_drain_ends_an_idle_connection_at_once(setup: Setup, autojump_cl
     assert await client.rest() == b""
 
 
+async def test_a_drain_serves_a_new_connections_first_request(setup: Setup, autojump_clock: MockClock) -> None:
+    """Its client would not repeat it."""
+    client = setup.connect()
+    await wait_all_tasks_blocked()
+    setup.connections[0].drain()
+    await client.send(GET + GET)
+    answer = await client.answer()
+    assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
+    assert await client.rest() == b""
+
+
+async def test_a_drain_does_not_wait_for_a_first_request_that_does_not_come(
+    setup: Setup, autojump_clock: MockClock
+) -> None:
+    client = setup.connect()
+    await wait_all_tasks_blocked()
+    setup.connections[0].drain()
+    began = trio.current_time()
+    assert await client.rest() == b""
+    assert trio.current_time() - began < 15  # head_timeout_ms, and what the connection lingers
+
+
+async def test_a_drain_serves_a_request_that_has_come(setup: Setup, autojump_clock: MockClock) -> None:
+    client = setup.connect()
+    await client.send(GET)
+    await client.answer()
+    await wait_all_tasks_blocked()
+    client.stream.socket.send(GET)  # nobody has read it yet
+    setup.connections[0].drain()
+    answer = await client.answer()
+    assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
+    assert await client.rest() == b""
+
+
 async def test_a_drain_lets_the_request_under_way_end(setup: Setup, autojump_clock: MockClock) -> None:
     asked, goes_on = trio.Event(), trio.Event()
 

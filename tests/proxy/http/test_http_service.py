@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,26 @@ async def test_a_reload_during_a_handshake_with_a_clients_certificate(
         await stream.receive_some()
     assert sent > 1
     assert served.parts.begun == 0
+
+
+async def test_a_drain_serves_who_is_in_the_tls_handshake(
+    serve: Serve, authority: trustme.CA, tls: dict[str, Any]
+) -> None:
+    """The first request of a new connection is none that a client would repeat."""
+    served = await serve(http_listener=[{"bind": "127.0.0.1:1", "tls": tls}])
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    transport = await trio.open_tcp_stream("127.0.0.1", served.listeners[0].getsockname()[1])
+    while served.value("active_connections") != 1:
+        await trio.lowlevel.checkpoint()
+    served.nursery.start_soon(partial(served.service.drain, 60, hand_over=False))
+    await trio.testing.wait_all_tasks_blocked()
+    stream = trio.SSLStream(transport, context, server_hostname="localhost")
+    await stream.send_all(GET)
+    answer = await stream.receive_some()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
+    await trio.aclose_forcefully(stream)
 
 
 async def test_no_tls_is_no_request(serve: Serve, tls: dict[str, Any]) -> None:

@@ -158,9 +158,9 @@ async def test_surplus_records_are_no_response(tls: Tls, surplus_bytes: int | No
     assert answer is not None
     assert await answer.body.receive() == b"ok"
     if late:
-        assert link.is_silent
+        assert link.wire.is_silent
         await server.transport.send_all(surplus)
-    assert link.is_silent is (surplus_bytes == 0)
+    assert link.wire.is_silent is (surplus_bytes == 0)
     link.wire.close()
     server.transport.close_now()
 
@@ -173,7 +173,7 @@ async def test_a_surplus_in_the_record_of_a_body_is_no_response(tls: Tls) -> Non
     assert answer is not None
     await server.send_all(b"okpoison")
     assert await answer.body.receive() == b"ok"
-    assert not link.is_silent
+    assert not link.wire.is_silent
     link.wire.close()
     server.transport.close_now()
 

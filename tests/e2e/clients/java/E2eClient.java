@@ -31,6 +31,7 @@ import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.schema.GenericRecord;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /** The Java client's program of the end-to-end tests; ../README.md has the contract. */
 public final class E2eClient {
@@ -350,6 +351,26 @@ public final class E2eClient {
         produced.set(true);
     }
 
+    /** One transaction that aborts, then one that commits; what a subscription gets in the end. */
+    private Map<String, Object> transactions() throws Exception {
+        Consumer<byte[]> consumer = consumer(topic);
+        Producer<byte[]> producer = producer(topic).create();
+        Transaction aborted = begun();
+        producer.newMessage(aborted).value("aborted".getBytes()).send();
+        aborted.abort().get(30, TimeUnit.SECONDS);
+        Transaction committed = begun();
+        producer.newMessage(committed).value("committed".getBytes()).send();
+        boolean early = consumer.receive(1, TimeUnit.SECONDS) != null;
+        committed.commit().get(30, TimeUnit.SECONDS);
+        Message<byte[]> message = consumer.receive(30, TimeUnit.SECONDS);
+        boolean more = consumer.receive(1, TimeUnit.SECONDS) != null;
+        return Map.of("early", early, "value", message == null ? "" : new String(message.getData()), "more", more);
+    }
+
+    private Transaction begun() throws Exception {
+        return client.newTransaction().withTransactionTimeout(1, TimeUnit.MINUTES).build().get(30, TimeUnit.SECONDS);
+    }
+
     private Map<String, Object> attempt() throws Exception {
         producer(topic).create().close();
         return Map.of();
@@ -367,6 +388,7 @@ public final class E2eClient {
             case "many_topics": return manyTopics();
             case "stream": return stream();
             case "attempt": return attempt();
+            case "transactions": return transactions();
             default: throw new IllegalArgumentException("no scenario " + scenario);
         }
     }
@@ -375,6 +397,9 @@ public final class E2eClient {
         int seconds = Integer.parseInt(options.getOrDefault("timeout_s", "30"));
         ClientBuilder builder = PulsarClient.builder().serviceUrl(options.get("url"))
                 .operationTimeout(seconds, TimeUnit.SECONDS).lookupTimeout(seconds, TimeUnit.SECONDS);
+        if (options.get("scenario").equals("transactions")) {
+            builder.enableTransaction(true);
+        }
         if (options.containsKey("token")) {
             builder.authentication(AuthenticationFactory.token(options.get("token")));
         }

@@ -13,6 +13,7 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TableView;
 import org.apache.pulsar.client.api.schema.GenericRecord;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /** What the API before V5 offers. */
 final class ClassicFeatures {
@@ -159,13 +160,26 @@ final class ClassicFeatures {
 
     private String transaction() throws Exception {
         String topic = base + "-transaction";
-        var transaction = client.newTransaction().withTransactionTimeout(1, TimeUnit.MINUTES).build()
-                .get(cases.timeoutS, TimeUnit.SECONDS);
         try (Consumer<String> consumer = consumer(topic); Producer<String> producer = producer(topic)) {
-            producer.newMessage(transaction).value("in").send();
-            Cases.expect(consumer.receive(1, TimeUnit.SECONDS) == null, "seen before the commit");
-            transaction.commit().get(cases.timeoutS, TimeUnit.SECONDS);
+            var aborted = begun();
+            producer.newMessage(aborted).value("out").send();
+            aborted.abort().get(cases.timeoutS, TimeUnit.SECONDS);
+            var committed = begun();
+            producer.newMessage(committed).value("in").send();
+            Cases.expect(consumer.receive(1, TimeUnit.SECONDS) == null, "seen before the commit, or after the abort");
+            committed.commit().get(cases.timeoutS, TimeUnit.SECONDS);
+            Message<String> message = consumer.receive(cases.timeoutS, TimeUnit.SECONDS);
+            Cases.expect(message != null && message.getValue().equals("in"), "not what was committed");
+            var withdrawn = begun();    // an acknowledgement that does not count: the message comes again
+            consumer.acknowledgeAsync(message.getMessageId(), withdrawn).get(cases.timeoutS, TimeUnit.SECONDS);
+            withdrawn.abort().get(cases.timeoutS, TimeUnit.SECONDS);
+            consumer.redeliverUnacknowledgedMessages();
             return drain(consumer, 1);
         }
+    }
+
+    private Transaction begun() throws Exception {
+        return client.newTransaction().withTransactionTimeout(1, TimeUnit.MINUTES).build()
+                .get(cases.timeoutS, TimeUnit.SECONDS);
     }
 }

@@ -172,10 +172,13 @@ final class ScalableFeatures {
     private String transaction() throws Exception {
         String topic = scalable("transaction", 2);
         try (QueueConsumer<String> consumer = consumer(topic); Producer<String> producer = producer(topic)) {
-            var transaction = client.newTransaction();
-            producer.newMessage().value("in").transaction(transaction).send();
-            Cases.expect(consumer.receive(Duration.ofSeconds(1)) == null, "seen before the commit");
-            transaction.commit();
+            var aborted = client.newTransaction();
+            producer.newMessage().value("out").transaction(aborted).send();
+            aborted.abort();
+            var committed = client.newTransaction();
+            producer.newMessage().value("in").transaction(committed).send();
+            Cases.expect(consumer.receive(Duration.ofSeconds(1)) == null, "seen before the commit, or after the abort");
+            committed.commit();
             return take(consumer, 1);
         }
     }
