@@ -265,7 +265,10 @@ async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> No
     name = first.stream.socket.getsockname()
     first.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     first.close()
-    second = socket.create_connection(served.listeners[0].getsockname(), source_address=name)
+    second = socket.socket()
+    second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the worker's end of the first may still be there
+    second.bind(name)
+    second.connect(served.listeners[0].getsockname())
     await trio.testing.wait_all_tasks_blocked()
     connections = served.service._connections
     assert len(connections) == 2, "both count, as long as the worker holds both"
