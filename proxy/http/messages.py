@@ -55,6 +55,21 @@ class MessageStream:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise MessageCut(str(error)) from None
 
+    async def receive_awaited(self, size_bytes: int) -> bytes:
+        """Do the same where nothing can be there yet: wait first, without a system call that would find nothing."""
+        if self.stream is not self.transport:
+            return await self.receive(size_bytes)
+        sock = self.transport.socket
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(sock)
+                try:
+                    return sock.recv(size_bytes)
+                except BlockingIOError:
+                    pass  # there was no reason to wake up
+        except (OSError, trio.ClosedResourceError) as error:
+            raise MessageCut(str(error)) from None
+
     async def send(self, data: bytes | memoryview) -> None:
         """Send all. Raises MessageCut."""
         try:
@@ -80,7 +95,7 @@ class MessageStream:
 
     async def fill(self, size_bytes: int = PORTION_BYTES) -> bool:
         """Receive more into ``unread``; return False at the end of the stream."""
-        data = await self.receive(size_bytes)
+        data = await self.receive_awaited(size_bytes)
         self.unread = self.unread + data if self.unread else data
         return bool(data)
 
