@@ -4,6 +4,7 @@ A head is cut from the stream at its blank line before h11 sees it, so its bound
 looked at before the message's framing is known. What goes out is composed here from headers that h11 has parsed.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -22,6 +23,7 @@ CHUNKS_BYTES: Final = 16_384
 """The same of a chunked body, of which each byte may cost a chunk's parsing."""
 
 _BLANK_LINE = b"\r\n\r\n"
+_LINE_END = re.compile(rb"[\r\n\0]")
 
 
 class MessageMalformed(ProxyError):
@@ -280,11 +282,23 @@ def request_line(method: bytes, target: bytes) -> bytes:
 
 def compose_head(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a head. Raises ValueError where a value would end its line: its maker has not checked it."""
-    lines = [first_line, *(b"%b: %b" % header for header in headers), b"", b""]
-    head = b"\r\n".join(lines)
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
+    return join_head(first_line, compose_headers(headers))
+
+
+def compose_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a head's lines behind the first one. Raises ValueError as ``compose_head``."""
+    lines = [*(b"%b: %b" % header for header in headers), b"", b""]
+    block = b"\r\n".join(lines)
+    if block.count(b"\n") != len(lines) - 1 or block.count(b"\r") != len(lines) - 1 or b"\0" in block:
         raise ValueError("a header holds a line's end or NUL")
-    return head
+    return block
+
+
+def join_head(first_line: bytes, block: bytes) -> bytes:
+    """Return a head of its first line and what ``compose_headers`` returned. Raises ValueError as ``compose_head``."""
+    if _LINE_END.search(first_line):
+        raise ValueError("a first line holds a line's end or NUL")
+    return b"%b\r\n%b" % (first_line, block)
 
 
 def chunk_of(data: bytes) -> bytes:

@@ -1,9 +1,10 @@
 """A client's connection: one request after the other, each phase with its bound, each refusal with a response."""
 
+import re
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -11,11 +12,19 @@ import h11
 import msgspec
 import trio
 
-from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
+from proto.http_rules import (
+    Headers,
+    RequestHead,
+    RequestRefused,
+    downstream_headers,
+    is_repeatable,
+    read_repeated,
+    read_request,
+)
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.http.client import HttpClient, RequestRecord
-from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
+from proxy.http.exchange import ClientLeft, Composed, Exchange, HttpServices, RequestBody
 from proxy.http.messages import (
     LAST_CHUNK,
     Body,
@@ -41,6 +50,7 @@ STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
 
+_REQUEST_LINE: Final = re.compile(rb"([^ ]+) ([^ ]+) HTTP/1\.1")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -48,6 +58,16 @@ _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus
 
 class ResponseCut(ProxyError):
     """A response cannot be ended properly after its head was sent; the text names the cause."""
+
+
+@dataclass(slots=True)
+class _KnownHeaders:
+    """The headers of a request, which the next ones of its connection mostly have again; ``block``: as received."""
+
+    block: bytes = b""
+    head: RequestHead | None = None
+    keeps_alive: bool = False
+    composed: Composed = field(default_factory=dict, repr=False)
 
 
 class HttpConnection:
@@ -63,6 +83,7 @@ class HttpConnection:
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._drains = False
         self._served = 0
+        self._known = _KnownHeaders()
         # of the request under way
         self._http_1_0 = False
         self._to_head = False
@@ -96,7 +117,7 @@ class HttpConnection:
 
     async def _serve_next(self) -> bool:
         """Serve a request; return False where the connection is to be closed."""
-        head = http = None
+        received = False
         self._record = record = RequestRecord(self.client, trio.current_time())
         self._http_1_0 = self._to_head = self._head_sent = self._keeps_alive = False
         self._body = Body()
@@ -106,8 +127,8 @@ class HttpConnection:
                 if not raw:
                     return False
                 record.started = trio.current_time()
-                http = h11.Connection(h11.SERVER)
-                head = self._read_head(http, raw)
+                received = True
+                head = self._read_head(raw)
                 await self._answer(head)
             except MessageMalformed as error:
                 raise RequestRefused(error.status, str(error), "malformed") from None
@@ -126,7 +147,7 @@ class HttpConnection:
             record.cause = record.cause or "ended"
             raise
         finally:
-            if http is not None or record.status:
+            if received or record.status:
                 record.request_bytes = self._body.size_bytes
                 self._services.requests.end(record)
         self._served += 1
@@ -152,7 +173,22 @@ class HttpConnection:
             return await wire.receive_head()
         raise RequestRefused(408, "the request's head does not come", "head_timeout")
 
-    def _read_head(self, http: h11.Connection, raw: bytes) -> RequestHead:
+    def _read_head(self, raw: bytes) -> RequestHead:
+        line, _, block = raw.partition(b"\r\n")
+        known = self._known
+        if known.head is not None and block == known.block and (parts := _REQUEST_LINE.fullmatch(line)):
+            self._to_head = parts[1] == b"HEAD"
+            head = read_repeated(known.head, parts[1], parts[2])
+            self._keeps_alive = known.keeps_alive
+            self._record.method, self._record.path = head.method.decode("ascii"), head.path
+            return head
+        head = self._parse_head(raw)
+        repeatable = is_repeatable(head)
+        self._known = _KnownHeaders(block, head, self._keeps_alive) if repeatable else _KnownHeaders()
+        return head
+
+    def _parse_head(self, raw: bytes) -> RequestHead:
+        http = h11.Connection(h11.SERVER)
         event = parse_head(http, raw)
         if not isinstance(event, h11.Request):
             raise MessageMalformed("this is no request")
@@ -211,6 +247,7 @@ class HttpConnection:
                 identity=identity,
                 record=record,
                 forward=self._forward,
+                composed=self._known.composed,
             ).run()
         finally:
             body.stop_keeping()
