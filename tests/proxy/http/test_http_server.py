@@ -65,7 +65,7 @@ async def test_requests_with_equal_headers_differ_in_all_else(setup: Setup) -> N
     ):
         await client.send(line + rest)
         answer = await client.answer()
-        assert answer.status == {b"GET /elsewhere": 404, b"TRACE /admin/e": 405, b"G?T /f": 400}.get(line, 200)
+        assert answer.status == {b"GET /elsewhere": 404, b"TRACE /admin/e": 405}.get(line, 200)
         setup.parts.role += "2"
     found = [(one.method, one.target, one.header(b"x-original-principal")) for one in setup.upstream.requests]
     assert found == [
