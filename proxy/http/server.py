@@ -66,7 +66,6 @@ class _KnownHeaders:
 
     block: bytes = b""
     head: RequestHead | None = None
-    keeps_alive: bool = False
     composed: Composed = field(default_factory=dict, repr=False)
 
 
@@ -179,12 +178,12 @@ class HttpConnection:
         if known.head is not None and block == known.block and (parts := _REQUEST_LINE.fullmatch(line)):
             self._to_head = parts[1] == b"HEAD"
             head = read_repeated(known.head, parts[1], parts[2])
-            self._keeps_alive = known.keeps_alive
+            self._keeps_alive = True  # or there would be no further request
             self._record.method, self._record.path = head.method.decode("ascii"), head.path
             return head
         head = self._parse_head(raw)
         repeatable = is_repeatable(head)
-        self._known = _KnownHeaders(block, head, self._keeps_alive) if repeatable else _KnownHeaders()
+        self._known = _KnownHeaders(block, head) if repeatable else _KnownHeaders()
         return head
 
     def _parse_head(self, raw: bytes) -> RequestHead:

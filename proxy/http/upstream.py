@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from http.client import CONTINUE
 from typing import Final
 
@@ -31,6 +32,8 @@ from proxy.runtime.network.dialing import Dialer, DialFailed
 from proxy.runtime.network.tls import TlsStream
 
 RESPONSE_HEAD_BYTES_MAX: Final = 65_536
+KNOWN_HEADS_MAX: Final = 128
+KNOWN_HEAD_BYTES_MAX: Final = 1024
 INFORMATIONAL_MAX: Final = 16
 """Responses of status 1xx before the one that counts."""
 
@@ -85,6 +88,17 @@ class Response:
     keeps_alive: bool
 
 
+def _parsed_head(head: bytes, to_head: bool) -> tuple[h11.Connection, h11.Event]:  # noqa: FBT001 -- lru_cache's
+    """Return a response's head, and a connection that has parsed it. Raises MessageMalformed."""
+    http = h11.Connection(h11.CLIENT)
+    http.send(_REQUESTS[to_head])
+    return http, parse_head(http, head)
+
+
+_known_head = lru_cache(KNOWN_HEADS_MAX)(_parsed_head)
+"""The same for a head that a server may send again and again: many responses of one second differ in bodies alone."""
+
+
 class UpstreamLink:
     """A connection to an upstream. ``reused``: it has served a request before."""
 
@@ -123,9 +137,8 @@ class UpstreamLink:
             head = await self.wire.receive_head()
             if not head:
                 raise NoResponse
-            http = h11.Connection(h11.CLIENT)
-            http.send(_REQUESTS[to_head])
-            event = parse_head(http, head)
+            repeats = len(head) <= KNOWN_HEAD_BYTES_MAX and b"transfer-encoding" not in head.lower()
+            http, event = (_known_head if repeats else _parsed_head)(head, to_head)
             if isinstance(event, h11.Response):
                 return self._response(http, event, to_head=to_head)
             if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for

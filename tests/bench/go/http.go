@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Both ends of the HTTP rows. A GET of httpPath and a number is answered with so many bytes, a PUT with 204 once its
@@ -15,7 +16,7 @@ const (
 	httpHeadMax   = 16 << 10
 	continueHead  = "HTTP/1.1 100 Continue\r\n\r\n"
 	noContentHead = "HTTP/1.1 204 No Content\r\n\r\n"
-	okHead        = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+	okHead        = "HTTP/1.1 200 OK\r\nDate: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
 
 var blankLine = []byte("\r\n\r\n")
@@ -95,13 +96,14 @@ type httpPeer struct {
 
 type httpServer struct {
 	poller *poller
-	small  map[int][]byte // whole answers
+	second int64
+	small  map[int][]byte // whole answers of this second: as Jetty's they have a date
 	buffer []byte
 }
 
 // runHTTPServer is the broker's web port.
 func runHTTPServer(s settings) {
-	server := &httpServer{newPoller(), map[int][]byte{}, make([]byte, bufferBytes)}
+	server := &httpServer{newPoller(), 0, map[int][]byte{}, make([]byte, bufferBytes)}
 	listener, peers := listen(s.port), map[int32]*httpPeer{}
 	server.poller.add(listener, syscall.EPOLLIN)
 	for {
@@ -161,20 +163,25 @@ func (h *httpServer) answer(p *httpPeer) bool {
 		return !gone(p.writeAll([]byte(noContentHead)))
 	}
 	if p.asked > chunkBytes {
-		if gone(p.writeAll([]byte(fmt.Sprintf(okHead, p.asked)))) {
+		if gone(p.writeAll([]byte(fmt.Sprintf(okHead, date(), p.asked)))) {
 			return false
 		}
 		p.toSend = p.asked
 		h.poller.change(p.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
 		return true
 	}
+	if now := monotonic() / 1e9; now != h.second {
+		h.second, h.small = now, map[int][]byte{}
+	}
 	whole := h.small[p.asked]
 	if whole == nil {
-		whole = append([]byte(fmt.Sprintf(okHead, p.asked)), bytes.Repeat([]byte("x"), p.asked)...)
+		whole = append([]byte(fmt.Sprintf(okHead, date(), p.asked)), bytes.Repeat([]byte("x"), p.asked)...)
 		h.small[p.asked] = whole
 	}
 	return !gone(p.writeAll(whole))
 }
+
+func date() string { return time.Now().UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT") }
 
 // writeAll is for what a socket has room for.
 func (p *httpPeer) writeAll(data []byte) error {
