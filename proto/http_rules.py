@@ -35,6 +35,7 @@ _SEGMENT_ENDS = re.compile(rb"[/\\]")
 _PARAMETERS = re.compile(r";[^/]*")
 _OTHER_SLASH = re.compile(r"\\|%2F|%5C", re.IGNORECASE)
 _SLASHES = re.compile(r"//+")
+_AMBIGUOUS = re.compile(r"[;\\%]|//")  # what any of the three above may find
 
 _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE", b"TRACK"))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -369,6 +370,8 @@ class Routes:
         Raises RequestRefused where a server that decodes slashes, joins them, or drops the segments' parameters would
         choose another one: the route decides who authorizes the request.
         """
+        if not _AMBIGUOUS.search(path):  # all readings are one
+            return self._find(path)
         bare = _PARAMETERS.sub("", path)
         split = _OTHER_SLASH.sub("/", path)
         readings = {path, bare, split, _OTHER_SLASH.sub("/", bare), _PARAMETERS.sub("", split)}

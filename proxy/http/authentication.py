@@ -85,6 +85,7 @@ class _Denial:
 
 
 _Verdict = HttpIdentity | _Denial
+_NOBODY = HttpIdentity(Principal())
 _UNAVAILABLE = _Denial("authentication_unavailable")
 
 
@@ -120,7 +121,7 @@ class HttpAuthenticator:
     async def authenticate(self, head: RequestHead, client: HttpClient) -> HttpIdentity:
         """Return who the client of a request is. Raises RequestRefused: 400, 401, 503."""
         if not self._enabled:
-            return HttpIdentity(Principal())
+            return _NOBODY
         presented = self._presented(head, client)
         try:
             with trio.fail_after(self._timeout_s):

@@ -24,7 +24,7 @@ from proto.http_rules import (
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.http.client import HttpClient, RequestRecord
-from proxy.http.exchange import ClientLeft, Composed, Exchange, HttpServices, RequestBody
+from proxy.http.exchange import COMPOSED_MAX, ClientLeft, Composed, Exchange, HttpServices, RequestBody
 from proxy.http.messages import (
     LAST_CHUNK,
     Body,
@@ -278,8 +278,12 @@ class HttpConnection:
 
     def _head_of(self, response: Response) -> tuple[bytes, bool]:
         """Return the head of a response as the client gets it, and whether its body goes in chunks."""
-        headers = downstream_headers(response.headers, self._services.response_headers)
         length, is_chunked = response.body.length, False
+        key = self._to_head, self._keeps_on, tuple(self._services.response_headers)
+        if length is not None and (known := response.composed.get(key)) is not None:
+            self._keeps_alive = self._keeps_on
+            return known, False
+        headers = downstream_headers(response.headers, self._services.response_headers)
         if not self._to_head:
             headers = without(headers, _FRAMING)
             if response.status in _NO_BODY:
@@ -291,7 +295,10 @@ class HttpConnection:
             else:
                 headers.append((b"transfer-encoding", b"chunked"))
                 is_chunked = True
-        return self._compose(response.status, response.reason, headers), is_chunked
+        head = self._compose(response.status, response.reason, headers)
+        if length is not None and len(response.composed) < COMPOSED_MAX:
+            response.composed[key] = head
+        return head, is_chunked
 
     async def _send_body(self, body: Body, rest: bytes, frame: Callable[[bytes], bytes]) -> None:
         """Send the rest of a portion, and of a response's body."""
@@ -319,9 +326,14 @@ class HttpConnection:
         except MessageCut:
             raise ClientLeft from None
 
+    @property
+    def _keeps_on(self) -> bool:
+        """Whether the connection goes on after the response."""
+        return self._keeps_alive and self._body.ended and not self._drains
+
     def _compose(self, status: int, reason: bytes, headers: Headers) -> bytes:
         """Return a response's head. What is left of the request's body leaves no room for a further request."""
-        self._keeps_alive = self._keeps_alive and self._body.ended and not self._drains
+        self._keeps_alive = self._keeps_on
         if not self._keeps_alive:
             headers.append((b"connection", b"close"))
         return compose_head(b"HTTP/1.1 %d %b" % (status, reason), headers)

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from http.client import CONTINUE
 from typing import Final
@@ -86,13 +86,18 @@ class Response:
     headers: Headers
     body: Body
     keeps_alive: bool
+    composed: dict[object, bytes] = field(default_factory=dict)
+    """This head as it has gone to clients, by what else it depends on; shared by all responses that have it."""
 
 
-def _parsed_head(head: bytes, to_head: bool) -> tuple[h11.Connection, h11.Event]:  # noqa: FBT001 -- lru_cache's
-    """Return a response's head, and a connection that has parsed it. Raises MessageMalformed."""
+def _parsed_head(head: bytes, to_head: bool) -> tuple[h11.Connection, h11.Event, dict[object, bytes]]:  # noqa: FBT001 -- lru_cache's
+    """Return a connection that has parsed a response's head, the head, and ``Response.composed``.
+
+    Raises MessageMalformed.
+    """
     http = h11.Connection(h11.CLIENT)
     http.send(_REQUESTS[to_head])
-    return http, parse_head(http, head)
+    return http, parse_head(http, head), {}
 
 
 _known_head = lru_cache(KNOWN_HEADS_MAX)(_parsed_head)
@@ -138,9 +143,11 @@ class UpstreamLink:
             if not head:
                 raise NoResponse
             repeats = len(head) <= KNOWN_HEAD_BYTES_MAX and b"transfer-encoding" not in head.lower()
-            http, event = (_known_head if repeats else _parsed_head)(head, to_head)
+            http, event, composed = (_known_head if repeats else _parsed_head)(head, to_head)
             if isinstance(event, h11.Response):
-                return self._response(http, event, to_head=to_head)
+                response = self._response(http, event, to_head=to_head)
+                response.composed = composed
+                return response
             if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
                 raise MessageMalformed("an answer to no question of ours")
             if until_continue and event.status_code == CONTINUE:
