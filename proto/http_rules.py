@@ -35,6 +35,7 @@ _SEGMENT_ENDS = re.compile(rb"[/\\]")
 _PARAMETERS = re.compile(r";[^/]*")
 _OTHER_SLASH = re.compile(r"\\|%2F|%5C", re.IGNORECASE)
 _SLASHES = re.compile(r"//+")
+_AMBIGUOUS = re.compile(r"[;\\%]|//")  # what any of the three above may find
 
 _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE", b"TRACK"))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -116,10 +117,7 @@ def read_request(method: bytes, target: bytes, headers: Headers, http_version: b
     """Check a request's head. Raises RequestRefused, with the status for the client."""
     if http_version not in {b"1.0", b"1.1"}:
         raise RequestRefused(505, "The proxy speaks HTTP/1.1 and HTTP/1.0", "bad_version")
-    if not _METHOD.fullmatch(method):
-        raise RequestRefused(400, "The method is malformed", "bad_method")
-    if method.upper() in _REFUSED_METHODS:
-        raise RequestRefused(405, "The proxy does not serve this method", "refused_method")
+    _check_method(method)
     modern = http_version == b"1.1"
     headers = [_clean(name, value, 400) for name, value in headers]
     origin_form, path = _read_target(target)
@@ -146,6 +144,30 @@ def read_request(method: bytes, target: bytes, headers: Headers, http_version: b
         expects_continue=modern and has_body and expect is not None,
         upgrade=_upgrade(headers) if modern and method == b"GET" and not has_body else b"",
     )
+
+
+def is_repeatable(head: RequestHead) -> bool:
+    """Return whether ``read_repeated`` may take its headers as read: none of them depends on the request's line."""
+    return (
+        head.http_version == b"1.1"
+        and head.content_length is None
+        and not head.has_body
+        and all(name != b"upgrade" for name, _ in head.headers)
+    )
+
+
+def read_repeated(known: RequestHead, method: bytes, target: bytes) -> RequestHead:
+    """Check a further request, with the very headers of one that ``is_repeatable``. Raises RequestRefused."""
+    _check_method(method)
+    origin_form, path = _read_target(target)
+    return RequestHead(method, origin_form, path, known.headers, known.http_version, False, None, False, b"")
+
+
+def _check_method(method: bytes) -> None:
+    if not _METHOD.fullmatch(method):
+        raise RequestRefused(400, "The method is malformed", "bad_method")
+    if method.upper() in _REFUSED_METHODS:
+        raise RequestRefused(405, "The proxy does not serve this method", "refused_method")
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
@@ -349,6 +371,8 @@ class Routes:
         Raises RequestRefused where a server that decodes slashes, joins them, or drops the segments' parameters would
         choose another one: the route decides who authorizes the request.
         """
+        if not _AMBIGUOUS.search(path):  # all readings are one
+            return self._find(path)
         bare = _PARAMETERS.sub("", path)
         split = _OTHER_SLASH.sub("/", path)
         readings = {path, bare, split, _OTHER_SLASH.sub("/", bare), _PARAMETERS.sub("", split)}

@@ -25,7 +25,7 @@ bind = "127.0.0.1:{port}"
 
 [brokers]
 service_url = {service_url}
-
+{brokers_config}
 [admin]
 bind = "127.0.0.1:{admin_port}"
 
@@ -41,11 +41,12 @@ class ClusterError(MakeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """The brokers' `service_url`, the listeners' ports, and further TOML."""
+    """The brokers' `service_url`, the listeners' ports, and further TOML: for `[brokers]`, and for the end."""
 
     service_url: str
     port: int
     admin_port: int
+    brokers_config: str = ""
     more_config: str = ""
 
 
@@ -76,6 +77,7 @@ class Cluster(OwnedServer):
             runtime_dir=json.dumps(str(self._runtime_dir)),
             port=config.port,
             service_url=json.dumps(config.service_url),
+            brokers_config=config.brokers_config,
             admin_port=config.admin_port,
             drain_timeout_ms=_DRAIN_MS,
         )

@@ -37,17 +37,25 @@ class Throttle:
 
     def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Pass an entry on, or raise structlog.DropEvent."""
-        window = self._windows.setdefault(str(entry["event"]), _Window())
-        now = self._clock()
-        if now - window.began_at >= 1:
-            window.began_at, window.written = now, 0
-        if window.written >= self._entries_per_second_max:
-            window.dropped += 1
+        event = str(entry["event"])
+        if self.drops(event):
             raise structlog.DropEvent
+        window = self._windows[event]
         window.written += 1
         if window.dropped:
             entry[self._dropped_field], window.dropped = window.dropped, 0
         return entry
+
+    def drops(self, event: str) -> bool:
+        """Return whether an entry of this event is one too many now; it is counted then."""
+        window = self._windows.setdefault(event, _Window())
+        now = self._clock()
+        if now - window.began_at >= 1:
+            window.began_at, window.written = now, 0
+        if window.written < self._entries_per_second_max:
+            return False
+        window.dropped += 1
+        return True
 
 
 @dataclass(slots=True)
@@ -90,6 +98,7 @@ def configure_structlog(
     ``level``: debug, info, warning or error; entries below it are dropped. An entry goes through ``throttle`` and
     ``before``, gets its level, time and traceback, and goes through ``renderers``, of which the last one makes a text.
     """
+    _in_force[:] = [throttle]
     structlog.configure(
         processors=[
             throttle,
@@ -103,6 +112,17 @@ def configure_structlog(
         logger_factory=structlog.PrintLoggerFactory(_BestEffortStream(sys.stderr)),
         cache_logger_on_first_use=False,
     )
+
+
+_in_force: list[Throttle] = []
+
+
+def is_dropped(event: str) -> bool:
+    """Return whether the log would drop an entry of this event now, and count it as dropped then.
+
+    Making an entry only for it to be dropped costs ten times as much, which counts for one of every request.
+    """
+    return bool(_in_force) and _in_force[0].drops(event)
 
 
 def get_logger() -> Logger:

@@ -85,6 +85,7 @@ class _Denial:
 
 
 _Verdict = HttpIdentity | _Denial
+_NOBODY = HttpIdentity(Principal())
 _UNAVAILABLE = _Denial("authentication_unavailable")
 
 
@@ -120,13 +121,16 @@ class HttpAuthenticator:
     async def authenticate(self, head: RequestHead, client: HttpClient) -> HttpIdentity:
         """Return who the client of a request is. Raises RequestRefused: 400, 401, 503."""
         if not self._enabled:
-            return HttpIdentity(Principal())
+            return _NOBODY
         presented = self._presented(head, client)
-        try:
-            with trio.fail_after(self._timeout_s):
-                found = await self._verdict(presented, client)
-        except trio.TooSlowError:
-            found = _UNAVAILABLE
+        key = self._digest(presented, client)
+        found: _Verdict | None = self._verdicts.find(key)
+        if found is None:
+            try:
+                with trio.fail_after(self._timeout_s):
+                    found = await self._verdict(key, presented, client)
+            except trio.TooSlowError:
+                found = _UNAVAILABLE
         if isinstance(found, HttpIdentity) and (await self.denied.current_value()).matching_kind(found.credentials):
             found = _Denial("denied_credential")
         if isinstance(found, _Denial):
@@ -189,15 +193,12 @@ class HttpAuthenticator:
 
     # ---- the verdict
 
-    async def _verdict(self, presented: _Presented, client: HttpClient) -> _Verdict:
-        """Return the verdict on credentials: that of a moment ago, or what an auth worker says now.
+    async def _verdict(self, key: bytes, presented: _Presented, client: HttpClient) -> _Verdict:
+        """Return what an auth worker says of credentials now.
 
         Of several requests with the same credentials at a time one asks, and its verdict is that of the others, too. If
         its client leaves before, the next one asks.
         """
-        key = self._digest(presented, client)
-        if (known := self._verdicts.find(key)) is not None:
-            return known
         while (asked := self._under_way.get(key)) is not None:
             await asked.over.wait()
             if asked.verdict is not None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import trio
 
 from proto.http_rules import RequestRefused
-from proxy.common.logs import get_logger
+from proxy.common.logs import get_logger, is_dropped
 from proxy.common.networks import network_of
 from proxy.config.types import Config
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.metrics import HttpMetrics
 from proxy.http.server import HttpConnection
 
+REQUEST_EVENT = "http request"
 TOO_MANY_REQUESTS = "the proxy has too many requests under way; try again later"
 
 
@@ -179,9 +180,9 @@ class WorkerRequests:
             if connection is not None:
                 connection.requests -= 1
         self._metrics.count_request(record)
-        if self._logs:
+        if self._logs and not is_dropped(REQUEST_EVENT):
             get_logger().info(
-                "http request",
+                REQUEST_EVENT,
                 client=record.client.address,
                 principal=record.principal,
                 method=record.method,

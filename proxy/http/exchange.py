@@ -18,6 +18,7 @@ from proto.http_rules import (
     RequestHead,
     RequestRefused,
     Routes,
+    is_repeatable,
     redirect_of,
     upstream_headers,
 )
@@ -40,7 +41,8 @@ from proxy.http.messages import (
     MessageMalformed,
     MessageStream,
     chunk_of,
-    compose_head,
+    compose_headers,
+    join_head,
     request_line,
 )
 from proxy.http.routes import PathReplacement
@@ -64,6 +66,7 @@ UNREAD_BYTES_MAX: Final = 16_384
 KEPT_PORTION_BYTES_MIN: Final = 4_096
 """Less of a kept body is joined with what follows: objects of a few bytes each would take many times their size."""
 
+COMPOSED_MAX: Final = 8
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -182,6 +185,11 @@ class RequestBody:
         self._reservation.resize(0)
 
 
+Composed = dict[tuple[str, str, bytes], bytes]
+"""Headers as they go upstream, by the upstream, the client's role and the proxy's own credentials: those of requests of
+one connection that came with the same ones.
+"""
+
 Forward = Callable[[Response], Awaitable[None]]
 
 
@@ -199,6 +207,7 @@ class Exchange:
         identity: HttpIdentity,
         record: RequestRecord,
         forward: Forward,
+        composed: Composed,
     ) -> None:
         self._services = services
         self._settings = services.settings
@@ -209,6 +218,7 @@ class Exchange:
         self._identity = identity
         self._record = record
         self._forward = forward
+        self._composed = composed
         self._to_head = head.method == b"HEAD"
         self._origin = Origin(client.ip, client.scheme, identity.principal.name, identity.authorization)
         self._to_resend: list[bytes] = []
@@ -268,11 +278,9 @@ class Exchange:
         """Send the head, and what of the body has been received; return the response if it comes soon."""
         body = self._body
         waits_for_continue = not body.ended and not body.fits and not body.size_bytes
-        headers = upstream_headers(self._head, self._origin, str(upstream.broker).encode())
-        if waits_for_continue:
-            headers.append((b"expect", b"100-continue"))
         self._to_resend = body.kept.copy()
-        data = compose_head(request_line(self._head.method, target), headers)
+        line = request_line(self._head.method, target)
+        data = join_head(line, self._upstream_headers(str(upstream.broker), waits_for_continue=waits_for_continue))
         if body.fits and not body.size_bytes:
             data += body.take_received()
         self._uploaded = body.ended and not self._to_resend and body.length is not None
@@ -284,6 +292,19 @@ class Exchange:
         if waits_for_continue:
             return await self._soon(link, CONTINUE_S, until_continue=True)
         return await self._soon(link, WATCH_AFTER_S) if self._uploaded else None
+
+    def _upstream_headers(self, authority: str, *, waits_for_continue: bool) -> bytes:
+        """Return the lines of the request's headers for an upstream."""
+        key = authority, self._origin.principal, self._origin.authorization
+        if (known := self._composed.get(key)) is not None:
+            return known
+        headers = upstream_headers(self._head, self._origin, authority.encode())
+        if waits_for_continue:
+            headers.append((b"expect", b"100-continue"))
+        block = compose_headers(headers)
+        if len(self._composed) < COMPOSED_MAX and is_repeatable(self._head):
+            self._composed[key] = block
+        return block
 
     async def _bounded_send(self, link: UpstreamLink, data: bytes) -> None:
         with trio.move_on_after(seconds(self._settings.body_timeout_ms)) as scope:

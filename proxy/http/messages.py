@@ -4,6 +4,7 @@ A head is cut from the stream at its blank line before h11 sees it, so its bound
 looked at before the message's framing is known. What goes out is composed here from headers that h11 has parsed.
 """
 
+import re
 import socket
 from collections.abc import Iterable
 from typing import Final
@@ -26,6 +27,7 @@ CHUNKS_MAX: Final = 256
 """Most chunks that are parsed at once: one takes as long as some KiB of a large one."""
 
 _BLANK_LINE = b"\r\n\r\n"
+_LINE_END = re.compile(rb"[\r\n\0]")
 
 
 class MessageMalformed(ProxyError):
@@ -77,6 +79,21 @@ class MessageStream:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise MessageCut(str(error)) from None
 
+    async def receive_awaited(self, size_bytes: int) -> bytes:
+        """Do the same where nothing can be there yet: wait first, without a system call that would find nothing."""
+        if self.stream is not self.transport:
+            return await self.receive(size_bytes)
+        sock = self.transport.socket
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(sock)
+                try:
+                    return sock.recv(size_bytes)
+                except BlockingIOError:
+                    pass  # there was no reason to wake up
+        except (OSError, trio.ClosedResourceError) as error:
+            raise MessageCut(str(error)) from None
+
     async def send(self, data: bytes | memoryview) -> None:
         """Send all. Raises MessageCut."""
         try:
@@ -102,7 +119,7 @@ class MessageStream:
 
     async def fill(self, size_bytes: int = PORTION_BYTES) -> bool:
         """Receive more into ``unread``; return False at the end of the stream."""
-        data = await self.receive(size_bytes)
+        data = await self.receive_awaited(size_bytes)
         self.unread = self.unread + data if self.unread else data
         return bool(data)
 
@@ -297,11 +314,23 @@ def request_line(method: bytes, target: bytes) -> bytes:
 
 def compose_head(first_line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a head. Raises ValueError where a value would end its line: its maker has not checked it."""
-    lines = [first_line, *(b"%b: %b" % header for header in headers), b"", b""]
-    head = b"\r\n".join(lines)
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or b"\0" in head:
+    return join_head(first_line, compose_headers(headers))
+
+
+def compose_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return a head's lines behind the first one. Raises ValueError as ``compose_head``."""
+    lines = [*(b"%b: %b" % header for header in headers), b"", b""]
+    block = b"\r\n".join(lines)
+    if block.count(b"\n") != len(lines) - 1 or block.count(b"\r") != len(lines) - 1 or b"\0" in block:
         raise ValueError("a header holds a line's end or NUL")
-    return head
+    return block
+
+
+def join_head(first_line: bytes, block: bytes) -> bytes:
+    """Return a head of its first line and what ``compose_headers`` returned. Raises ValueError as ``compose_head``."""
+    if _LINE_END.search(first_line):
+        raise ValueError("a first line holds a line's end or NUL")
+    return b"%b\r\n%b" % (first_line, block)
 
 
 def chunk_of(data: bytes) -> bytes:

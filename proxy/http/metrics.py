@@ -64,6 +64,11 @@ class HttpMetrics:
             registry=registry,
         )
         self._reasons = BoundedLabel()
+        # Children are looked up once: labels() costs as much as all the rest of a request's counting.
+        self._requests_by: dict[tuple[str, str, str], Counter] = {}
+        self._seconds_by: dict[str, Histogram] = {}
+        self._request_bytes = self._body_bytes.labels(direction="request")
+        self._response_bytes = self._body_bytes.labels(direction="response")
 
     def count_request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
@@ -71,10 +76,17 @@ class HttpMetrics:
         method = record.method if record.method in METHODS else OTHER
         known = STATUS_MIN <= record.status <= STATUS_MAX
         status = f"{record.status // 100}xx" if known else "none"
-        self._requests.labels(route=route, method=method, status=status).inc()
+        key = route, method, status
+        if (requests := self._requests_by.get(key)) is None:
+            requests = self._requests_by[key] = self._requests.labels(route=route, method=method, status=status)
+        requests.inc()
         if record.cause:
             self._failed_requests.labels(reason=self._reasons.value_of(record.cause)).inc()
         if record.route:
-            self._request_seconds.labels(route=route).observe(trio.current_time() - record.started)
-        self._body_bytes.labels(direction="request").inc(record.request_bytes)
-        self._body_bytes.labels(direction="response").inc(record.response_bytes)
+            if (duration := self._seconds_by.get(route)) is None:
+                duration = self._seconds_by[route] = self._request_seconds.labels(route=route)
+            duration.observe(trio.current_time() - record.started)
+        if record.request_bytes:
+            self._request_bytes.inc(record.request_bytes)
+        if record.response_bytes:
+            self._response_bytes.inc(record.response_bytes)

@@ -1,10 +1,12 @@
 """A client's connection: one request after the other, each phase with its bound, each refusal with a response."""
 
 import contextlib
+import math
+import re
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -12,12 +14,20 @@ import h11
 import msgspec
 import trio
 
-from proto.http_rules import Headers, RequestHead, RequestRefused, downstream_headers, read_request
+from proto.http_rules import (
+    Headers,
+    RequestHead,
+    RequestRefused,
+    downstream_headers,
+    is_repeatable,
+    read_repeated,
+    read_request,
+)
 from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
-from proxy.http.exchange import ClientLeft, Exchange, HttpServices, RequestBody
+from proxy.http.exchange import COMPOSED_MAX, ClientLeft, Composed, Exchange, HttpServices, RequestBody
 from proxy.http.messages import (
     LAST_CHUNK,
     Body,
@@ -48,6 +58,7 @@ STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
 
+_REQUEST_LINE: Final = re.compile(rb"([^ ]+) ([^ ]+) HTTP/1\.1")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -55,6 +66,15 @@ _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus
 
 class ResponseCut(ProxyError):
     """A response cannot be ended properly after its head was sent; the text names the cause."""
+
+
+@dataclass(slots=True)
+class _KnownHeaders:
+    """The headers of a request, which the next ones of its connection mostly have again; ``block``: as received."""
+
+    block: bytes = b""
+    head: RequestHead | None = None
+    composed: Composed = field(default_factory=dict, repr=False)
 
 
 class HttpConnection:
@@ -72,6 +92,7 @@ class HttpConnection:
         self._is_given_away = False
         self._must_shut_down = False
         self._served = 0
+        self._known = _KnownHeaders()
         # of the request under way
         self._http_1_0 = False
         self._to_head = False
@@ -111,7 +132,7 @@ class HttpConnection:
 
     async def _serve_next(self) -> bool:
         """Serve a request; return False where the connection is to be closed."""
-        head = http = None
+        received = False
         self._record = record = RequestRecord(self.client, trio.current_time())
         self._http_1_0 = self._to_head = self._head_sent = self._keeps_alive = False
         self._body = Body()
@@ -121,8 +142,8 @@ class HttpConnection:
                 if not raw:
                     return False
                 record.started = trio.current_time()
-                http = h11.Connection(h11.SERVER)
-                head = self._read_head(http, raw)
+                received = True
+                head = self._read_head(raw)
                 await self._answer(head)
             except MessageMalformed as error:
                 raise RequestRefused(error.status, str(error), "malformed") from None
@@ -143,14 +164,14 @@ class HttpConnection:
             record.cause = record.cause or "ended"
             raise
         finally:
-            if http is not None or record.status:
+            if received or record.status:
                 record.request_bytes = self._body.size_bytes
                 self._services.requests.end(record)
         self._served += 1
         return self._keeps_alive and not self._is_given_away
 
     async def _receive_head(self) -> bytes:
-        """Receive a request's head; empty where the client closes instead, or has been idle for too long."""
+        """Receive a request's head; empty where the client closes instead. Idle for too long, it is cancelled."""
         wire, settings = self._wire, self._services.settings
         wire.skip_empty_line()
         if wire.unread:
@@ -160,9 +181,9 @@ class HttpConnection:
         else:
             self.is_idle = True
             wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
-            more = False
-            with trio.move_on_after(seconds(wait_ms)):
-                more = await wire.fill(settings.max_head_bytes)
+            self.scope.deadline = self._record.started + seconds(wait_ms)  # cheaper than a scope for each request
+            more = await wire.fill(settings.max_head_bytes)
+            self.scope.deadline = math.inf
             if not more:
                 return b""
             self.is_idle = False
@@ -173,7 +194,22 @@ class HttpConnection:
             return await wire.receive_head()
         raise RequestRefused(408, "the request's head does not come", "head_timeout")
 
-    def _read_head(self, http: h11.Connection, raw: bytes) -> RequestHead:
+    def _read_head(self, raw: bytes) -> RequestHead:
+        line, _, block = raw.partition(b"\r\n")
+        known = self._known
+        if known.head is not None and block == known.block and (parts := _REQUEST_LINE.fullmatch(line)):
+            self._to_head = parts[1] == b"HEAD"
+            head = read_repeated(known.head, parts[1], parts[2])
+            self._keeps_alive = True  # or there would be no further request
+            self._record.method, self._record.path = head.method.decode("ascii"), head.path
+            return head
+        head = self._parse_head(raw)
+        repeatable = is_repeatable(head)
+        self._known = _KnownHeaders(block, head) if repeatable else _KnownHeaders()
+        return head
+
+    def _parse_head(self, raw: bytes) -> RequestHead:
+        http = h11.Connection(h11.SERVER)
         event = parse_head(http, raw)
         if not isinstance(event, h11.Request):
             raise MessageMalformed("this is no request")
@@ -236,6 +272,7 @@ class HttpConnection:
                 identity=identity,
                 record=record,
                 forward=self._forward,
+                composed=self._known.composed,
             ).run()
         finally:
             body.stop_keeping()
@@ -268,8 +305,12 @@ class HttpConnection:
 
     def _head_of(self, response: Response) -> tuple[bytes, bool]:
         """Return the head of a response as the client gets it, and whether its body goes in chunks."""
-        headers = downstream_headers(response.headers, self._services.response_headers)
         length, is_chunked = response.body.length, False
+        key = self._to_head, self._keeps_on, tuple(self._services.response_headers)
+        if length is not None and (known := response.composed.get(key)) is not None:
+            self._keeps_alive = self._keeps_on
+            return known, False
+        headers = downstream_headers(response.headers, self._services.response_headers)
         if not self._to_head:
             headers = without(headers, _FRAMING)
             if response.status in _NO_BODY:
@@ -281,7 +322,10 @@ class HttpConnection:
             else:
                 headers.append((b"transfer-encoding", b"chunked"))
                 is_chunked = True
-        return self._compose(response.status, response.reason, headers), is_chunked
+        head = self._compose(response.status, response.reason, headers)
+        if length is not None and len(response.composed) < COMPOSED_MAX:
+            response.composed[key] = head
+        return head, is_chunked
 
     async def _send_body(self, body: Body, unsent: list[bytes], frame: Callable[[bytes], bytes]) -> None:
         """Send what is unsent, which is taken from the list, and the rest of a response's body."""
@@ -310,9 +354,14 @@ class HttpConnection:
         except MessageCut:
             raise ClientLeft from None
 
+    @property
+    def _keeps_on(self) -> bool:
+        """Whether the connection goes on after the response."""
+        return self._keeps_alive and self._body.ended and not self._drains
+
     def _compose(self, status: int, reason: bytes, headers: Headers) -> bytes:
         """Return a response's head. What is left of the request's body leaves no room for a further request."""
-        self._keeps_alive = self._keeps_alive and self._body.ended and not self._drains
+        self._keeps_alive = self._keeps_on
         if not self._keeps_alive:
             headers.append((b"connection", b"close"))
         return compose_head(b"HTTP/1.1 %d %b" % (status, reason), headers)

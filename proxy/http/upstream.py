@@ -1,7 +1,8 @@
 """Connections to upstreams: opened, kept alive, and never used again after anything that was not asked for."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from http.client import CONTINUE
 from typing import Final
 
@@ -30,6 +31,8 @@ from proxy.runtime.network.dialing import Dialer, DialFailed
 
 RESPONSE_HEAD_BYTES_MAX: Final = 65_536
 SWITCHING_PROTOCOLS: Final = 101
+KNOWN_HEADS_MAX: Final = 128
+KNOWN_HEAD_BYTES_MAX: Final = 1024
 INFORMATIONAL_MAX: Final = 16
 """Responses of status 1xx before the one that counts."""
 
@@ -46,13 +49,15 @@ FAILING_MAX: Final = 1024
 Dial = Callable[[Upstream], Awaitable[HttpStream]]
 _Key = tuple[HostPort, bool, bool]
 
+_HOST = ("Host", "x")
 _REQUESTS: Final = {
-    is_head: h11.Request(method="HEAD" if is_head else "GET", target="/", headers=[("Host", "x")])
-    for is_head in (False, True)
+    "get": h11.Request(method="GET", target="/", headers=[_HOST]),
+    "head": h11.Request(method="HEAD", target="/", headers=[_HOST]),
+    "upgrade": h11.Request(
+        method="GET", target="/", headers=[_HOST, ("Connection", "upgrade"), ("Upgrade", "websocket")]
+    ),
 }
-_UPGRADE: Final = h11.Request(
-    method="GET", target="/", headers=[("Host", "x"), ("Connection", "upgrade"), ("Upgrade", "websocket")]
-)
+"""Requests that stand for those to which a response is parsed."""
 
 
 def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
@@ -85,6 +90,22 @@ class Response:
     headers: Headers
     body: Body
     keeps_alive: bool
+    composed: dict[object, bytes] = field(default_factory=dict)
+    """This head as it has gone to clients, by what else it depends on; shared by all responses that have it."""
+
+
+def _parsed_head(head: bytes, request: str) -> tuple[h11.Connection, h11.Event, dict[object, bytes]]:
+    """Return a connection that has parsed a response's head, the head, and ``Response.composed``.
+
+    Raises MessageMalformed.
+    """
+    http = h11.Connection(h11.CLIENT)
+    http.send(_REQUESTS[request])
+    return http, parse_head(http, head), {}
+
+
+_known_head = lru_cache(KNOWN_HEADS_MAX)(_parsed_head)
+"""The same for a head that a server may send again and again: many responses of one second differ in bodies alone."""
 
 
 class UpstreamLink:
@@ -113,13 +134,15 @@ class UpstreamLink:
             head = await self.wire.receive_head()
             if not head:
                 raise NoResponse
-            http = h11.Connection(h11.CLIENT)
-            http.send(_UPGRADE if to_upgrade else _REQUESTS[to_head])
-            event = parse_head(http, head)
-            if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING_PROTOCOLS and to_upgrade:
+            repeats = len(head) <= KNOWN_HEAD_BYTES_MAX and b"transfer-encoding" not in head.lower()
+            request = "upgrade" if to_upgrade else "head" if to_head else "get"
+            http, event, composed = (_known_head if repeats else _parsed_head)(head, request)
+            if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING_PROTOCOLS:
                 return Response(SWITCHING_PROTOCOLS, bytes(event.reason), list(event.headers), Body(), False)
             if isinstance(event, h11.Response):
-                return self._response(http, event, to_head=to_head)
+                response = self._response(http, event, to_head=to_head)
+                response.composed = composed
+                return response
             if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
                 raise MessageMalformed("an answer to no question of ours")
             if until_continue and event.status_code == CONTINUE:

@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from local.console import print_status
@@ -12,12 +13,12 @@ from local.console import print_status
 from tests.bench import documents, flood, generator, host, idle_clients, latency, sizing, timing
 from tests.bench.contenders import CONTENDERS, FramedRelays, HAProxy, Java, Ours, Straight, haproxy_path
 from tests.bench.generator import BenchError
-from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared, run_tls
+from tests.bench.measuring import Bench, Results, run_http, run_memory, run_rounds, run_shared, run_tls
 from tests.bench.report import Report
-from tests.bench.rows import FRAMED_ROWS, IDLE, ROWS, SHARED, TLS_ROWS, Row
+from tests.bench.rows import FRAMED_ROWS, HTTP_ROWS, IDLE, ROWS, SHARED, TLS_ROWS, Row
 
 _MEMORY_ROUNDS_MAX = _TLS_ROUNDS_MAX = 2
-_NAMES = (*(row.name for row in (*ROWS, *FRAMED_ROWS, *TLS_ROWS)), IDLE, SHARED)
+_NAMES = (*(row.name for row in (*ROWS, *FRAMED_ROWS, *TLS_ROWS, *HTTP_ROWS)), IDLE, SHARED)
 
 
 def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -27,6 +28,9 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--window", type=float, default=1.5, help="seconds of one measurement; default: %(default)s")
+    parser.add_argument(
+        "--http-body", type=int, default=1024, help="MiB of an HTTP message's body; default: %(default)s"
+    )
     parser.add_argument(
         "--sizing", action="store_true", help="only this: how much memory and CPU time does the cluster need?"
     )
@@ -42,6 +46,11 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options.rows = [row for row in ROWS if row.name in chosen]
     options.framed_rows = [row for row in FRAMED_ROWS if row.name in chosen]
     options.tls_rows = [row for row in TLS_ROWS if row.name in chosen]
+    options.http_rows = [
+        replace(row, frame_bytes=min(row.frame_bytes, options.http_body << 20))
+        for row in HTTP_ROWS
+        if row.name in chosen
+    ]
     options.idle, options.shared = IDLE in chosen, SHARED in chosen
     options.contenders = options.contenders.split(",")
     if unknown := [name for name in options.contenders if name not in CONTENDERS]:
@@ -69,6 +78,8 @@ def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace
                 run_rounds(bench, (Straight, Ours, FramedRelays), options.framed_rows, options.rounds, results)
             if options.tls_rows:
                 run_tls(bench, kinds, options.tls_rows, min(options.rounds, _TLS_ROUNDS_MAX), results)
+            if options.http_rows:
+                run_http(bench, contenders, options.http_rows, options.rounds, results)
             if options.idle:
                 run_memory(bench, kinds, min(options.rounds, _MEMORY_ROUNDS_MAX), results)
             if options.shared:
@@ -117,7 +128,7 @@ def main() -> int:
     except BenchError as error:
         print_status.line(f"make bench: {error}")
         return 1
-    report = Report(results, options.rows, contenders, options.framed_rows, options.tls_rows)
+    report = Report(results, options.rows, contenders, options.framed_rows, options.tls_rows, options.http_rows)
     print_status.line()
     for what, value in machine:
         print_status.line(f"{what}: {value}")

@@ -24,7 +24,7 @@ from tests.e2e.lab.certificates import Pair
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.1
-_TOKEN_LIFETIME_S = 86_400.0
+TOKEN_LIFETIME_S = 86_400.0
 
 
 class Contender(ABC):
@@ -107,7 +107,14 @@ session_tickets = true
 trust = "{trust}"
 """
 
-    def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None, more_config: str = "") -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        directory: Path,
+        certificate: Pair | None = None,
+        more_config: str = "",
+        brokers_config: str = "",
+    ) -> None:
         super().__init__(broker, directory, certificate)
         if certificate:
             more_config += self._LISTENER.format(certificate=certificate.certificate, key=certificate.key)
@@ -121,6 +128,7 @@ trust = "{trust}"
                 service_url=broker.url,
                 port=self.port,
                 admin_port=free_port(avoid=(self.port,)),
+                brokers_config=brokers_config,
                 more_config=more_config,
             ),
         )
@@ -157,7 +165,7 @@ secret_key = "{key}"
         secret = secrets.token_bytes(32)
         key = Path(tempfile.mkdtemp(prefix="key-", dir=directory)) / "secret.key"
         key.write_bytes(secret)
-        self.token = make_token(secret, "bench", _TOKEN_LIFETIME_S)
+        self.token = make_token(secret, "bench", TOKEN_LIFETIME_S)
         super().__init__(broker, directory, certificate, self._CONFIG.format(key=key))
 
 
@@ -254,7 +262,7 @@ class HAProxy(_Program):
     label = "HAProxy"
     answers_lookups = False
 
-    _CONFIG = """\
+    config = """\
 global
     nbthread {threads}
     maxconn 7500
@@ -281,7 +289,7 @@ backend brokers
             bind = f" ssl crt {both}"
         settings = {"port": self.port, "bind": bind, "broker": self.broker.address}
         settings["server"] = " ssl verify none" if self.broker.trust else ""
-        path.write_text(self._CONFIG.format(threads=os.cpu_count(), **settings))
+        path.write_text(self.config.format(threads=os.cpu_count(), **settings))
         return [haproxy_path(), "-db", "-f", str(path)]
 
 

@@ -49,6 +49,8 @@ class Broker:
     pid: int
     trust: str = ""
     """The file of the authority of its certificate; empty: it does without TLS."""
+    web_address: str = ""
+    """Of its web port, which is a process of its own: that of ``pid`` then."""
 
     @property
     def address(self) -> str:
@@ -62,10 +64,12 @@ class Broker:
 
 
 @contextmanager
-def broker(program: Path, log: Path, certificate: Pair | None = None, trust: str = "") -> Iterator[Broker]:
-    """Run it, in TLS if it is given a certificate and who has issued that."""
+def broker(
+    program: Path, log: Path, certificate: Pair | None = None, trust: str = "", *, what: str = "broker"
+) -> Iterator[Broker]:
+    """Run it, in TLS if it is given a certificate and who has issued that. ``what``: `http-server` is its web port."""
     port = free_port()
-    command = [program, "broker", f"-port={port}"]
+    command = [program, what, f"-port={port}"]
     if certificate:
         command += [f"-certificate={certificate.certificate}", f"-key={certificate.key}"]
     process = OwnedProcess(command, log=log)

@@ -16,8 +16,18 @@ from trustme import KeyType
 from tests.bench import generator
 from tests.bench.contenders import Contender
 from tests.bench.generator import BenchError, Broker
+from tests.bench.http_contenders import http_contenders
 from tests.bench.processes import cpu_seconds, established, pss_bytes
-from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, TLS_WARM_UPS, TLS_WINDOW_MAX_S, Row
+from tests.bench.rows import (
+    GIB,
+    HTTP_WARM_UP_BYTES,
+    IDLE_RELAYS,
+    MICRO,
+    SHARED_CLIENTS,
+    TLS_WARM_UPS,
+    TLS_WINDOW_MAX_S,
+    Row,
+)
 from tests.e2e.lab.certificates import Authority, Pair
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
@@ -25,7 +35,7 @@ _MEMORY_SETTLE_S = 1.0
 _LEAVE_TIMEOUT_S = 30.0
 _POLL_S = 0.2
 _WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "bulk-down": 4, "connect": 16, "reconnect": 1000}
-_WARM_UP_CONNECTIONS |= {"lookup": 16, "fresh": 16}
+_WARM_UP_CONNECTIONS |= {"lookup": 16, "fresh": 16, "http-get": 32, "http-down": 2, "http-up": 2}
 _WARM_UP_UNDER_WAY = 64
 _LOOKUPS = frozenset({"lookup", "fresh"})
 
@@ -135,6 +145,8 @@ class Bench:
             options |= {"connections": _WARM_UP_CONNECTIONS[program], "under_way": _WARM_UP_UNDER_WAY}
             options |= {"warm_up": f"{contender.warm_up_s * self.warm_ups.get(program, 1)}s", "token": contender.token}
             options |= {"tls": "full" if self.certificate else ""}
+            if program in HTTP_WARM_UP_BYTES:
+                options["frame"] = HTTP_WARM_UP_BYTES[program]
             with self._explained(contender), generator.load(self.program, program, **options) as load:
                 load.measure()
 
@@ -226,6 +238,15 @@ def run_tls(bench: Bench, kinds: Sequence[type[Contender]], rows: Sequence[Row],
             certificate = pairs[tls.client] if tls.client else None
             sides = replace(bench, broker=broker if tls.broker else bench.broker, certificate=certificate)
             run_rounds(sides, kinds, list(group), rounds, results)
+
+
+def run_http(bench: Bench, names: Sequence[str], rows: Sequence[Row], rounds: int, results: Results) -> None:
+    """Measure rows of HTTP, those with a token with proxies of their own."""
+    log = bench.directory / "http-server.log"
+    with generator.broker(bench.program, log, what="http-server") as web:
+        bench = replace(bench, broker=replace(bench.broker, pid=web.pid, web_address=web.address))
+        for token, group in itertools.groupby(rows, key=lambda row: row.token):
+            run_rounds(bench, http_contenders(names, token=token), list(group), rounds, results)
 
 
 def run_shared(bench: Bench, kinds: Sequence[type[Contender]], results: Results) -> None:

@@ -24,6 +24,7 @@ class Report:
     contenders: Sequence[str]
     framed_rows: Sequence[Row] = ()
     tls_rows: Sequence[Row] = ()
+    http_rows: Sequence[Row] = ()
 
     def markdown(self) -> str:
         """All tables."""
@@ -47,6 +48,8 @@ class Report:
         if self.tls_rows:
             parts += ["### TLS 1.3: CPU time of the proxy (µs an operation; bulk: s a GiB)", self._tls()]
             parts += [f"Cipher suites to clients: {self._ciphers()}."]
+        if self.http_rows:
+            parts += ["### HTTP: CPU time of the proxy (µs a request; bodies: s a GiB)", self._http()]
         if self.rows and self.tls_rows:
             parts += ["### CPUs as an operator counts them", self._cpus()]
         if self.results.memory:
@@ -146,10 +149,23 @@ class Report:
             costs = {name: self.metric(row, name, "cost") for name in (Ours.name, Java.name, HAProxy.name)}
             ratios = [text(ratio(costs[Ours.name], costs[name])) for name in (Java.name, HAProxy.name)]
             cells = [f"{text(figure(costs[name]))}{self._resumed(row, name)}" for name in self.contenders]
-            busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in self.contenders]
-            shares = " / ".join(f"{share.median:.0%}" if share else "-" for share in busy)
-            lines.append([row.title_with_sides, *cells, *ratios, shares])
+            lines.append([row.title_with_sides, *cells, *ratios, self._busy(row)])
         return _table(lines)
+
+    def _http(self) -> str:
+        head = ["", *map(_label, self.contenders), "ours / Java", "target", "ours / HAProxy", "load busy"]
+        lines = [head]
+        for row in self.http_rows:
+            costs = {name: self.metric(row, name, "cost") for name in (Ours.name, Java.name, HAProxy.name)}
+            to_java, to_haproxy = (ratio(costs[Ours.name], costs[name]) for name in (Java.name, HAProxy.name))
+            cells = [text(figure(costs[name])) for name in self.contenders]
+            cells += [text(to_java), _target(row, "cost", to_java), text(to_haproxy)]
+            lines.append([row.title, *cells, self._busy(row)])
+        return _table(lines)
+
+    def _busy(self, row: Row) -> str:
+        busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in self.contenders]
+        return " / ".join(f"{share.median:.0%}" if share else "-" for share in busy)
 
     def _resumed(self, row: Row, contender: str) -> str:
         share = figure(self.values(row, contender, lambda sample: sample.resumed)) if row.resumed else None

@@ -48,9 +48,10 @@ class Tls:
 class Row:
     """One kind of load.
 
-    ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer; ``framed``:
-    measures the cost of tracking frame boundaries, compared with not tracking them: its targets are of that ratio;
-    ``resumed``: clients come back with a ticket of TLS.
+    ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer, or of the
+    body of an HTTP message; ``framed``: measures the cost of tracking frame boundaries, compared with not tracking:
+    its targets are of that ratio; ``resumed``: clients come back with a ticket of TLS; ``token``: HTTP clients
+    authenticate themselves.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Row:
     framed: bool = False
     tls: Tls = Tls()
     resumed: bool = False
+    token: bool = False
 
     @property
     def title_with_sides(self) -> str:
@@ -72,7 +74,7 @@ class Row:
     @property
     def in_bytes(self) -> bool:
         """Whether it counts GiB; otherwise operations."""
-        return self.program in {"bulk", "bulk-down"}
+        return self.program in {"bulk", "bulk-down", "http-down", "http-up"}
 
     @property
     def is_single(self) -> bool:
@@ -140,6 +142,15 @@ TLS_ROWS = (
 TLS_WINDOW_MAX_S = 0.6
 TLS_WARM_UPS = {"echo": 0.5, "bulk": 0.5, "bulk-down": 0.5, "connect": 1.5}
 """Of a contender's usual time. The JIT needs longest for handshakes: the cost of one falls to a tenth meanwhile."""
+
+_GET, _BODY = (Target("cost", 2.0),), (Target("cost", 1.2),)
+HTTP_ROWS = (
+    Row("http-get", "GET of 300 B, 32 connections", "http-get", 32, _GET, frame_bytes=300),
+    Row("http-down", "body of 1 GiB from the broker", "http-down", 1, _BODY, frame_bytes=GIB),
+    Row("http-up", "body of 1 GiB to the broker", "http-up", 1, _BODY, frame_bytes=GIB),
+    Row("http-token", "GET of 300 B, 32 connections, with a token", "http-get", 32, frame_bytes=300, token=True),
+)
+HTTP_WARM_UP_BYTES = {"http-get": 300, "http-down": 64 << 20, "http-up": 64 << 20}
 
 IDLE = "idle"
 IDLE_RELAYS = 2000

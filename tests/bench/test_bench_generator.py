@@ -37,6 +37,16 @@ def test_clients_come_back_with_the_ticket_that_they_were_given(broker: Broker) 
     assert window.resumed == (window.operations if broker.trust else 0)
 
 
+@pytest.mark.parametrize(("program", "size_bytes"), [("http-get", 300), ("http-down", 1 << 20), ("http-up", 1 << 20)])
+def test_a_window_of_http_has_whole_bodies(program: str, size_bytes: int, tmp_path: Path) -> None:
+    with generator.broker(generator.build(), tmp_path / "web.log", what="http-server") as web:
+        options = {"port": web.port, "warm_up": "1ms", "window": "10ms", "connections": 2, "frame": size_bytes}
+        with generator.load(generator.build(), program, **options) as load:
+            window = load.measure()
+    assert window.operations >= 2
+    assert window.bytes == window.operations * size_bytes
+
+
 def _window(broker: Broker, program: str, handshake: str) -> generator.Window:
     options = {"port": broker.port, "target": broker.address, "warm_up": "1ms", "window": "10ms"}
     options |= {"connections": 2, "tls": handshake if broker.trust else ""}

@@ -13,10 +13,11 @@ from tests.bench.__main__ import _arguments
 from tests.bench.contenders import HAProxy, Java, Ours
 from tests.bench.figures import figure, number, ratio
 from tests.bench.generator import Broker
+from tests.bench.http_contenders import http_contenders
 from tests.bench.measuring import Memory, Results, Sample
 from tests.bench.processes import cpu_seconds, established, pss_bytes
 from tests.bench.report import Report
-from tests.bench.rows import FRAMED_ROWS, ROWS, TLS_ROWS, Target, Tls
+from tests.bench.rows import FRAMED_ROWS, HTTP_ROWS, ROWS, TLS_ROWS, Target, Tls
 from tests.e2e.lab.certificates import Authority
 
 _OPERATORS_ROWS = ("bulk1", "echo32", "tls-echo32")
@@ -177,6 +178,57 @@ def test_contenders_have_tls_on_the_sides_that_a_row_names(
     text = (haproxy.directory / "haproxy.cfg").read_text()
     assert ("ssl crt" in text) == client
     assert ("ssl verify none" in text) == bool(trust)
+
+
+def test_http_has_a_table_of_its_own() -> None:
+    results = Results()
+    for row in HTTP_ROWS:
+        results.samples[row.name, "ours"] = [_sample(30.0, 1.0)]
+        results.samples[row.name, "java"] = [_sample(20.0, 1.0)]
+    text = Report(results, [], ["ours", "java", "haproxy"], http_rows=HTTP_ROWS).markdown()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[4:]]
+    assert [line[4:6] for line in cells] == [["1.50", each] for each in ("≤ 2: met", *["≤ 1.2: missed"] * 2, "")]
+    assert cells[0][1:4] == ["30.0", "20.0", "-"]
+
+
+def test_bodies_of_http_may_be_smaller() -> None:
+    rows = _arguments(["--rows", "http", "--http-body", "4"]).http_rows
+    assert [row.frame_bytes for row in rows] == [300, 4 << 20, 4 << 20, 300]
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_contenders_pass_http_on_to_the_brokers_web_port(
+    token: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contenders, "pulsar_home", lambda: tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "proxy.conf").write_text("authenticationEnabled=false\n")
+    broker = Broker(6650, 0, web_address="127.0.0.1:8080")
+    kinds = http_contenders(["ours", "java", "haproxy"], token=token)
+    assert [kind.name for kind in kinds] == (["ours", "java"] if token else ["ours", "java", "haproxy"])
+    ours, java, *haproxy = (kind(broker, tmp_path) for kind in kinds)
+    assert [bool(one.token) for one in (ours, java)] == [token, token]
+
+    assert isinstance(ours, Ours)
+    config = tomllib.loads(ours._cluster._config)
+    assert config["brokers"] == {"service_url": "pulsar://127.0.0.1:6650", "web_service_url": "http://127.0.0.1:8080"}
+    assert config["http_listener"] == [{"bind": f"127.0.0.1:{ours.port}"}]
+    assert config.get("authentication", {}).get("enabled", False) == token
+
+    assert isinstance(java, Java)
+    java.command()
+    lines = (java.directory / "proxy.conf").read_text().splitlines()
+    keys = dict(line.split("=", 1) for line in lines if line)
+    assert keys["webServicePort"] == str(java.port) != keys["servicePort"]
+    assert keys["brokerWebServiceURL"] == "http://127.0.0.1:8080"
+    assert (keys["authenticationEnabled"] == "true") == token
+
+    for one in haproxy:
+        assert isinstance(one, HAProxy)
+        one.command()
+        text = (one.directory / "haproxy.cfg").read_text()
+        assert "mode http\n" in text
+        assert "server broker 127.0.0.1:8080\n" in text
 
 
 def test_connections_that_clients_share() -> None:

@@ -1,7 +1,7 @@
 """proto.http_rules: which requests, headers, redirects and routes pass, and that what passes is one request to h11."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import unquote_to_bytes
 
 import h11
@@ -19,6 +19,8 @@ from proto.http_rules import (
     Routes,
     downstream_headers,
     header,
+    is_repeatable,
+    read_repeated,
     read_request,
     redirect_of,
     upstream_headers,
@@ -49,6 +51,47 @@ def refusal(
     assert refused.value.reason
     assert str(refused.value) == refused.value.text != ""
     return refused.value.status
+
+
+# -- headers that were read before
+
+
+def outcome(read: Callable[[], RequestHead]) -> object:
+    try:
+        return read()
+    except RequestRefused as refused:
+        return refused.status, refused.reason
+
+
+@given(
+    st.sampled_from([b"GET", b"HEAD", b"PUT", b"CONNECT", b"trace", b"G T", b""]),
+    st.one_of(
+        st.sampled_from([TENANTS, b"/a?token=x", b"http://x/y", b"*", b"/..", b"//x", b""]), st.binary(max_size=9)
+    ),
+    st.lists(st.sampled_from([(b"Accept", b"*/*"), (b"connection", b"close"), (b"expect", b"100-continue")])),
+)
+def test_a_request_with_headers_that_were_read_before_is_read_as_any_other(
+    method: bytes, target: bytes, headers: Headers
+) -> None:
+    known = read(*headers)
+    assert is_repeatable(known)
+    assert outcome(lambda: read_repeated(known, method, target)) == outcome(
+        lambda: read(*headers, method=method, target=target)
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "version"),
+    [
+        ((b"content-length", b"0"), b"1.1"),
+        ((b"content-length", b"2"), b"1.1"),
+        ((b"transfer-encoding", b"chunked"), b"1.1"),
+        ((b"upgrade", b"h2c"), b"1.1"),
+        ((b"accept", b"*/*"), b"1.0"),
+    ],
+)
+def test_headers_that_say_more_are_read_each_time(more: tuple[bytes, bytes], version: bytes) -> None:
+    assert not is_repeatable(read(more, version=version))
 
 
 # -- the request line

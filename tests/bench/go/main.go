@@ -42,11 +42,16 @@ var programs = map[string]func(settings){
 	"fresh":     runFresh,
 	"idle":      runIdle,
 	"flood":     runFlood,
+
+	"http-server": runHTTPServer,
+	"http-get":    runHTTPGet,
+	"http-down":   runHTTPGet,
+	"http-up":     runHTTPPut,
 }
 
 func main() {
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
-		die("usage: generator broker|echo|bulk|bulk-down|connect|reconnect|lookup|fresh|idle|flood [options]")
+		die("usage: generator broker|echo|bulk|bulk-down|connect|reconnect|lookup|fresh|idle|flood|http-server|http-get|http-down|http-up [options]")
 	}
 	var s settings
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
@@ -54,7 +59,7 @@ func main() {
 	flags.StringVar(&s.target, "target", "", "host:port of the broker behind the proxy; empty: lookup mode")
 	flags.IntVar(&s.connections, "connections", 1, "connections at a time")
 	flags.IntVar(&s.underWay, "under-way", 1, "requests under way on each connection for lookups")
-	flags.IntVar(&s.frame, "frame", chunkBytes, "bytes of a frame of a bulk transfer")
+	flags.IntVar(&s.frame, "frame", chunkBytes, "bytes of a frame of a bulk transfer; of a body of HTTP")
 	flags.StringVar(&s.token, "token", "", "what the load authenticates itself with")
 	flags.StringVar(&s.tls, "tls", "", "full|resumed: which handshake of TLS 1.3 the load makes; empty: no TLS")
 	flags.StringVar(&s.certificate, "certificate", "", "PEM file of a broker with TLS")

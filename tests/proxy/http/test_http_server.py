@@ -51,6 +51,55 @@ async def test_a_get_is_passed_on_and_the_connection_goes_on(setup: Setup) -> No
     ] * 3
 
 
+async def test_requests_with_equal_headers_differ_in_all_else(setup: Setup) -> None:
+    client = setup.connect()
+    rest = b" HTTP/1.1\r\nHost: proxy:8081\r\nAccept: */*\r\n\r\n"
+    setup.parts.role = "alice"
+    for line in (
+        b"GET /admin/a",
+        b"PUT /admin/b?c",
+        b"DELETE /admin/d",
+        b"GET /elsewhere",
+        b"TRACE /admin/e",
+    ):
+        await client.send(line + rest)
+        answer = await client.answer()
+        assert answer.status == {b"GET /elsewhere": 404, b"TRACE /admin/e": 405}.get(line, 200)
+        setup.parts.role += "2"
+    found = [(one.method, one.target, one.header(b"x-original-principal")) for one in setup.upstream.requests]
+    assert found == [
+        (b"GET", b"/admin/a", b"alice"),
+        (b"PUT", b"/admin/b?c", b"alice2"),
+        (b"DELETE", b"/admin/d", b"alice22"),
+    ]
+    assert [(one.method, one.path) for one in setup.parts.records][:4] == [
+        ("GET", "/admin/a"),
+        ("PUT", "/admin/b"),
+        ("DELETE", "/admin/d"),
+        ("GET", "/elsewhere"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "closes"),
+    [
+        (post(b"body"), False),
+        (GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), True),
+        (GET.replace(b"1.1", b"1.0"), True),
+    ],
+)
+async def test_other_headers_count_after_equal_ones(setup: Setup, second: bytes, closes: bool) -> None:
+    client = setup.connect()
+    for data in (GET, GET, second):
+        await client.send(data)
+        answer = await client.answer()
+    assert (answer.headers.get(b"connection") == b"close") == closes
+    assert answer.body.endswith(b"body") != closes
+    if not closes:
+        await client.send(GET)
+        assert (await client.answer()).body == b"GET /admin/v2/tenants "
+
+
 async def test_a_body_is_passed_on(setup: Setup) -> None:
     answer = await setup.ask(post(b"the body"), method="POST")
     assert answer.body == b"POST /admin/v2/x the body"
@@ -111,7 +160,8 @@ async def test_head(setup: Setup) -> None:
     answer = await client.answer("HEAD")
     assert (answer.headers[b"content-length"], answer.body) == (b"4711", b"")
     await client.send(GET.replace(b"GET", b"HEAD"))
-    assert (await client.answer("HEAD")).status == 200
+    answer = await client.answer("HEAD")
+    assert (answer.status, answer.headers[b"content-length"]) == (200, b"4711")
     assert setup.parts.dials == ["broker-1"]
 
 

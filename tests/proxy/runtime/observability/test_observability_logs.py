@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from proto.roles import Role
-from proxy.common.logs import Throttle, get_logger
+from proxy.common.logs import Throttle, get_logger, is_dropped
 from proxy.config.types import Config, Log
 from proxy.runtime.observability.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from proxy.runtime.observability.metrics import new_registry
@@ -128,6 +128,17 @@ def test_a_storm_is_bounded_and_counted() -> None:
     now[0] = 1.0
     assert write("storm") == {"event": "storm", "suppressed_before": 30}
     assert write("storm") == {"event": "storm"}
+
+
+def test_an_entry_that_would_be_dropped_is_counted_without_being_made(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(Log(format="json"), Role.HTTP, 0)
+    made = 0
+    for _ in range(ENTRIES_PER_SECOND_MAX + 30):
+        if not is_dropped("storm"):
+            made += 1
+            get_logger().info("storm")
+    assert made == ENTRIES_PER_SECOND_MAX == len(entries(capsys))
+    assert not is_dropped("something else")
 
 
 def test_the_seal_key_is_in_no_representation() -> None:
