@@ -116,6 +116,10 @@ class Standalone(OwnedServer):
         ]
         self.kill()  # descendants of an earlier process that ended by itself
         self._process = OwnedProcess(command, log=self.log_path, env=self._environment())
+        self._wait_until_healthy(self._process)
+
+    def _wait_until_healthy(self, process: OwnedProcess) -> None:
+        """Return when the broker is healthy; otherwise kill it. Raises StandaloneError."""
         admin = self.admin(timeout_s=5.0)
         try:
             self._wait_until_ready(
@@ -126,7 +130,7 @@ class Standalone(OwnedServer):
                 poll_s=_POLL_S,
                 progress=self._options.progress,
             )
-            _let_sleep(self._process.pid)
+            _let_sleep(process.pid)
         except BaseException:
             self.kill()
             raise
