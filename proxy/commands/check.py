@@ -15,7 +15,7 @@ from proxy.admin.service import TokenCheck
 from proxy.commands.connect import ClientMethods
 from proxy.common.errors import ConfigError
 from proxy.config.checks import listener_tls
-from proxy.config.http import http_warnings
+from proxy.config.http import http_warnings, web_uses_tls
 from proxy.config.methods import ANONYMOUS, forwarding_warnings
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
@@ -38,7 +38,7 @@ async def check_objects(config: Config) -> tuple[BrokerAuthentication | None, Cl
     listener_transports(config)
     Dialer(config.brokers)
     http_transports(config)
-    if config.http_listener:
+    if config.http_listener and web_uses_tls(config):
         dial_brokers(config.brokers)
     TokenCheck(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)

@@ -95,9 +95,9 @@ def _check_proxy_certificate(config: Config) -> None:
     is_shown = config.http_listener and config.brokers.tls.certificate and key
     if is_shown and not config.authentication.enabled and not config.http.allow_unauthenticated:
         raise ConfigError(
-            f"http.allow_unauthenticated: without authentication.enabled whoever reaches http_listener could do at "
-            f"{key} what the certificate of brokers.tls allows: enable authentication, or set this to true if all who "
-            "reach it may do that"
+            f"http.allow_unauthenticated: without authentication.enabled all who reach http_listener could do at "
+            f"{key} what the certificate of brokers.tls allows: enable authentication, or set this to true if they "
+            "may do that"
         )
 
 

@@ -245,7 +245,7 @@ def test_check_accepts_what_serve_would(broker: Standalone) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_check_warns_of_a_listener_for_http_that_lets_nobody_in(tmp_path: Path) -> None:
+def test_check_warns_of_a_listener_for_http_that_lets_no_client_in(tmp_path: Path) -> None:
     (tmp_path / "users").write_text(credential_line("bob", "not to be guessed", "SCRAM-SHA-256") + "\n")
     tables: Tables = {
         "brokers": {"web_service_url": "http://localhost"},

@@ -136,7 +136,7 @@ def test_who_is_not_authenticated_gets_nothing_by_the_proxys_certificate(files: 
     assert files.load(text.replace("https:", "http:").replace("brokers.tls", "#") + LISTENER)
 
 
-def test_a_listener_that_lets_nobody_in_is_named() -> None:
+def test_a_listener_that_lets_no_client_in_is_named() -> None:
     def warnings(authentication: dict[str, Any], *tls: dict[str, str] | None) -> list[str]:
         certified = {"certificate": "c", "key": "k"}
         listeners = [{} if one is None else {"tls": certified | one} for one in tls or (None,)]
