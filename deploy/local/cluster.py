@@ -25,12 +25,17 @@ bind = "127.0.0.1:{port}"
 
 [brokers]
 service_url = {service_url}
-{brokers_config}
+{web}
+
 [admin]
 bind = "127.0.0.1:{admin_port}"
 
 [limits]
 drain_timeout_ms = {drain_timeout_ms}
+"""
+_HTTP = """
+[[http_listener]]
+bind = "127.0.0.1:{http_port}"
 """
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -41,12 +46,16 @@ class ClusterError(MakeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """The brokers' `service_url`, the listeners' ports, and further TOML: for `[brokers]`, and for the end."""
+    """The brokers' `service_url`, the listeners' ports, and further TOML.
+
+    `http_port`: of a listener for HTTP, which needs the brokers' `web_service_url`; 0: none.
+    """
 
     service_url: str
     port: int
     admin_port: int
-    brokers_config: str = ""
+    web_service_url: str = ""
+    http_port: int = 0
     more_config: str = ""
 
 
@@ -70,6 +79,7 @@ class Cluster(OwnedServer):
         self.config_path = directory / "config.toml"
         self.log_path = directory / "cluster.log"
         self.service_url = f"pulsar://127.0.0.1:{config.port}"
+        self.http_url = f"http://127.0.0.1:{config.http_port}" if config.http_port else ""
         self.admin_url = f"http://127.0.0.1:{config.admin_port}"
         self._command = command
         self._runtime_dir = directory / "run"
@@ -77,10 +87,12 @@ class Cluster(OwnedServer):
             runtime_dir=json.dumps(str(self._runtime_dir)),
             port=config.port,
             service_url=json.dumps(config.service_url),
-            brokers_config=config.brokers_config,
+            web=f"web_service_url = {json.dumps(config.web_service_url)}" if config.http_port else "",
             admin_port=config.admin_port,
             drain_timeout_ms=_DRAIN_MS,
         )
+        if config.http_port:
+            self._config += _HTTP.format(http_port=config.http_port)
         self._config += config.more_config
         self._ready_timeout_s = ready_timeout_s
         self._progress = progress

@@ -111,6 +111,8 @@ def _run(session: _Session, broker_url: str | None, version: str) -> None:
             service_url=broker.service_url if broker else str(broker_url),
             port=_port(6650, "The proxy's port"),
             admin_port=_port(8080, "The admin port"),
+            web_service_url=broker.admin_url if broker else "",
+            http_port=_port(8081, "The port for HTTP") if broker else 0,
             # Another's brokers may ask for credentials of their own, which the proxy then hands on.
             more_config=bill.write_tokens() if broker else "",
         ),
@@ -128,8 +130,8 @@ def _start_broker(session: _Session, home: Path, directory: Path) -> Standalone:
         directory / "broker",
         options=BrokerOptions(
             broker_port=free_port(6660),
-            web_port=free_port(8081, avoid=(6660,)),
-            bookie_port=free_port(3181, avoid=(6660, 8081)),
+            web_port=free_port(8082, avoid=(6660,)),
+            bookie_port=free_port(3181, avoid=(6660, 8082)),
             memory="-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
             progress=print_status,
         ),
@@ -160,6 +162,8 @@ def _print_summary(
 ) -> None:
     line = print_status.line
     line(f"\nThe cluster is ready.\n\n  service URL   {cluster.service_url}")
+    if cluster.http_url:
+        line(f"  web URL       {cluster.http_url}   (the brokers' /admin /lookup, for pulsar-admin)")
     line(f"  proxy admin   {cluster.admin_url}   (/status /metrics /readyz)")
     line(f"  broker admin  {broker.admin_url}" if broker else f"  broker        {broker_url}")
     line(f"  log           {cluster.log_path}")

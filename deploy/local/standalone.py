@@ -119,7 +119,7 @@ class Standalone(OwnedServer):
         self._wait_until_healthy(self._process)
 
     def _wait_until_healthy(self, process: OwnedProcess) -> None:
-        """Return when the broker is healthy. Raises StandaloneError, and ends the process then."""
+        """Return when the broker is healthy; otherwise kill it. Raises StandaloneError."""
         admin = self.admin(timeout_s=5.0)
         try:
             self._wait_until_ready(

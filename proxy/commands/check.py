@@ -14,10 +14,14 @@ from auth.state import BrokerAuthentication, CredentialsUnavailable
 from proxy.admin.service import TokenCheck
 from proxy.commands.connect import ClientMethods
 from proxy.common.errors import ConfigError
+from proxy.config.checks import listener_tls
+from proxy.config.http import http_warnings, web_uses_tls
 from proxy.config.methods import ANONYMOUS, forwarding_warnings
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
+from proxy.http.listeners import http_transports
+from proxy.http.upstream import dial_brokers
 from proxy.runtime.network.certificate_ends import CRL_KEY, crl_warning, read_ends
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.network.kernel_tls import kernel_tls_obstacle
@@ -33,6 +37,9 @@ async def check_objects(config: Config) -> tuple[BrokerAuthentication | None, Cl
     await trio.lowlevel.checkpoint()
     listener_transports(config)
     Dialer(config.brokers)
+    http_transports(config)
+    if config.http_listener and web_uses_tls(config):
+        dial_brokers(config.brokers)
     TokenCheck(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)
     check_proxy_roles(config.authentication, registry.methods)
@@ -52,15 +59,15 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
         *_certificates(config),
         *_kernel_tls(config.relay.kernel_tls),
         *_sni_warnings(config),
+        *http_warnings(config),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
 
 
 def _certificates(config: Config) -> Iterator[str]:
     files = broker_certificates(config.brokers.tls)
-    for index, listener in enumerate(config.listener):
-        if listener.tls is not None:
-            files += listener_certificates(f"listener[{index}].tls", listener.tls)
+    for key, tls in listener_tls(config):
+        files += listener_certificates(key, tls)
     now = time.time()
     for key, end in read_ends(files).items():
         if key.endswith(CRL_KEY) and (event := crl_warning(end, now)):

@@ -109,7 +109,7 @@ def _check_port_pairs(brokers: Brokers) -> None:
 
 
 def _check_tls(config: Config) -> None:
-    for key, tls in _listener_tls(config):
+    for key, tls in listener_tls(config):
         if tls.require_client_certificate and not tls.client_ca:
             raise ConfigError(f"{key}.require_client_certificate: client_ca is needed, too")
         if tls.client_crl and not tls.client_ca:
@@ -128,7 +128,7 @@ def _check_tls(config: Config) -> None:
     _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")
 
 
-def _listener_tls(config: Config) -> Iterator[tuple[str, ListenerTls]]:
+def listener_tls(config: Config) -> Iterator[tuple[str, ListenerTls]]:
     """Yield the TLS tables of all listeners, those for HTTP, too, with their keys."""
     of_kind = {
         "listener": [listener.tls for listener in config.listener],
@@ -214,7 +214,7 @@ def _check_authentication(config: Config) -> None:
     _check_deny_file(authentication)
     if authentication.token is not None:
         _check_token(authentication.token)
-    if authentication.tls is not None and not any(tls.client_ca for _key, tls in _listener_tls(config)):
+    if authentication.tls is not None and not any(tls.client_ca for _key, tls in listener_tls(config)):
         raise ConfigError("authentication.tls: no listener has tls.client_ca, so no client can bring a certificate")
     if authentication.tls is not None:
         rules = authentication.tls.principal_mapping_rules

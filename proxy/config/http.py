@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from proto.addresses import AddressInvalid, parse_host_port, parse_web_url, speaks_tls
 from proxy.common.errors import ConfigError
 from proxy.common.networks import parse_network
+from proxy.config.methods import client_methods, one_round_methods
 from proxy.config.types import MIB, Config
 
 _PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+\Z")
@@ -77,9 +78,45 @@ def check_http(config: Config) -> None:
         raise ConfigError("brokers.web_service_url: is needed for http_listener: where the brokers serve HTTP")
     for key, url in web_urls(config):
         _parse(key, parse_web_url, url)
+    _check_proxy_certificate(config)
     _check_routes(config)
     for name, value in config.http.response_headers.items():
         check_header(name, value)
+
+
+def _check_proxy_certificate(config: Config) -> None:
+    """Refuse to show the proxy's certificate for clients that nobody has authenticated: brokers would let each of them
+    do what the proxy's role may. Its ``Authorization`` is shown for none of them in any case. Raises
+    ConfigError.
+    """
+    urls = {"brokers.web_service_url": config.brokers.web_service_url}
+    urls["http.function_worker_url"] = config.http.function_worker_url
+    key = next((key for key, url in urls.items() if url.startswith("https://")), None)
+    is_shown = config.http_listener and config.brokers.tls.certificate and key
+    if is_shown and not config.authentication.enabled and not config.http.allow_unauthenticated:
+        raise ConfigError(
+            f"http.allow_unauthenticated: without authentication.enabled all who reach http_listener could do at "
+            f"{key} what the certificate of brokers.tls allows: enable authentication, or set this to true if they "
+            "may do that"
+        )
+
+
+def http_warnings(config: Config) -> Iterator[str]:
+    """Yield a sentence for each listener for HTTP at which no client can authenticate."""
+    authentication = config.authentication
+    if not authentication.enabled:
+        return
+    for index, listener in enumerate(config.http_listener):
+        methods = one_round_methods(authentication)
+        if listener.tls is None or not listener.tls.client_ca:
+            methods -= {"tls"}
+        if not methods:
+            names = ", ".join(sorted(client_methods(authentication)))
+            yield (
+                f"http_listener[{index}]: no client can authenticate there by {names}; over HTTP they can by token, "
+                "oidc and basic, by tls at a listener with tls.client_ca, and without credentials where there is an "
+                "anonymous_role"
+            )
 
 
 def _check_routes(config: Config) -> None:

@@ -63,6 +63,9 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connecti
 _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
+_TLS_HANDSHAKE = b"\x16\x03"
+"""How a TLS record with a ClientHello begins."""
+
 
 class ResponseCut(ProxyError):
     """A response cannot be ended properly after its head was sent; the text names the cause."""
@@ -188,6 +191,8 @@ class HttpConnection:
                 return b""
             self.is_idle = False
             wire.skip_empty_line()
+        if wire.unread.startswith(_TLS_HANDSHAKE):  # which would end in no line, and wait
+            raise RequestRefused(400, "This is TLS, where plain HTTP is spoken", "tls")
         if (head := wire.take_head()) is not None:
             return head
         with trio.move_on_after(seconds(settings.head_timeout_ms)):

@@ -13,7 +13,7 @@ from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
 from proxy.config.binds import all_binds
-from proxy.config.http import replay_bytes_total
+from proxy.config.http import replay_bytes_total, web_uses_tls
 from proxy.config.types import Config
 from proxy.http.authentication import HttpAuthenticator
 from proxy.http.client import HttpClient
@@ -229,7 +229,8 @@ def _dial(config: Config) -> Dial:
 
     Raises ConfigError.
     """
-    return dial_brokers(config.brokers, [bind for _key, bind in all_binds(config)])
+    binds = [bind for _key, bind in all_binds(config)]
+    return dial_brokers(config.brokers, binds, uses_tls=web_uses_tls(config))
 
 
 def _response_headers(config: Config) -> Headers:

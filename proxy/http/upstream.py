@@ -60,16 +60,18 @@ _REQUESTS: Final = {
 """Requests that stand for those to which a response is parsed."""
 
 
-def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = ()) -> Dial:
+def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = (), *, uses_tls: bool = True) -> Dial:
     """Return a function that connects to upstreams, with ``brokers.tls`` where TLS is spoken. Raises ConfigError.
 
-    The proxy's certificate is for those upstreams alone that know of proxies.
+    The proxy's certificate is for those upstreams alone that know of proxies. ``uses_tls``: False where no upstream has
+    TLS: ``brokers.tls`` is then for other workers, and an HTTP worker may not read its files.
     """
-    nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
     plain = Dialer(msgspec.structs.replace(brokers, service_url="pulsar://upstream"), own_binds)
+    nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
+    settings = ((True, brokers.tls), (False, nameless)) if uses_tls else ()
     tls = {
         knows_proxies: Dialer(msgspec.structs.replace(brokers, service_url="pulsar+ssl://upstream", tls=own), own_binds)
-        for knows_proxies, own in ((True, brokers.tls), (False, nameless))
+        for knows_proxies, own in settings
     }
 
     async def dial(upstream: Upstream) -> HttpStream:

@@ -17,6 +17,7 @@ from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.config.changes import changes_that_need_new_processes, new_binds, reload_refusal
+from proxy.config.http import http_warnings
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.methods import forwarding_warnings
@@ -357,6 +358,8 @@ def _log_plan(plan: MemoryPlan) -> None:
         get_logger().error("the container may be too small", reason=plan.shortage)
     for warning in forwarding_warnings(plan.config):
         get_logger().warning("some clients may be refused by brokers", reason=warning)
+    for warning in http_warnings(plan.config):
+        get_logger().warning("a listener for HTTP lets no client in", reason=warning)
 
 
 class StoppedBySecondSignal(ProxyError):

@@ -113,7 +113,7 @@ trust = "{trust}"
         directory: Path,
         certificate: Pair | None = None,
         more_config: str = "",
-        brokers_config: str = "",
+        http_port: int = 0,
     ) -> None:
         super().__init__(broker, directory, certificate)
         if certificate:
@@ -128,7 +128,8 @@ trust = "{trust}"
                 service_url=broker.url,
                 port=self.port,
                 admin_port=free_port(avoid=(self.port,)),
-                brokers_config=brokers_config,
+                web_service_url=f"http://{broker.web_address}",
+                http_port=http_port,
                 more_config=more_config,
             ),
         )

@@ -19,9 +19,7 @@ class HttpOurs(Ours):
 
     def __init__(self, broker: Broker, directory: Path, certificate: Pair | None = None, more_config: str = "") -> None:
         port = free_port()
-        more_config += f'\n[[http_listener]]\nbind = "127.0.0.1:{port}"\n'
-        brokers_config = f'web_service_url = "http://{broker.web_address}"\n'
-        super().__init__(broker, directory, certificate, more_config, brokers_config)
+        super().__init__(broker, directory, certificate, more_config, port)
         self.port = port
 
 

@@ -112,6 +112,7 @@ TRIED_BY = {
 QUERIES = "tests/analytics/test_analytics_docs_queries.py"
 CODE_TRIED_BY = {
     ("docs/targets.md", "java"): "tests/e2e/test_sni.py",
+    ("docs/http.md", "java"): "tests/e2e/test_sni.py",
     ("docs/authentication.md", "python"): "tests/auth/test_docs_providers.py",
     ("docs/analytics.md", "python"): QUERIES,
     ("docs/analytics.md", "sql"): QUERIES,

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -27,13 +27,20 @@ from .lab.wire import WireClient
 class HttpCluster(ProxyCluster):
     """A cluster with one listener for HTTP."""
 
-    def __init__(self, broker: Standalone, tables: Tables | None = None, **listener: object) -> None:
+    def __init__(
+        self,
+        broker: Standalone,
+        tables: Tables | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        **listener: object,
+    ) -> None:
         self.http_port = free_port()
         own: Tables = {
             "brokers": before(broker, web_service_url=broker.admin_url),
             "http_listener": {"bind": f"{HOST}:{self.http_port}", **listener},
         }
-        super().__init__(merged(own, tables or {}))
+        super().__init__(merged(own, tables or {}), environment=environment)
 
     def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
         """Status and JSON of one request."""

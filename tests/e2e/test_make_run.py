@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,10 @@ def test_the_lines_of_make_run_lead_to_a_bill_of_two_principals(make_run: MakeRu
     (example,) = make_run.lines_of(1)
     done = subprocess.run(["sh", "-c", example], check=False, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("b'through the proxy'") == len(PRINCIPALS), done.stderr
+
+    (web_url,) = re.findall(r"web URL +(\S+)", make_run.printed)
+    with _opener.open(f"{web_url}/admin/v2/clusters", timeout=30.0) as answer:
+        assert json.loads(answer.read()) == ["standalone"]
 
     *lines, told = make_run.lines_of(4)
     assert len(lines) == 4, lines

@@ -14,6 +14,7 @@ import pytest
 from local.ports import free_port
 from local.standalone import Standalone
 
+from auth.providers.scram import credential_line
 from proto.pulsar_pb2 import BaseCommand
 
 from .conftest import before, running
@@ -174,6 +175,13 @@ MISTAKES: dict[str, tuple[dict[str, dict[str, object]], str]] = {
         {"authentication": {"enabled": True}, "authentication.token": {"secret_key": "/nonexistent/key"}},
         "authentication.token.secret_key",
     ),
+    "a certificate for HTTP that is none": (  # which workers alone would find otherwise
+        {
+            "brokers": {"web_service_url": "http://localhost"},
+            "http_listener": {"tls": {"certificate": __file__, "key": __file__}},
+        },
+        "http_listener[0].tls",
+    ),
     "authentication without a provider": ({"authentication": {"enabled": True}}, "authentication"),
 }
 
@@ -235,6 +243,19 @@ def test_a_runtime_dir_that_others_could_prepare_is_refused_and_changes_nothing(
 def test_check_accepts_what_serve_would(broker: Standalone) -> None:
     answer = ProxyCluster({"brokers": before(broker)}).command("check")
     assert answer.returncode == 0, answer.stderr
+
+
+def test_check_warns_of_a_listener_for_http_that_lets_no_client_in(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text(credential_line("bob", "not to be guessed", "SCRAM-SHA-256") + "\n")
+    tables: Tables = {
+        "brokers": {"web_service_url": "http://localhost"},
+        "http_listener": {},
+        "authentication": {"enabled": True},
+        "authentication.scram": {"file": str(tmp_path / "users")},
+    }
+    answer = ProxyCluster(tables).command("check")
+    assert answer.returncode == 0, answer.stderr
+    assert "warning: http_listener[0]: no client can authenticate there by SCRAM" in answer.stderr
 
 
 def test_the_environment_overrides_the_file(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,21 @@ from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
 from .lab.streams import SniStreams
 from .lab.wire import WireClient
+from .test_http import HttpCluster
 from .test_relays_survive import ADOPTED, assert_whole, kill_forwarder
 
 BROKER = "broker.pulsar.test"
+RELAYS = "pulsar_proxy_new_connections_total"
 REFUSED = "pulsar_proxy_sni_refused_total"
 
 
 @dataclass
 class Scene:
-    """A cluster, which authenticates, with an SNI listener alone; the broker behind it, and whom clients trust."""
+    """A cluster, which authenticates, with an SNI listener and one for HTTP; the broker behind it, and whom clients
+    trust.
+    """
 
-    cluster: ProxyCluster
+    cluster: HttpCluster
     broker: Standalone
     broker_port: int
     authority: Authority
@@ -83,12 +87,19 @@ def scene(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         tables: Tables = {
             "cluster": {"forwarders": 1},
             "listener": {"routing": "sni"},
-            "brokers": {"service_url": f"pulsar+ssl://{BROKER}:{with_tls}", "tls": {"trust": authority.file}},
+            "brokers": {
+                "service_url": f"pulsar+ssl://{BROKER}:{with_tls}",
+                "allowed_ports": [],
+                "tls": {"trust": authority.file},
+            },
             "authentication": {"enabled": True},
             "authentication.token": {"secret_key": str(broker.secret_key)},
         }
         environment = names.environment(tmp_path_factory.mktemp("names"))
-        cluster = stack.enter_context(running(ProxyCluster(tables, environment=environment)))
+        proxy = authority.server("proxy")
+        tls = {"certificate": proxy.certificate, "key": proxy.key}
+        cluster = HttpCluster(broker, tables, environment=environment, tls=tls)
+        stack.enter_context(running(cluster))
         yield Scene(cluster, broker, with_tls, authority)
 
 
@@ -108,6 +119,23 @@ def test_a_java_client(java_client: Program, scene: Scene, granted: str) -> None
     }
     result = java_client.succeed("produce_consume", f"pulsar+ssl://{BROKER}:{scene.broker_port}", granted, **options)
     assert (result["received"], result["in_order"]) == (10, True)
+
+
+def test_a_java_client_with_lookups_by_http(java_client: Program, scene: Scene, granted: str) -> None:
+    """Its service URL is the listener for HTTP, which answers with the broker; to that it comes by SNI."""
+    options = {
+        "token": scene.broker.token("alice"),
+        "trust": scene.authority.file,
+        "sni_proxy": f"pulsar+ssl://localhost:{scene.cluster.port}",
+        "listener": "outside",
+        "count": 10,
+    }
+    relays = scene.cluster.metrics().total(RELAYS)
+    url = f"https://localhost:{scene.cluster.http_port}"
+    result = java_client.succeed("produce_consume", url, granted, **options)
+    assert (result["received"], result["in_order"]) == (10, True)
+    scene.cluster.wait_for_log("http request", f"/lookup/v2/topic/{granted.replace('://', '/')} ", "principal=alice")
+    assert scene.cluster.metrics().total(RELAYS) > relays
 
 
 def test_the_broker_authenticates_and_the_proxy_does_not(scene: Scene, granted: str) -> None:

@@ -43,6 +43,9 @@ class Http(Strict, frozen=True):
 
     access_log: whether each request is logged: client, principal, method, path without its query, status, where it was
         passed on, bytes, milliseconds; as of all events 50 a second
+    allow_unauthenticated: whether requests may be passed on without `authentication.enabled` though the proxy shows
+        brokers or function workers its certificate (`brokers.tls.certificate`, a URL with `https://`): all who
+        reach the listeners may then do what that certificate allows. Without it such a configuration is refused
     body_timeout_ms: longest time between two portions of a body, of a request and of a response
     function_worker_url: where requests for functions, sources, sinks and workers are passed on, in the form of
         `brokers.web_service_url`; empty: to the brokers
@@ -62,6 +65,7 @@ class Http(Strict, frozen=True):
     """
 
     access_log: bool = True
+    allow_unauthenticated: bool = False
     body_timeout_ms: Positive = 60_000
     function_worker_url: str = ""
     head_timeout_ms: Positive = 10_000

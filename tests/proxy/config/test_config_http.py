@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from config_files import Files
 
@@ -12,7 +13,7 @@ from proxy.common.files import SYSTEM_AUTHORITIES
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.changes import new_binds
 from proxy.config.files import files_of_role
-from proxy.config.http import http_worker_count, replay_bytes_total, uses_broker_tls
+from proxy.config.http import http_warnings, http_worker_count, replay_bytes_total, uses_broker_tls
 from proxy.config.memory import fit_to_container
 from proxy.config.trial import broker_files
 from proxy.config.types import MIB, Config
@@ -113,6 +114,43 @@ def test_files(files: Files, tmp_path: Any) -> None:
     assert SYSTEM_AUTHORITIES not in files_of_role(Role.HTTP, plain)
     system = files.load(WEB + LISTENER + '[[http.routes]]\npath = "/x"\nurl = "https://x/y/"')
     assert SYSTEM_AUTHORITIES in files_of_role(Role.HTTP, system)
+
+
+@pytest.mark.parametrize("url", ["brokers.web_service_url", "http.function_worker_url"])
+def test_who_is_not_authenticated_gets_nothing_by_the_proxys_certificate(files: Files, tmp_path: Any, url: str) -> None:
+    (tmp_path / "pem").write_text("x")
+    urls = {"brokers.web_service_url": "http://broker", "http.function_worker_url": "http://worker"}
+    urls |= {url: urls[url].replace("http", "https")}
+    text = f"""
+        http.function_worker_url = "{urls["http.function_worker_url"]}"
+        brokers.web_service_url = "{urls["brokers.web_service_url"]}"
+        brokers.tls = {{ certificate = "{tmp_path}/pem", key = "{tmp_path}/pem" }}
+    """
+    refused = files.error(text + LISTENER)
+    assert refused.startswith("http.allow_unauthenticated: ")
+    assert url in refused
+    assert files.load(text), "without a listener nobody comes"
+    assert files.load("http.allow_unauthenticated = true" + text + LISTENER)
+    token = f'authentication = {{ enabled = true, token = {{ public_key = "{tmp_path}/pem" }} }}'
+    assert files.load(token + text + LISTENER)
+    assert files.load(text.replace("https:", "http:").replace("brokers.tls", "#") + LISTENER)
+
+
+def test_a_listener_that_lets_no_client_in_is_named() -> None:
+    def warnings(authentication: dict[str, Any], *tls: dict[str, str] | None) -> list[str]:
+        certified = {"certificate": "c", "key": "k"}
+        listeners = [{} if one is None else {"tls": certified | one} for one in tls or (None,)]
+        tables = {"authentication": {"enabled": True} | authentication, "http_listener": listeners}
+        return list(http_warnings(msgspec.convert(tables, Config)))
+
+    several_rounds = {"scram": {"file": "f"}, "plugins": {"own": {}}}
+    (warning,) = warnings(several_rounds)
+    assert warning.startswith("http_listener[0]: no client can authenticate there by SCRAM-SHA-256, SCRAM-SHA-512, own")
+    for one in ({"token": {}}, {"basic": {"file": "f"}}, {"anonymous_role": "guest"}, {"enabled": False}):
+        assert warnings(several_rounds | one) == []
+    (of_one,) = warnings({"tls": {}}, {"client_ca": "a"}, {})
+    assert of_one.startswith("http_listener[1]: no client can authenticate there by tls;")
+    assert len(warnings({"tls": {}}, None)) == 1
 
 
 def test_what_an_upgrade_binds(files: Files) -> None:

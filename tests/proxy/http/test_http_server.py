@@ -428,6 +428,15 @@ async def test_a_head_that_does_not_end(setup: Setup, autojump_clock: MockClock)
     assert [(one.status, one.cause) for one in await setup.records()] == [(408, "head_timeout")]
 
 
+async def test_tls_where_there_is_none_is_told_at_once(setup: Setup, autojump_clock: MockClock) -> None:
+    client = setup.connect()
+    started = trio.current_time()
+    await client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    assert (await client.answer()).status == 400
+    assert trio.current_time() - started < 1
+    assert [(one.status, one.cause) for one in await setup.records()] == [(400, "tls")]
+
+
 async def test_a_head_that_comes_byte_by_byte_gets_no_more_time(setup: Setup, autojump_clock: MockClock) -> None:
     client = setup.connect()
     started = trio.current_time()

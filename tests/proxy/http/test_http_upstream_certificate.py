@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from proto.addresses import HostPort
+from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers, BrokerTls
 from proxy.http import upstream as http_upstream
 from proxy.http.client import Upstream
@@ -32,6 +33,14 @@ async def test_the_proxys_own_certificate(monkeypatch: pytest.MonkeyPatch, knows
         await dial(Upstream(HostPort("b", 8443), ("10.0.0.1",), tls=True, knows_proxies=knows_proxies))
     assert failed.value.reason == expected
     assert str(failed.value).startswith("pulsar+ssl://")
+
+
+def test_files_of_other_workers_are_not_read() -> None:
+    """Where brokers alone have TLS: an HTTP worker may not read them, and could not start."""
+    brokers = Brokers(tls=BrokerTls(trust="/nowhere/authorities.pem"))
+    http_upstream.dial_brokers(brokers, uses_tls=False)
+    with pytest.raises(ConfigError):
+        http_upstream.dial_brokers(brokers)
 
 
 async def test_connections_with_it_are_not_used_for_others() -> None:

@@ -863,16 +863,23 @@ def test_the_container_limits_are_logged_at_the_start(setup: Setup, failures: li
 
 
 @pytest.mark.usefixtures("quiet")
-def test_whom_brokers_of_pulsar_5_would_refuse_is_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
+def test_whom_brokers_of_pulsar_5_and_listeners_for_http_would_refuse_is_logged_at_the_start(
+    setup: Setup, failures: list[str]
+) -> None:
     setup.signal(signal.SIGTERM)
     plan = setup.plan()
-    tables = {"authentication": {"enabled": True, "token": {}, "scram": {"file": "unused"}}}
-    authentication = msgspec.convert(tables, Config).authentication
-    plan = plan._replace(config=msgspec.structs.replace(plan.config, authentication=authentication))
+    tables = {"authentication": {"enabled": True, "scram": {"file": "unused"}}, "http_listener": [{}]}
+    asked = msgspec.convert(tables, Config)
+    config = msgspec.structs.replace(
+        plan.config, authentication=asked.authentication, http_listener=asked.http_listener
+    )
+    plan = plan._replace(config=config)
     with structlog.testing.capture_logs() as logs:
         run_supervisor(plan, setup.config_file, None, failures.append)
     [warned] = [entry["reason"] for entry in logs if entry["event"] == "some clients may be refused by brokers"]
     assert warned.startswith("credentials of clients by SCRAM-SHA-256, SCRAM-SHA-512 cannot be forwarded")
+    [warned] = [entry["reason"] for entry in logs if entry["event"] == "a listener for HTTP lets no client in"]
+    assert warned.startswith("http_listener[0]: no client can authenticate there by SCRAM-SHA-256, SCRAM-SHA-512")
 
 
 @pytest.mark.usefixtures("quiet")
