@@ -2,6 +2,7 @@
 
 ProtoError: AddressInvalid, EnvelopeRefused, LocalProtocolError, RemoteProtocolError, RequestRefused, SealBroken
 RemoteProtocolError: ChallengeOutOfTurn, CommandCorrupt, FrameCorrupt, FrameInvalid, FrameTooLarge, RpcCorrupt
+RemoteProtocolError: ProxyHeaderInvalid
 AddressInvalid: PortMissing
 FrameInvalid: CommandHeadInvalid, FrameSizeInvalid
 """

@@ -20,7 +20,7 @@ _OTHER_PROTOCOLS = {
     b"\x16\x03\x01": ": this is TLS, where plain Pulsar is spoken",
     b"GET": ": this is HTTP",
     b"POS": ": this is HTTP",
-    b"PRO": ": this is the PROXY protocol, which is not spoken here",
+    b"PRO": ": this is the PROXY protocol, which is not taken here (see the listener's proxy_protocol)",
 }
 """Other protocols that a size field's first bytes reveal, as an addition to the error text."""
 

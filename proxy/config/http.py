@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from proto.addresses import AddressInvalid, parse_host_port, parse_web_url, speaks_tls
 from proxy.common.errors import ConfigError
 from proxy.common.networks import parse_network
-from proxy.config.types import MIB, Config
+from proxy.config.types import MIB, Config, HttpListener, Listener
 
 _PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+\Z")
 _DOTS = re.compile(r"/\.{1,2}(/|\Z)")
@@ -68,9 +68,10 @@ def check_http(config: Config) -> None:
     for index, listener in enumerate(config.http_listener):
         key = f"http_listener[{index}]"
         _parse(f"{key}.bind", parse_host_port, listener.bind)
-        for name in ("allowed_networks", "denied_networks"):
+        for name in ("allowed_networks", "denied_networks", "proxy_protocol_sources"):
             for network in getattr(listener, name):
                 _parse(f"{key}.{name}", parse_network, network)
+        check_proxy_protocol(key, listener)
         if listener.tls is not None and listener.tls.session_tickets:
             raise ConfigError(f"{key}.tls.session_tickets: only [[listener]] gives tickets")
     if config.http_listener and not config.brokers.web_service_url:
@@ -80,6 +81,15 @@ def check_http(config: Config) -> None:
     _check_routes(config)
     for name, value in config.http.response_headers.items():
         check_header(name, value)
+
+
+def check_proxy_protocol(key: str, listener: Listener | HttpListener) -> None:
+    """Refuse a header from anyone, and senders without a use. Raises ConfigError."""
+    mode, sources = listener.proxy_protocol, listener.proxy_protocol_sources
+    if mode != "off" and not sources:
+        raise ConfigError(f"{key}.proxy_protocol_sources: is needed for proxy_protocol: the load balancers' networks")
+    if sources and mode == "off":
+        raise ConfigError(f"{key}.proxy_protocol_sources: has no use while proxy_protocol is off")
 
 
 def _check_routes(config: Config) -> None:
