@@ -75,7 +75,7 @@ class Listener(Strict, frozen=True):
     methods_max_reauth_ms: the same for single authentication methods, with precedence over `connections_max_reauth_ms`
         of this table
     proxy_protocol: whether connections from `proxy_protocol_sources` begin with a PROXY header (version 1 or 2), which
-        announces the client's address ([how](installation.md#behind-a-load-balancer)); `optional`: those without one,
+        announces the client's address ([how](security.md#behind-a-load-balancer)); `optional`: those without one,
         and all from elsewhere, are clients' own; `required`: they are refused
     proxy_protocol_sources: networks (CIDR) of the load balancers; needed unless `proxy_protocol` is `off`. Whoever can
         connect from there can claim any address
