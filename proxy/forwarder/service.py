@@ -13,7 +13,6 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
-from proto.proxy_protocol import NoProxyHeader, ProxyHeader
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
@@ -34,7 +33,8 @@ from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticat
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
-from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients, sender_key
+from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
+from proxy.forwarder.listen.announced_clients import AnnouncedClients
 from proxy.forwarder.listen.eviction import Place
 from proxy.forwarder.listen.tls_opening import Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
@@ -51,8 +51,6 @@ from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.kernel_tls import usable_ciphers, use_kernel_tls
-from proxy.runtime.network.proxy_header import Outcome as HeaderOutcome
-from proxy.runtime.network.proxy_header import ProxyHeaderReading
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
@@ -116,12 +114,19 @@ class ForwarderService:
         self._sni_connections: set[SniConnection] = set()
         self._seen_hellos = SeenHellos()
         self._openings: set[TlsOpening] = set()
-        self._header_readings: dict[ProxyHeaderReading, Callable[[], None]] = {}
         # The relays are there from the start on, before any client.
         self._handshake_turns = HandshakeTurns(lambda: self._relays.run_between())  # noqa: PLW0108
         context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
+        self._announced = AnnouncedClients(
+            context.reactor,
+            self._deadlines,
+            self._admission,
+            self._in_flight,
+            on_client=self._admit_known_client,
+            on_refused=lambda reason: self._metrics.rejected_connections.labels(reason=reason.value).inc(),
+        )
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
@@ -394,8 +399,7 @@ class ForwarderService:
                         sni.shut_down()
                     for opening in list(self._openings):
                         opening.end(DisconnectCause.SHUT_DOWN)
-                    for abandon in list(self._header_readings.values()):
-                        abandon()
+                    self._announced.shut_down()
 
     def _current_services(self) -> ConnectionServices:
         """Return what a connection that begins now shares with the others that have the same settings."""
@@ -419,64 +423,25 @@ class ForwarderService:
         if self._accepting.cancel_called:  # in the instant of a drain, which would not wait for it
             stream.socket.close()
             return
-        proxy = self._transports[index].proxy
+        proxy, accepted_at, refusal = self._transports[index].proxy, trio.current_time(), None
         if proxy.refuses(peer[0]):
-            key = f"listener[{index}].proxy_protocol_sources"
-            address = str(HostPort(*peer))
-            self._clients.start_soon(partial(self._turn_away, stream, address, Refusal.PROXY_PROTOCOL, key, mute=True))
+            refusal, key = Refusal.PROXY_PROTOCOL, f"listener[{index}].proxy_protocol_sources"
         elif proxy.expects_header(peer[0]):
-            self._read_proxy_header(index, stream, peer, required=proxy.required)
+            deadline = accepted_at + seconds(self._workers.config.limits.handshake_timeout_ms)
+            refusal = self._announced.await_header(
+                index, stream, peer, required=proxy.required, accepted_at=accepted_at, deadline=deadline
+            )
+            key = f"limits.{refusal}"
         else:
-            self._admit_known_client(index, stream, peer, trio.current_time())
-
-    def _read_proxy_header(self, index: int, stream: TcpStream, sender: tuple[str, int], *, required: bool) -> None:
-        """Admit a client once its address is known; until then its load balancer's counts, as one of senders."""
-        key, address, accepted_at = sender_key(sender[0]), str(HostPort(*sender)), trio.current_time()
-        refusal = self._admission.check_admission(key)
+            self._admit_known_client(index, stream, peer, accepted_at)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, f"limits.{refusal}", mute=True))
-            return
-        admitted = self._admission.admit_client(key)
-        self._in_flight.increment()
-
-        def stop() -> None:
-            del self._header_readings[reading]
-            admitted.release()
-            self._in_flight.decrement()
-
-        def abandon() -> None:
-            reading.cancel()
-            stop()
-            stream.close_now()
-
-        def evict() -> None:
-            self._metrics.rejected_connections.labels(reason=Refusal.UNAUTHENTICATED.value).inc()
-            self._log_eviction(address)
-            abandon()
-
-        def on_done(_reading: ProxyHeaderReading, outcome: HeaderOutcome) -> None:
-            stop()
-            match outcome:
-                case _ if self._accepting.cancel_called:  # a drain that began in the meantime
-                    stream.close_now()
-                case ProxyHeader(client=HostPort(host, port)):
-                    self._admit_known_client(index, stream, (host, port), accepted_at)
-                case ProxyHeader() | NoProxyHeader():
-                    self._admit_known_client(index, stream, sender, accepted_at)
-                case None:  # a health check, mostly
-                    stream.close_now()
-                case _:
-                    stream.close_now()
-                    self._metrics.rejected_connections.labels(reason=Refusal.PROXY_PROTOCOL.value).inc()
-                    get_logger().warning("no client behind a load balancer", sender=address, reason=str(outcome))
-
-        reading = ProxyHeaderReading(self._context.reactor, self._deadlines, stream, required=required, on_done=on_done)
-        self._header_readings[reading] = abandon
-        admitted.evict = evict
-        reading.start(accepted_at + seconds(self._workers.config.limits.handshake_timeout_ms))
+            self._clients.start_soon(partial(self._turn_away, stream, str(HostPort(*peer)), refusal, key, mute=True))
 
     def _admit_known_client(self, index: int, stream: TcpStream, peer: tuple[str, int], accepted_at: float) -> None:
         """Serve a client of which the address is known, or turn it away."""
+        if self._accepting.cancel_called:  # a drain that began in the meantime does not know of it
+            stream.close_now()
+            return
         ip, port = peer
         listener, address = self._transports[index], str(HostPort(ip, port))
         if not listener.networks.allows(ip):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -64,7 +65,8 @@ class Balancer:
         def answers() -> bool:
             assert process.exit_code() is None, process.log_tail()
             try:
-                socket.create_connection((HOST, next(iter(self.ports.values())))).close()
+                origin = ("127.0.0.99", 0)  # whose connection may stay for a moment, and counts for its limit
+                socket.create_connection((HOST, next(iter(self.ports.values()))), source_address=origin).close()
             except OSError:
                 return False
             return True
@@ -136,8 +138,9 @@ def test_a_stranger_with_a_header(scene: Scene) -> None:
     """Security: he is closed at once, whatever he says."""
     since = len(scene.cluster.log_text())
     with WireClient(scene.cluster.port, source="127.0.0.66") as client:
-        with pytest.raises((Ended, OSError)):
+        with contextlib.suppress(OSError):  # it may be closed already
             client.send_bytes(b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n")
+        with pytest.raises((Ended, OSError)):
             client.connect()
         scene.cluster.wait_for_log("a client was turned away", client.address, "proxy_protocol_sources", since=since)
 

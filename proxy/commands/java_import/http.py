@@ -76,7 +76,7 @@ def _put_listeners(java: Java, result: Result, put_tls: Callable[[Java, Result, 
 
 
 def put_proxy_protocol(java: Java, result: Result, listener: str, name: str) -> None:
-    """Put the PROXY protocol into the table of a listener. Java takes a header from anyone, which cannot be had here."""
+    """Put the PROXY protocol into the table of a listener. Java takes a header from anyone; here none can."""
     if java.flag(name):
         result.put(f"{listener}.proxy_protocol", "optional", name)
         written = "to be written: the load balancers' networks, as [\"10.0.0.0/24\"]; Java believes any client's header"

@@ -195,7 +195,7 @@ async def test_the_handshake_has_no_time_of_its_own(
     """Security: a header that comes late gives a client no more time."""
     served = await serve(listener=[listener()], limits={"handshake_timeout_ms": 5_000})
     stream = await come(served)
-    [reading] = served.service._header_readings
+    [reading] = served.service._announced.readings
     await trio.sleep(4)
     await stream.send_all(V1)
     reading._on_ready()  # the reactor's own clock is real
@@ -216,7 +216,7 @@ async def test_networks_are_the_clients(serve: Serve) -> None:  # noqa: F811
 
 
 async def test_the_limit_per_address_is_the_clients(serve: Serve) -> None:  # noqa: F811
-    """Security: it is checked behind the header. The balancer's own address has its own, for what it connects itself."""
+    """Security: it is checked behind the header. The balancer's own address has its own."""
     served = await serve(listener=[listener()], limits={"max_connections_per_address": 1})
     waiting = [await come(served) for _ in range(3)]
     assert served.value("pulsar_proxy_active_connections") == 3
@@ -288,7 +288,7 @@ async def test_a_reading_leaves_nothing_to_the_garbage_collector(serve: Serve) -
     gc.disable()
     try:
         stream = await come(served)
-        [reading] = served.service._header_readings
+        [reading] = served.service._announced.readings
         left: weakref.ref[ProxyHeaderReading] = weakref.ref(reading)
         del reading
         await stream.send_all(V2)

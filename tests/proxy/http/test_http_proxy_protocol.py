@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-import trustme
-from http_fakes import Client
 from test_http_service import GET, Serve, Served, authority, ended, serve, tls  # noqa: F401 -- fixtures
 
 from proxy.http import service as service_module
-from proxy.runtime.loop.tcp_stream import TcpStream
 
 V1 = b"PROXY TCP4 192.0.2.7 198.51.100.1 4000 8080\r\n"
 V2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c" + bytes([192, 0, 2, 7, 198, 51, 100, 1, 15, 160, 31, 144])
