@@ -1,7 +1,8 @@
 """Errors of the wire: the peer's violations of the protocol and our own are different types (as in h11).
 
 ProtoError: AddressInvalid, EnvelopeRefused, LocalProtocolError, RemoteProtocolError, RequestRefused, SealBroken
-RemoteProtocolError: ChallengeOutOfTurn, CommandCorrupt, FrameCorrupt, FrameInvalid, FrameTooLarge, RpcCorrupt
+RemoteProtocolError: ChallengeOutOfTurn, CommandCorrupt, FrameCorrupt, FrameInvalid, FrameTooLarge,
+    ProxyHeaderInvalid, RpcCorrupt
 AddressInvalid: PortMissing
 FrameInvalid: CommandHeadInvalid, FrameSizeInvalid
 """

@@ -16,11 +16,14 @@ _MIN_FRAME_BYTES = _SIZE_BYTES
 _pack_sizes = struct.Struct(">II").pack
 _sizes = struct.Struct(">II").unpack_from
 
+_PROXY_PROTOCOL = ": this is the PROXY protocol, which is not taken here (see the listener's proxy_protocol)"
+
 _OTHER_PROTOCOLS = {
     b"\x16\x03\x01": ": this is TLS, where plain Pulsar is spoken",
     b"GET": ": this is HTTP",
     b"POS": ": this is HTTP",
-    b"PRO": ": this is the PROXY protocol, which is not spoken here",
+    b"\r\n\r": _PROXY_PROTOCOL,
+    b"PRO": _PROXY_PROTOCOL,
 }
 """Other protocols that a size field's first bytes reveal, as an addition to the error text."""
 

@@ -130,6 +130,11 @@ class Sni(Values, frozen=True):
     enabled: bool = False
 
 
+class ProxyProtocol(Values, frozen=True):
+    mode: Literal["off", "optional", "required"] = "off"
+    sources: tuple[Cidr, ...] = ()
+
+
 class HttpIngress(Values, frozen=True):
     enabled: bool = False
     class_name: Name = ""
@@ -401,6 +406,7 @@ class ChartValues(Values, frozen=True):
     ports: Ports = Ports()
     tls: Tls = Tls()
     sni: Sni = Sni()
+    proxy_protocol: ProxyProtocol = ProxyProtocol()
     http: Http = Http()
     gateway: Gateway = Gateway()
     brokers: Brokers = Brokers()

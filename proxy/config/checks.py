@@ -16,7 +16,7 @@ from proxy.common.networks import is_loopback, parse_network
 from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
-from proxy.config.http import check_http, uses_broker_tls
+from proxy.config.http import check_http, check_proxy_protocol, uses_broker_tls
 from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.principal_rules import compile_principal_rules
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
@@ -51,9 +51,10 @@ def validate_config(config: Config) -> Config:
         raise ConfigError("listener: at least one is needed")
     for index, listener in enumerate(config.listener):
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
-        for key in ("allowed_networks", "denied_networks"):
+        for key in ("allowed_networks", "denied_networks", "proxy_protocol_sources"):
             for network in getattr(listener, key):
                 _check(f"listener[{index}].{key}", parse_network, network)
+        check_proxy_protocol(f"listener[{index}]", listener)
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
     _check_admin_token(config.admin.token_file)

@@ -7,7 +7,7 @@ from proto.addresses import AddressInvalid, parse_host_port, parse_web_url, spea
 from proxy.common.errors import ConfigError
 from proxy.common.networks import parse_network
 from proxy.config.methods import client_methods, one_round_methods
-from proxy.config.types import MIB, Config
+from proxy.config.types import MIB, Config, HttpListener, Listener
 
 _PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+\Z")
 _DOTS = re.compile(r"/\.{1,2}(/|\Z)")
@@ -69,9 +69,10 @@ def check_http(config: Config) -> None:
     for index, listener in enumerate(config.http_listener):
         key = f"http_listener[{index}]"
         _parse(f"{key}.bind", parse_host_port, listener.bind)
-        for name in ("allowed_networks", "denied_networks"):
+        for name in ("allowed_networks", "denied_networks", "proxy_protocol_sources"):
             for network in getattr(listener, name):
                 _parse(f"{key}.{name}", parse_network, network)
+        check_proxy_protocol(key, listener)
         if listener.tls is not None and listener.tls.session_tickets:
             raise ConfigError(f"{key}.tls.session_tickets: only [[listener]] gives tickets")
     if config.http_listener and not config.brokers.web_service_url:
@@ -117,6 +118,15 @@ def http_warnings(config: Config) -> Iterator[str]:
                 "oidc and basic, by tls at a listener with tls.client_ca, and without credentials where there is an "
                 "anonymous_role"
             )
+
+
+def check_proxy_protocol(key: str, listener: Listener | HttpListener) -> None:
+    """Refuse a header from anyone, and senders without a use. Raises ConfigError."""
+    mode, sources = listener.proxy_protocol, listener.proxy_protocol_sources
+    if mode != "off" and not sources:
+        raise ConfigError(f"{key}.proxy_protocol_sources: is needed for proxy_protocol: the load balancers' networks")
+    if sources and mode == "off":
+        raise ConfigError(f"{key}.proxy_protocol_sources: has no use while proxy_protocol is off")
 
 
 def _check_routes(config: Config) -> None:

@@ -34,6 +34,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
+from proxy.forwarder.listen.announced_clients import AnnouncedClients
 from proxy.forwarder.listen.eviction import Place
 from proxy.forwarder.listen.tls_opening import Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
@@ -118,6 +119,14 @@ class ForwarderService:
         context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
         self._in_flight = InFlightCounter()
         self._handshakes = InFlightCounter()
+        self._announced = AnnouncedClients(
+            context.reactor,
+            self._deadlines,
+            self._admission,
+            self._in_flight,
+            on_client=self._admit_known_client,
+            on_refused=lambda reason: self._metrics.rejected_connections.labels(reason=reason.value).inc(),
+        )
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
@@ -390,6 +399,7 @@ class ForwarderService:
                         sni.shut_down()
                     for opening in list(self._openings):
                         opening.end(DisconnectCause.SHUT_DOWN)
+                    self._announced.shut_down()
 
     def _current_services(self) -> ConnectionServices:
         """Return what a connection that begins now shares with the others that have the same settings."""
@@ -413,6 +423,25 @@ class ForwarderService:
         if self._accepting.cancel_called:  # in the instant of a drain, which would not wait for it
             stream.socket.close()
             return
+        proxy, accepted_at, refusal = self._transports[index].proxy, trio.current_time(), None
+        if proxy.refuses(peer[0]):
+            refusal, key = Refusal.PROXY_PROTOCOL, f"listener[{index}].proxy_protocol_sources"
+        elif proxy.expects_header(peer[0]):
+            deadline = accepted_at + seconds(self._workers.config.limits.handshake_timeout_ms)
+            refusal = self._announced.await_header(
+                index, stream, peer, required=proxy.required, accepted_at=accepted_at, deadline=deadline
+            )
+            key = f"limits.{refusal}"
+        else:
+            self._admit_known_client(index, stream, peer, accepted_at)
+        if refusal is not None:
+            self._clients.start_soon(partial(self._turn_away, stream, str(HostPort(*peer)), refusal, key, mute=True))
+
+    def _admit_known_client(self, index: int, stream: TcpStream, peer: tuple[str, int], accepted_at: float) -> None:
+        """Serve a client of which the address is known, or turn it away."""
+        if self._accepting.cancel_called:  # a drain that began in the meantime does not know of it
+            stream.close_now()
+            return
         ip, port = peer
         listener, address = self._transports[index], str(HostPort(ip, port))
         if not listener.networks.allows(ip):
@@ -429,7 +458,7 @@ class ForwarderService:
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
         self._in_flight.increment()
-        client = ClientEndpoint(address, trio.current_time(), b"", index)
+        client = ClientEndpoint(address, accepted_at, b"", index)
         if listener.routes_sni:
             sni = SniConnection(stream, client, self._current_services(), admitted, self._on_sni_end)
             self._sni_connections.add(sni)
@@ -455,7 +484,7 @@ class ForwarderService:
         )
         admitted.evict = opening.evict
         self._openings.add(opening)
-        opening.start(seconds(self._workers.config.limits.handshake_timeout_ms))
+        opening.start(seconds(self._workers.config.limits.handshake_timeout_ms), client.accepted_at)
 
     def _on_tls_opened(
         self, client: ClientEndpoint, admitted: AdmittedConnection, opening: TlsOpening, outcome: Outcome

@@ -4,6 +4,7 @@ from proxy.common.networks import NetworkRules
 from proxy.config.types import Config, HttpListener
 from proxy.http.messages import HttpStream
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.proxy_header import ProxyRules
 from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
 
@@ -12,6 +13,7 @@ class HttpTransport:
 
     def __init__(self, index: int, config: HttpListener) -> None:
         self.networks = NetworkRules(config.allowed_networks, config.denied_networks)
+        self.proxy = ProxyRules(config.proxy_protocol, config.proxy_protocol_sources)
         self.scheme = "https" if config.tls is not None else "http"
         self._tls = ListenerContexts(f"http_listener[{index}].tls", config.tls) if config.tls is not None else None
 

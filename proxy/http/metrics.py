@@ -28,7 +28,8 @@ class HttpMetrics:
         self.closed_connections = Counter(
             "pulsar_proxy_http_closed_connections",
             "Clients' HTTP connections that the proxy closed without a response: from a network that may not connect "
-            "(network), without room (max_connections), or for another client's (displaced).",
+            "(network), without room (max_connections), for another client's (displaced), or without a valid PROXY "
+            "header where the listener needs one (proxy_protocol).",
             ["reason"],
             registry=registry,
         )

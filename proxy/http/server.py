@@ -83,7 +83,7 @@ class _KnownHeaders:
 class HttpConnection:
     """One client's connection. ``serve`` it once; ``scope`` ends it at once."""
 
-    def __init__(self, stream: HttpStream, client: HttpClient, services: HttpServices) -> None:
+    def __init__(self, stream: HttpStream, client: HttpClient, services: HttpServices, received: bytes = b"") -> None:
         self.client = client
         self.scope = trio.CancelScope()
         self.is_idle = True
@@ -91,6 +91,7 @@ class HttpConnection:
 
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
+        self._wire.unread = received
         self._drains = False
         self._is_given_away = False
         self._must_shut_down = False

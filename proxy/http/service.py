@@ -9,6 +9,7 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
+from proto.proxy_protocol import ProxyHeaderInvalid
 from proto.roles import Role
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
@@ -29,6 +30,7 @@ from proxy.http.upstream import Dial, UpstreamPool, dial_brokers
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.proxy_header import read_header
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.listener_channel import request_listeners
@@ -38,6 +40,11 @@ from proxy.runtime.shared.relay_request_channel import RelayRequestChannel
 
 ACCEPTED_PER_WAKE_UP_MAX = 16
 NO_DESCRIPTORS_PAUSE_S = 0.1
+
+HEADERS_AWAITED_MAX = 256
+"""Connections of load balancers of which the PROXY header, and so the client, is not there yet, in one worker. For one
+more, the oldest is closed. They are beside `http.max_connections`, which is shared between clients' addresses.
+"""
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -69,6 +76,7 @@ class HttpService:
             relay=config.relay,
         )
         self._numbers = itertools.count(1)
+        self._header_scopes: dict[TcpStream, trio.CancelScope] = {}
         self._accepting = trio.CancelScope()
         self._clients: trio.Nursery
 
@@ -119,6 +127,8 @@ class HttpService:
         """Accept no more, close idle connections, and let requests under way end for up to ``timeout_s``."""
         self._accepting.cancel()
         self._connections.drain()
+        for scope in self._header_scopes.values():
+            scope.cancel()
         if not await self._connections.wait_until_empty(timeout_s):
             get_logger().warning("the drain's time is over; closing what is left", connections=len(self._connections))
             self._connections.close_all()
@@ -156,35 +166,67 @@ class HttpService:
                             await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
                         break  # any other error is of this one client, which has gone again
                     sock.setblocking(False)
-                    self._admit(index, TcpStream(sock), address[0], address[1])
+                    self._take_in(index, TcpStream(sock), address[0], address[1])
 
-    def _admit(self, index: int, stream: TcpStream, ip: str, port: int) -> None:
-        """Serve a client that a listener has accepted, or close it."""
-        transport = self._transports[index]
+    def _take_in(self, index: int, stream: TcpStream, ip: str, port: int) -> None:
+        """Serve a client that a listener has accepted, or close it. A load balancer may announce its address first."""
+        proxy = self._transports[index].proxy
+        deadline = trio.current_time() + self._head_timeout_s
+        if proxy.refuses(ip):
+            self._refuse(stream, "proxy_protocol")
+        elif not proxy.expects_header(ip):
+            self._admit(index, stream, HostPort(ip, port), deadline)
+        else:
+            if len(self._header_scopes) >= HEADERS_AWAITED_MAX:
+                self._header_scopes.pop(next(iter(self._header_scopes))).cancel()
+            self._header_scopes[stream] = scope = trio.CancelScope(deadline=deadline)
+            self._clients.start_soon(self._read_header, index, stream, HostPort(ip, port), scope)
+
+    async def _read_header(self, index: int, stream: TcpStream, sender: HostPort, scope: trio.CancelScope) -> None:
+        """Admit a client once its address is known. Until then only the bound of such connections has it."""
+        header, received, failure = None, b"", "no whole PROXY header in time, or as others came"
+        try:
+            with scope:
+                header, received = await read_header(stream, required=self._transports[index].proxy.required)
+                failure = ""
+        except (ProxyHeaderInvalid, OSError, trio.ClosedResourceError) as error:
+            failure = str(error)
+        finally:
+            self._header_scopes.pop(stream, None)
+            if failure:
+                get_logger().warning("no HTTP client behind a load balancer", sender=str(sender), reason=failure)
+                self._refuse(stream, "proxy_protocol")
+        if not failure:
+            client = header.client if header is not None and header.client is not None else sender
+            self._admit(index, stream, client, scope.deadline, received)
+
+    def _admit(self, index: int, stream: TcpStream, address: HostPort, deadline: float, received: bytes = b"") -> None:
+        """Serve a client of which the address is known, or close it. ``deadline``: of its TLS handshake."""
+        transport, ip = self._transports[index], address.host
         self._metrics.new_connections.inc()
         if not transport.networks.allows(ip):
             self._refuse(stream, "network")
             return
-        client = HttpClient(
-            str(HostPort(ip, port)), ip, transport.scheme, listener=index, connection=next(self._numbers)
-        )
+        client = HttpClient(str(address), ip, transport.scheme, listener=index, connection=next(self._numbers))
         connection = self._connections.admit(client)
         if connection is None:
             self._refuse(stream, "max_connections")
             return
         stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._clients.start_soon(self._serve_client, stream, transport, connection)
+        self._clients.start_soon(self._serve_client, stream, transport, connection, deadline, received)
 
     def _refuse(self, stream: TcpStream, reason: str) -> None:
         stream.close_now()
         self._metrics.closed_connections.labels(reason=reason).inc()
 
-    async def _serve_client(self, transport: TcpStream, listener: HttpTransport, connection: Connection) -> None:
+    async def _serve_client(
+        self, transport: TcpStream, listener: HttpTransport, connection: Connection, deadline: float, received: bytes
+    ) -> None:
         try:
             with connection.scope:
-                stream = await self._open_stream(transport, listener, connection)
+                stream = await self._open_stream(transport, listener, connection, deadline)
                 if stream is not None:
-                    connection.http = HttpConnection(stream, connection.client, self._services)
+                    connection.http = HttpConnection(stream, connection.client, self._services, received)
                     if self._accepting.cancel_called:  # a drain does not know of it
                         connection.http.drain()
                     await connection.http.serve()
@@ -197,12 +239,12 @@ class HttpService:
             await close_forcefully(transport)
 
     async def _open_stream(
-        self, transport: TcpStream, listener: HttpTransport, connection: Connection
+        self, transport: TcpStream, listener: HttpTransport, connection: Connection, deadline: float
     ) -> HttpStream | None:
         """Return a client's stream, behind its TLS handshake; None where that fails, or takes too long."""
         labels, index = self._metrics.tls_handshakes.labels, str(connection.client.listener)
         try:
-            with trio.fail_after(self._head_timeout_s):
+            with trio.fail_at(deadline):
                 stream = await listener.open_stream(transport)
         except (TlsFailed, trio.TooSlowError) as error:
             reason = error.kind if isinstance(error, TlsFailed) else "timeout"

@@ -119,6 +119,20 @@ def test_listeners_of_ones_own_have_ports_and_routes() -> None:
     assert backends(manifests, "TLSRoute", f"{NAME}-http-2") == [{"name": HTTP_NAME, "port": 8443}]
 
 
+def test_the_proxy_protocol_is_at_the_listeners_of_the_clients_service() -> None:
+    announced = {"proxy_protocol": "required", "proxy_protocol_sources": ["10.0.0.0/28"]}
+    values = {
+        "proxyProtocol": {"mode": "required", "sources": ["10.0.0.0/28"]},
+        "tls": {"enabled": True, "keepPlain": True, "existingSecret": "tls"},
+        "sni": {"enabled": True},
+    }
+    for one in with_http(values).configuration["listener"]:
+        assert one.items() >= announced.items()
+    assert "proxy_protocol" not in listener(with_http(values))
+    assert listener(with_http(values, inClientsService=True)).items() >= announced.items()
+    assert "proxy_protocol" not in with_http().configuration["listener"][0]
+
+
 def test_the_test_of_the_release_speaks_no_binary_protocol_to_http() -> None:
     only_sni = {"config": {"listener": [{"bind": "[::]:6652", "routing": "sni"}]}}
     assert with_http(only_sni).names("Pod") == []

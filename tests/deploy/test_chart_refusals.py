@@ -197,6 +197,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"ports": {"names": {"pulsarssl": "x"}}}, "ports.names.pulsarssl", "a listener has TLS"),
     # a listener with routing by SNI
     (merged(SNI, {"config": {"listener": [SNI_LISTENER]}}), "sni.enabled", "listeners of your own"),
+    ({"proxyProtocol": {"mode": "required"}}, "proxyProtocol.sources", "name the networks"),
+    ({"proxyProtocol": {"sources": ["10.0.0.0/8"]}}, "proxyProtocol.sources", "mode is optional or required"),
+    (
+        {"proxyProtocol": {"mode": "required", "sources": ["10.0.0.0/8"]}, "config": {"listener": [SNI_LISTENER]}},
+        "proxyProtocol.mode",
+        "listeners of your own",
+    ),
     (merged(SNI, {"ports": {"pulsarsni": 6650}}), "ports.pulsarsni", "port 6650 is that of ports.pulsar"),
     ({"ports": {"pulsarsni": 7000}}, "ports.pulsarsni", "sni.enabled is true"),
     (

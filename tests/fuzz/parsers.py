@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 PARSERS = {
     "frames": "Pulsar's frames (proto.frames)",
+    "proxy_protocol": "headers of the PROXY protocol (proto.proxy_protocol)",
     "rpc_frames": "frames between the cluster's processes (proto.rpc_frames)",
     "relay_frames": "boundaries and types of frames in a relay (proto.relay_frames, proto.command_heads)",
     "commands": "BaseCommand, its type by its first bytes, and refusals (proto.commands, proto.command_heads)",

@@ -73,7 +73,8 @@ MISTAKES: list[tuple[str | bytes, str]] = [
         "[[listener]]\n[[listener]]\nzzz = 1",
         (
             "listener[1].zzz: there is no such key; there are: allowed_networks, bind, congestion_control, "
-            "connections_max_reauth_ms, denied_networks, methods_max_reauth_ms, routing, session_enforcement, tls"
+            "connections_max_reauth_ms, denied_networks, methods_max_reauth_ms, proxy_protocol, "
+            "proxy_protocol_sources, routing, session_enforcement, tls"
         ),
     ),
     ("[log]\n'' = 1", 'log."": there is no such key; there are: level, format'),

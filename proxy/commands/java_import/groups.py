@@ -9,7 +9,7 @@ import shlex
 
 from proxy.commands.java_import import values as v
 from proxy.commands.java_import.credentials import put_credentials
-from proxy.commands.java_import.http import LISTENERS, convert_http
+from proxy.commands.java_import.http import LISTENERS, convert_http, put_proxy_protocol
 from proxy.commands.java_import.java import PROVIDER_PREFIX, TLS_PORT, Java, Lost, simple_name
 from proxy.commands.java_import.result import Result
 from proxy.common.suggestions import quote_name
@@ -169,8 +169,10 @@ def _listeners(java: Java, result: Result) -> None:
     result.handled |= {"bindAddress", "servicePort", "servicePortTls"}
     if plain:
         result.put("plain listener.bind", java.bind(plain), "bindAddress", "servicePort")
+        put_proxy_protocol(java, result, "plain listener", "haProxyProtocolEnabled")
     if tls:
         result.put("TLS listener.bind", java.bind(tls), "bindAddress", "servicePortTls")
+        put_proxy_protocol(java, result, "TLS listener", "haProxyProtocolEnabled")
         _listener_tls(java, result, "listener.tls")
     if not plain and not tls:
         result.lose("servicePort", "neither it nor servicePortTls has a port: the default listener is on 6650")

@@ -21,6 +21,7 @@ _TLS = {
     "webServiceTlsProtocols": ("minimum_version", v.tls_version),
     "webServiceTlsCiphers": ("ciphers", v.ciphers),
 }
+_PROXY_PROTOCOL = "webServiceHaProxyProtocolEnabled"
 _HEADERS = "proxyHttpResponseHeadersJson"
 
 
@@ -63,13 +64,23 @@ def _put_listeners(java: Java, result: Result, put_tls: Callable[[Java, Result, 
     plain, tls = java.port("webServicePort"), java.port("webServicePortTls")
     if plain:
         result.put("plain http_listener.bind", java.bind(plain), "bindAddress", "webServicePort")
+        put_proxy_protocol(java, result, "plain http_listener", _PROXY_PROTOCOL)
     if not tls:
         return
     result.put("TLS http_listener.bind", java.bind(tls), "bindAddress", "webServicePortTls")
+    put_proxy_protocol(java, result, "TLS http_listener", _PROXY_PROTOCOL)
     put_tls(java, result, "http_listener.tls")
     for name, (key, convert) in _TLS.items():
         if java.given(name):
             result.put_converted(f"http_listener.tls.{key}", convert(java.given(name)), name)
+
+
+def put_proxy_protocol(java: Java, result: Result, listener: str, name: str) -> None:
+    """Put the PROXY protocol into the table of a listener. Java takes a header from anyone; here none can."""
+    if java.flag(name):
+        result.put(f"{listener}.proxy_protocol", "optional", name)
+        written = "to be written: the load balancers' networks, as [\"10.0.0.0/24\"]; Java believes any client's header"
+        result.put(f"{listener}.proxy_protocol_sources", None, name, comment=written)
 
 
 def _name_missing(java: Java, result: Result, stores: list[str]) -> None:
@@ -86,6 +97,8 @@ def _name_missing(java: Java, result: Result, stores: list[str]) -> None:
         result.lose(name, reason)
     else:
         result.note(name, reason)
+    if java.flag(_PROXY_PROTOCOL):
+        result.skip(_PROXY_PROTOCOL, f"no HTTP is served: see {name}")
     if java.port("webServicePortTls"):
         result.lose("webServicePortTls", f"no HTTP is served: see {name}")
         for key in _TLS:

@@ -53,7 +53,6 @@ def _http(default: str, target: str, convert: v.Convert) -> Key:
     return _same(default, f"http.{target}", convert, HTTP_PORT)
 
 
-_PROXY_PROTOCOL = "the PROXY protocol is not spoken yet: let the load balancer send no PROXY header"
 _ALWAYS_LIMITED = "there is always a limit here"
 _HTTP_THREADS = "it is about threads; here processes count: cluster.http_workers"
 _JAVA = "it is about Java"
@@ -113,8 +112,10 @@ KEYS: dict[str, Key] = {
     "keepAliveIntervalSeconds": _same(
         "30", "limits.keep_alive_interval_ms", v.at_least(1, factor=1000, off=_KEEP_ALIVE_OFF)
     ),
-    "haProxyProtocolEnabled": _lost("false", _PROXY_PROTOCOL),
-    "webServiceHaProxyProtocolEnabled": _lost("false", _PROXY_PROTOCOL, HTTP_PORT),
+    "haProxyProtocolEnabled": _group("false", "listener.proxy_protocol", "listener.proxy_protocol_sources"),
+    "webServiceHaProxyProtocolEnabled": _group(
+        "false", "http_listener.proxy_protocol", "http_listener.proxy_protocol_sources", needs=HTTP_PORT
+    ),
     "webServiceTrustXForwardedFor": _lost(
         "false", "X-Forwarded-For of a client is not believed: a connection's own address counts", HTTP_PORT
     ),

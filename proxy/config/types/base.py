@@ -17,6 +17,7 @@ TlsGroup = Literal[
 ]
 TlsGroups = Annotated[tuple[TlsGroup, ...], Meta(max_length=8)]
 TlsCiphers = Annotated[str, Meta(max_length=4096)]
+ProxyProtocol = Literal["off", "optional", "required"]
 CongestionControl = Annotated[str, Meta(min_length=1, max_length=15, pattern="^[a-z][a-z0-9_-]*$")]
 
 MIB = 1024 * 1024

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from proxy.config.types.base import MIB, NonEmpty, NonNegative, Positive, Strict
+from proxy.config.types.base import MIB, NonEmpty, NonNegative, Positive, ProxyProtocol, Strict
 from proxy.config.types.listeners import ListenerTls
 
 
@@ -17,12 +17,17 @@ class HttpListener(Strict, frozen=True):
     bind: `address:port`; an IPv6 address is written in brackets. Not 8080, the web port of Pulsar's own proxy, since
         the operators' port (`admin.bind`) has that by default; give both what you want
     denied_networks: networks (CIDR) from which none may connect, not even from `allowed_networks`
+    proxy_protocol: whether connections from `proxy_protocol_sources` begin with a PROXY header: as in
+        `[[listener]]`
+    proxy_protocol_sources: networks (CIDR) of the load balancers, as those of `[[listener]]`
     tls: certificate and key of a listener for `https://`, without `session_tickets`; absent: it is one for `http://`
     """
 
     allowed_networks: tuple[NonEmpty, ...] = ()
     bind: NonEmpty = "0.0.0.0:8081"
     denied_networks: tuple[NonEmpty, ...] = ()
+    proxy_protocol: ProxyProtocol = "off"
+    proxy_protocol_sources: tuple[NonEmpty, ...] = ()
     tls: ListenerTls | None = None
 
 

@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from proxy.config.types.base import CongestionControl, NonEmpty, NonNegative, Strict, TlsCiphers, TlsGroups, TlsVersion
+from proxy.config.types.base import (
+    CongestionControl,
+    NonEmpty,
+    NonNegative,
+    ProxyProtocol,
+    Strict,
+    TlsCiphers,
+    TlsGroups,
+    TlsVersion,
+)
 
 
 class ListenerCertificate(Strict, frozen=True):
@@ -56,7 +65,8 @@ class Listener(Strict, frozen=True):
     """Addresses to which clients connect; one table `[[listener]]` for each.
 
     allowed_networks: networks (CIDR) from which clients may connect; empty: all. The connection's own address counts,
-        which behind a load balancer may be the balancer's; IPv4-mapped IPv6 counts as IPv4
+        which behind a load balancer may be the balancer's, unless `proxy_protocol` announces the client's; IPv4-mapped
+        IPv6 counts as IPv4
     bind: `address:port`; an IPv6 address is written in brackets
     congestion_control: congestion control of connections to clients, as `brokers.congestion_control`
     connections_max_reauth_ms: the same as in `[session]`, for this listener's clients, with precedence over it; -1: the
@@ -64,6 +74,11 @@ class Listener(Strict, frozen=True):
     denied_networks: networks (CIDR) from which none may connect, not even from `allowed_networks`
     methods_max_reauth_ms: the same for single authentication methods, with precedence over `connections_max_reauth_ms`
         of this table
+    proxy_protocol: whether connections from `proxy_protocol_sources` begin with a PROXY header (version 1 or 2), which
+        announces the client's address ([how](security.md#behind-a-load-balancer)); `optional`: those without one,
+        and all from elsewhere, are clients' own; `required`: they are refused
+    proxy_protocol_sources: networks (CIDR) of the load balancers; needed unless `proxy_protocol` is `off`. Whoever can
+        connect from there can claim any address
     routing: `sni` passes TLS through, unterminated, to the broker whose host the client's TLS names
         ([PIP-60](targets.md#sni-routing)): the broker authenticates the client, the proxy does not; `pulsar`: the proxy
         speaks Pulsar's protocol itself
@@ -78,6 +93,8 @@ class Listener(Strict, frozen=True):
     connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     denied_networks: tuple[NonEmpty, ...] = ()
     methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    proxy_protocol: ProxyProtocol = "off"
+    proxy_protocol_sources: tuple[NonEmpty, ...] = ()
     routing: Literal["pulsar", "sni"] = "pulsar"
     session_enforcement: Literal["inherit", "enforce", "observe"] = "inherit"
     tls: ListenerTls | None = None

@@ -42,11 +42,13 @@ TURN_AWAY_S = 1.0
 ACCEPTED_PER_WAKE_UP_MAX = 16
 """Clients that are accepted one after the other, before what they send is looked at."""
 
+_SENDER = "sender "
+
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Refusal(enum.StrEnum):
-    """The reason for which a client is refused, a limit or its network: the label of
+    """The reason for which a client is refused, a limit, its network or its PROXY header: the label of
     pulsar_proxy_rejected_connections_total.
     """
 
@@ -54,6 +56,14 @@ class Refusal(enum.StrEnum):
     PER_ADDRESS = "max_connections_per_address"
     UNAUTHENTICATED = "max_unauthenticated_connections"
     NETWORK = "network"
+    PROXY_PROTOCOL = "proxy_protocol"
+
+
+def sender_key(address: str) -> str:
+    """Return what connections from an address count as until their PROXY header has announced their clients: as no
+    client of that address, nor for its limit, but for the bounds of connections before authentication.
+    """
+    return _SENDER + network_of(address)
 
 
 class AdmittedConnection(PreAuthConnection):
@@ -168,7 +178,7 @@ class Admission:
         """
         address = network_of(address)
         per_address = self._limits.max_connections_per_address
-        if per_address and self._connections_of(address) >= per_address:
+        if per_address and not address.startswith(_SENDER) and self._connections_of(address) >= per_address:
             return Refusal.PER_ADDRESS
         pre_auth = self._pre_auth
         if pre_auth.count_of_address(address) >= self._pre_auth_of_address_max:

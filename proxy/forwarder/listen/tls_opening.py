@@ -58,10 +58,13 @@ class TlsOpening:
         self._closing: trio.CancelScope | None = None
         self._end_cause: DisconnectCause | None = None
 
-    def start(self, timeout_s: float) -> None:
-        """Start the handshake; about once a second the listener's files are looked at before, in a thread."""
+    def start(self, timeout_s: float, accepted_at: float | None = None) -> None:
+        """Start the handshake; about once a second the listener's files are looked at before, in a thread.
+
+        ``accepted_at``: from when on it has its time, in Trio's; by default now.
+        """
         self._timeout_s = timeout_s
-        self._deadline.set(trio.current_time() + timeout_s)
+        self._deadline.set((trio.current_time() if accepted_at is None else accepted_at) + timeout_s)
         if self._listener.must_check_files:
             self._nursery.start_soon(self._start_with_current_files)
         else:

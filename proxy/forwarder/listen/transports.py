@@ -4,6 +4,7 @@ import ssl
 
 from proxy.common.networks import NetworkRules
 from proxy.config.types import Config, Listener
+from proxy.runtime.network.proxy_header import ProxyRules
 from proxy.runtime.network.session_tickets import ticket_front
 from proxy.runtime.network.tls import ListenerContexts, TlsStream
 
@@ -14,6 +15,7 @@ class ListenerTransport:
     def __init__(self, index: int, config: Listener) -> None:
         self.congestion_control = config.congestion_control
         self.networks = NetworkRules(config.allowed_networks, config.denied_networks)
+        self.proxy = ProxyRules(config.proxy_protocol, config.proxy_protocol_sources)
         self.uses_tls = config.tls is not None
         self.routes_sni = config.routing == "sni"
         self._tls: ListenerContexts | None = None

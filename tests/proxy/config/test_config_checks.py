@@ -119,9 +119,11 @@ BAD: list[tuple[str, Tables]] = [
     ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
     *(
         (f"listener[1].{key}", {"listener": [{}, {key: ["10.0.0.0/8", network]}]})
-        for key in ("allowed_networks", "denied_networks")
+        for key in ("allowed_networks", "denied_networks", "proxy_protocol_sources")
         for network in ("10.0.0.1/8", "10.0.0.0/33", "host", "*", "10.0.0.0/-1", "::ffff:10.0.0.1/104")
     ),
+    ("listener[0].proxy_protocol_sources", {"listener": [{"proxy_protocol": "optional"}]}),
+    ("listener[0].proxy_protocol_sources", {"listener": [{"proxy_protocol_sources": ["10.0.0.0/8"]}]}),
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
     ("admin.token_file", {"admin": {"token_file": "/nowhere"}}),
     *(

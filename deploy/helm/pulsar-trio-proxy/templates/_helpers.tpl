@@ -207,6 +207,13 @@ annotations:
 {{- if .Values.sni.enabled -}}
 {{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsarsni)) "routing" "sni") -}}
 {{- end -}}
+{{- $announced := dict -}}
+{{- if ne .Values.proxyProtocol.mode "off" -}}
+{{- $announced = dict "proxy_protocol" .Values.proxyProtocol.mode "proxy_protocol_sources" .Values.proxyProtocol.sources -}}
+{{- range $listener := $listeners -}}
+{{- $_ := merge $listener $announced -}}
+{{- end -}}
+{{- end -}}
 {{- $config := dict
   "cluster" (dict "runtime_dir" "/run/pulsar-trio-proxy/cluster")
   "listener" $listeners
@@ -225,6 +232,9 @@ annotations:
 {{- end -}}
 {{- if and $httpTls (not .plain) -}}
 {{- $_ := set $http "tls" $httpTls -}}
+{{- end -}}
+{{- if .inClientsService -}}
+{{- $_ := merge $http $announced -}}
 {{- end -}}
 {{- $_ := set $config "http_listener" (list $http) -}}
 {{- end -}}

@@ -64,6 +64,14 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if ne .Values.proxyProtocol.mode "off" -}}
+{{- if get (.Values.config | default dict) "listener" -}}
+{{- fail "proxyProtocol.mode: config.listener names listeners of your own; put proxy_protocol into config.listener, and leave proxyProtocol out" -}}
+{{- end -}}
+{{- if not .Values.proxyProtocol.sources -}}
+{{- fail "proxyProtocol.sources: is empty; name the networks from which the load balancers' connections come" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.sni.enabled (get (.Values.config | default dict) "listener") -}}
 {{- fail "sni.enabled: config.listener names listeners of your own; put routing: sni into one of config.listener, and leave sni out" -}}
 {{- end -}}

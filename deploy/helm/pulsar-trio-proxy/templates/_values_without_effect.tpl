@@ -154,6 +154,9 @@ updateStrategy.rollingUpdate: updateStrategy.type is RollingUpdate
 {{- if not .serviceAccount.create }}
 serviceAccount.annotations: serviceAccount.create is true
 {{- end }}
+{{- if eq .proxyProtocol.mode "off" }}
+proxyProtocol.sources: proxyProtocol.mode is optional or required
+{{- end }}
 {{- if eq .service.type "ClusterIP" }}
 service.nodePorts: service.type is NodePort or LoadBalancer
 service.externalTrafficPolicy: service.type is NodePort or LoadBalancer

@@ -72,10 +72,10 @@ def test_check_has_nothing_against_the_result(conf: Path, tmp_path: Path) -> Non
 
 def test_what_is_not_carried_over_ends_with_1_and_is_written_all_the_same(conf: Path, tmp_path: Path) -> None:
     with conf.open("a") as file:
-        file.write("haProxyProtocolEnabled=true\nmistyped=1\n")
+        file.write("proxyLogLevel=2\nmistyped=1\n")
     result = run(conf, "--output", tmp_path / "proxy.toml")
     assert result.exit_code == 1
-    assert "not carried over: haProxyProtocolEnabled: the PROXY protocol" in result.stderr
+    assert "not carried over: proxyLogLevel: commands" in result.stderr
     assert 'not carried over: "mistyped": is no key of Java\'s proxy' in result.stderr
     assert tomllib.loads((tmp_path / "proxy.toml").read_text())["authentication"]["enabled"] is True
 

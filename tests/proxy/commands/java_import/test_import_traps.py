@@ -574,7 +574,6 @@ def test_headers_of_responses() -> None:
         ("maxTopicListInFlightHeapMemSizeMB", "200", "limits.max_topic_lists_bytes", 200 * 1024**2),
         ("clusterName", 'a"b\\c', "cluster.name", 'a"b\\c'),
         ("clusterName", "a\x7f\x00\n\U0001f600", "cluster.name", "a\x7f\x00\n\U0001f600"),
-        ("haProxyProtocolEnabled", "TRUE", "", "PROXY protocol"),
         ("brokerWebServiceURL", "http://b:8080", "brokers.web_service_url", "http://b:8080"),
         ("functionWorkerWebServiceURL", "http://f:6750", "http.function_worker_url", "http://f:6750"),
         ("httpInputMaxReplayBufferSize", "7", "http.max_replay_bytes", 7),
@@ -590,7 +589,6 @@ def test_headers_of_responses() -> None:
         ("maxConcurrentHttpRequests", "64", "http.max_requests", 64),
         ("httpRequestsLimitEnabled", "true", "", "http.max_requests"),
         ("webServiceTrustXForwardedFor", "true", "", "is not believed"),
-        ("webServiceHaProxyProtocolEnabled", "true", "", "PROXY protocol"),
         ("webSocketServiceEnabled", "true", "", "WebSocket"),
         ("checkActiveBrokers", "true", "", "allowed_hosts"),
         ("httpReverseProxy.a.path", "/a", "", "no .proxyTo"),
@@ -675,3 +673,25 @@ def test_no_values_are_a_defect(values: dict[str, str], release: str, used: bool
         text = import_values(tried, release).to_toml("proxy.conf")
         tomllib.loads(text)
         text.encode()
+
+
+HTTP = {"brokerWebServiceURL": "http://b:8080", "webServicePort": "8080"}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("haProxyProtocolEnabled", "listener"), ("webServiceHaProxyProtocolEnabled", "http_listener")]
+)
+def test_the_proxy_protocol_needs_to_know_its_senders(name: str, table: str) -> None:
+    """Java believes any client's header; so `check` refuses the result until the load balancers are named."""
+    tree, result = imported(BROKERS, HTTP, {name: "TRUE"})
+    [listener] = tree[table]
+    assert listener["proxy_protocol"] == "optional"
+    assert "proxy_protocol_sources" not in listener
+    assert "load balancers' networks" in result.to_toml("proxy.conf")
+    assert result.lost == []
+    assert "proxy_protocol" not in imported(BROKERS, HTTP, {name: "false"})[0][table][0]
+
+
+def test_the_proxy_protocol_without_http() -> None:
+    _, result = imported(BROKERS, {"webServiceHaProxyProtocolEnabled": "true"})
+    assert "no HTTP is served" in dict(result.needless)["webServiceHaProxyProtocolEnabled"]
