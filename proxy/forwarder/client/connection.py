@@ -22,12 +22,14 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proxy.common.connection_kinds import HANDSHAKE, LOOKUP
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
     denied_failure,
+    disconnected_failure,
     envelope_unsupported_failure,
     handshake_timeout_failure,
     max_connections_failure,
@@ -36,6 +38,7 @@ from proxy.forwarder.client.failures import (
 )
 from proxy.forwarder.client.handshake import Handshake, RoundOutcome
 from proxy.forwarder.client.lifetime import SessionLifetime
+from proxy.forwarder.client.listing import ListedConnection, connection_of
 from proxy.forwarder.client.lookup_control import (
     ChallengeDue,
     LifetimeEvent,
@@ -103,6 +106,7 @@ class ClientConnection:
         workers, metrics = services.workers, services.metrics
         limits = workers.config.limits
         self.address = client.address
+        self.number = client.number
         self.phase = Phase.SERVING
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
@@ -190,6 +194,32 @@ class ClientConnection:
         if kind and self._is_served and self.state is not State.CONNECTING_TO_BROKER:
             self._fail(denied_failure(f"an entry {kind} of authentication.deny_file names its credentials"))
 
+    def disconnect(self) -> bool:
+        """End the connection for an operator, behind the answers to the requests under way; return False if it has
+        ended, or if its relay starts in this moment.
+        """
+        if not self._is_served:
+            return False
+        if self.state is State.CONNECTING_TO_BROKER:
+            self.evict(DisconnectCause.DISCONNECTED)
+        elif self._lookup_mode.in_flight.count:
+            self._inbound.hold_frames()
+            self._tasks.start_soon(self._fail_after_answers, disconnected_failure())
+        else:
+            self._fail(disconnected_failure())
+        return True
+
+    def listed(self, unix_ms: float) -> ListedConnection | None:
+        """Return what an operator is told of the connection; None: it has ended, or is a relay."""
+        if self.phase in {Phase.RELAYED, Phase.ENDING}:
+            return None
+        session, ends_at = self.lifetime.expiring_session, 0
+        record = self._handshake.stored_relay(self.identity)
+        if session is not None and session.clock is not None and session.clock.expires:
+            ends_at = int(unix_ms + 1000 * (session.clock.expires_at_s - self._services.relays.now()))
+        kind = LOOKUP if self.state is State.LOOKUP else HANDSHAKE
+        return ListedConnection(connection_of(record, kind, ends_at), self.disconnect)
+
     # ---- the end, as soon as no request is under way
 
     def drain(self) -> None:
@@ -260,11 +290,11 @@ class ClientConnection:
         No more is taken, and the requests under way are answered before.
         """
         self._inbound.hold_frames()
-        self._tasks.start_soon(self._fail_after_answers)
+        self._tasks.start_soon(self._fail_after_answers, envelope_unsupported_failure())
 
-    async def _fail_after_answers(self) -> None:
+    async def _fail_after_answers(self, failure: ConnectionFailure) -> None:
         await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
-        self._fail(envelope_unsupported_failure())
+        self._fail(failure)
 
     def _fail_command(self, command: BaseCommand, state: State) -> None:
         """End the connection for a command that is not allowed; ``state``: the one in which it came."""
