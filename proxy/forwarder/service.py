@@ -22,11 +22,12 @@ from proxy.common.logs import get_logger
 from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.client.connection import ClientConnection, Phase
+from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
 from proxy.forwarder.client.listing import Entry, ListedConnection, connection_of, page_of
 from proxy.forwarder.client.passed import PassedConnections
+from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection

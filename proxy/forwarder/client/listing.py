@@ -8,7 +8,6 @@ relay meanwhile is seen again there.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from heapq import nsmallest
 from math import inf
 from typing import NamedTuple
 
@@ -17,7 +16,9 @@ import trio
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.rpc_pb2 import Connection, ConnectionFilter, ConnectionsPage, ConnectionsRequest, StoredRelay
 from proxy.common.connection_kinds import COPIED, HANDSHAKE, KERNEL_TLS, KINDS, SPLICED, WEBSOCKET
+from proxy.common.errors import ProxyError
 from proxy.common.networks import NetworkRules
+from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.relay import Relay
 
@@ -42,7 +43,7 @@ Entry = tuple[int, Callable[[], ListedConnection | None]]
 """A connection's position, and what describes it when its turn comes; None: it has ended by then."""
 
 
-class FilterInvalid(ValueError):
+class FilterInvalid(ProxyError):
     """A filter that no connection could be compared with. The text says why."""
 
 
@@ -92,10 +93,12 @@ async def page_of(
     """
     matcher, page = ConnectionMatcher(request.filter), ConnectionsPage()
     until = request.started_until_unix_ms or inf
-    entries = nsmallest(SCANNED_MAX + 1, (entry for entry in others() if entry[0] > request.after), key=_position)
+    entries = sorted((entry for entry in others() if entry[0] > request.after), key=_position)[: SCANNED_MAX + 1]
     if len(entries) <= SCANNED_MAX:
         live = [relay for relay in relays.live if FIRST_RELAY + relay.record.id > request.after]
-        first = nsmallest(SCANNED_MAX + 1 - len(entries), live, key=_relay_id)
+        await trio.lowlevel.checkpoint()  # all were looked at, if only at their ids
+        live.sort(key=_relay_id)  # a heap for the first of them costs more
+        first = live[: SCANNED_MAX + 1 - len(entries)]
         entries += [(FIRST_RELAY + relay.record.id, partial(_listed, relays, relay, unix_ms)) for relay in first]
     for number, (_, describe) in enumerate(entries[:SCANNED_MAX], start=1):
         listed = describe()
@@ -122,13 +125,17 @@ def _listed(relays: RelayManager, relay: Relay, unix_ms: float) -> ListedConnect
     if relay.is_over or relay.handed_over:  # its id and its rows may be another's
         return None
     to_broker, to_client = relays.bytes_moved(relay)
-    clock = relay.session.clock if relay.session is not None else None
-    ends_at = record.expires_at_unix_ms
-    if clock is not None and clock.expires:
-        ends_at = int(unix_ms + 1000 * (clock.expires_at_s - relays.now()))
-    connection = connection_of(record, kind_of(relay), ends_at)
+    ends_at = session_end(relay.session, relays.now(), unix_ms)
+    connection = connection_of(record, kind_of(relay), ends_at or record.expires_at_unix_ms)
     connection.bytes_to_broker, connection.bytes_to_client = max(0, to_broker), max(0, to_client)
     return ListedConnection(connection, partial(relays.disconnect, relay))
+
+
+def session_end(session: ExpiringSession | None, now_s: float, unix_ms: float) -> int:
+    """Return when a session ends, in ms since 1970; 0: never. ``now_s``: by the sessions' clock."""
+    if session is None or session.clock is None or not session.clock.expires:
+        return 0
+    return int(unix_ms + 1000 * (session.clock.expires_at_s - now_s))
 
 
 def kind_of(relay: Relay) -> str:

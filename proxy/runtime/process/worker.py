@@ -31,7 +31,7 @@ from proto.rpc_pb2 import (
     TakeOverFilesRequest,
     Text,
 )
-from proxy.common.errors import ConfigError
+from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import set_opener
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import take_over_held_files
@@ -154,7 +154,7 @@ class ListsConnections(Protocol):
     async def list_connections(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
         """Return a page of the connections that a filter matches; ``ends``: of those that are ended by it.
 
-        Raises ValueError for a filter that cannot be used.
+        Raises ProxyError for a filter that cannot be used.
         """
         ...
 
@@ -306,7 +306,7 @@ class _Worker:
             raise RpcRefused(Status.UNSUPPORTED_VERSION, "this worker has no connections")
         try:
             page = await service.list_connections(ConnectionsRequest.FromString(data), ends=ends)
-        except ValueError as error:
+        except ProxyError as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return page.SerializeToString()
 

@@ -35,7 +35,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proxy.common.deny_list import credential_digest, parse_deny_list
-from proxy.forwarder.client.connection import NEXT_PHASES, Phase
+from proxy.forwarder.client.phases import NEXT_PHASES, Phase
 from proxy.forwarder.disconnect_cause import DisconnectCause
 
 Start = Callable[..., Play]
