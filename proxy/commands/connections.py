@@ -18,7 +18,7 @@ from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.supervisor.operators.ancestry import supervisor_connector
 
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 30.0
 
 PAGES_MAX = 1_000
 """Pages of one forwarder: it keeps fewer connections than these hold."""
@@ -215,8 +215,8 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def json_text(rows: Iterable[Row]) -> str:
-    """Return rows as JSON in ASCII: no character of a client's reaches the terminal as it is."""
-    return json.dumps([row.to_json() for row in rows], indent=1)
+    """Return rows as JSON in ASCII, a line each: no character of a client's reaches the terminal as it is."""
+    return "[" + ",\n".join(json.dumps(row.to_json()) for row in rows) + "]"
 
 
 def table_text(rows: list[Row]) -> str:

@@ -13,7 +13,8 @@ from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
-PAGE_TIMEOUT_S = 5.0
+PAGE_TIMEOUT_S = 20.0
+"""A page of connections that are ended takes longer than one that is only shown."""
 
 ROWS_MAX = 1_000
 """Connections in a page (proxy.forwarder.client.listing.SCANNED_MAX)."""
