@@ -22,10 +22,14 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLLECT_METRICS: _ClassVar[Method]
     GET_STATUS: _ClassVar[Method]
     TAKE_OVER_FILES: _ClassVar[Method]
+    LIST_CONNECTIONS: _ClassVar[Method]
+    END_CONNECTIONS: _ClassVar[Method]
     CLUSTER_STATUS: _ClassVar[Method]
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
     CLUSTER_UPGRADE: _ClassVar[Method]
+    CLUSTER_CONNECTIONS: _ClassVar[Method]
+    CLUSTER_DISCONNECT: _ClassVar[Method]
     REPORT_HEALTH: _ClassVar[Method]
     REPORT_READINESS: _ClassVar[Method]
     REPORT_STATUS: _ClassVar[Method]
@@ -62,10 +66,14 @@ DRAIN: Method
 COLLECT_METRICS: Method
 GET_STATUS: Method
 TAKE_OVER_FILES: Method
+LIST_CONNECTIONS: Method
+END_CONNECTIONS: Method
 CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
 CLUSTER_UPGRADE: Method
+CLUSTER_CONNECTIONS: Method
+CLUSTER_DISCONNECT: Method
 REPORT_HEALTH: Method
 REPORT_READINESS: Method
 REPORT_STATUS: Method
@@ -368,6 +376,72 @@ class ReloadRequest(_message.Message):
     force: bool
     def __init__(self, force: _Optional[bool] = ...) -> None: ...
 
+class ConnectionFilter(_message.Message):
+    __slots__ = ("principal", "network", "broker", "kinds")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    network: str
+    broker: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, principal: _Optional[str] = ..., network: _Optional[str] = ..., broker: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ConnectionsRequest(_message.Message):
+    __slots__ = ("filter", "after", "started_until_unix_ms", "pid")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNTIL_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    filter: ConnectionFilter
+    after: int
+    started_until_unix_ms: int
+    pid: int
+    def __init__(self, filter: _Optional[_Union[ConnectionFilter, _Mapping]] = ..., after: _Optional[int] = ..., started_until_unix_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Connection(_message.Message):
+    __slots__ = ("client_address", "principal", "method", "proxy", "broker", "started_at_unix_ms", "bytes_to_broker", "bytes_to_client", "ends_at_unix_ms", "kind")
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TO_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    client_address: str
+    principal: str
+    method: str
+    proxy: str
+    broker: str
+    started_at_unix_ms: int
+    bytes_to_broker: int
+    bytes_to_client: int
+    ends_at_unix_ms: int
+    kind: str
+    def __init__(self, client_address: _Optional[str] = ..., principal: _Optional[str] = ..., method: _Optional[str] = ..., proxy: _Optional[str] = ..., broker: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., bytes_to_broker: _Optional[int] = ..., bytes_to_client: _Optional[int] = ..., ends_at_unix_ms: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class ConnectionsPage(_message.Message):
+    __slots__ = ("connections", "next", "forwarders")
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    FORWARDERS_FIELD_NUMBER: _ClassVar[int]
+    connections: _containers.RepeatedCompositeFieldContainer[Connection]
+    next: int
+    forwarders: _containers.RepeatedCompositeFieldContainer[ForwarderProcess]
+    def __init__(self, connections: _Optional[_Iterable[_Union[Connection, _Mapping]]] = ..., next: _Optional[int] = ..., forwarders: _Optional[_Iterable[_Union[ForwarderProcess, _Mapping]]] = ...) -> None: ...
+
+class ForwarderProcess(_message.Message):
+    __slots__ = ("pid", "index")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    index: int
+    def __init__(self, pid: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
 class Place(_message.Message):
     __slots__ = ("role", "index", "leaving_pid")
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -427,7 +501,7 @@ class RelayLeftBehind(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls", "passed")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls", "passed", "method")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +515,7 @@ class StoredRelay(_message.Message):
     CLIENT_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
     BROKER_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -454,7 +529,8 @@ class StoredRelay(_message.Message):
     client_kernel_tls: bool
     broker_kernel_tls: bool
     passed: bool
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ..., passed: _Optional[bool] = ...) -> None: ...
+    method: str
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ..., passed: _Optional[bool] = ..., method: _Optional[str] = ...) -> None: ...
 
 class RelayRequest(_message.Message):
     __slots__ = ("client_address", "principal", "proxy", "credentials", "target", "expires_at_unix_ms", "first_to_client", "first_to_broker")

@@ -1,10 +1,12 @@
-"""The command line: serve, check, status, drain, reload, upgrade, scram-credential, import."""
+"""The command line: serve, check, status, connections, disconnect, drain, reload, upgrade, scram-credential, import."""
 
 import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -13,8 +15,9 @@ import msgspec
 import trio
 from google.protobuf.message import Message
 
-from proto.rpc_pb2 import Empty, Method, ReloadRequest, Text
+from proto.rpc_pb2 import ConnectionFilter, Empty, Method, ReloadRequest, Text
 from proxy import __version__
+from proxy.common.connection_kinds import KINDS
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
 from proxy.config.load import load_config, load_plan, load_unchecked
@@ -30,6 +33,7 @@ from proxy.supervisor.operators.control import control_path
 
 if TYPE_CHECKING:
     from proxy.commands.connect import Finding
+    from proxy.commands.connections import Row
 
 CALL_TIMEOUT_S = 40.0
 CHANGE_TIMEOUT_S = 180.0
@@ -147,6 +151,103 @@ def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's
     """Show how a running cluster is."""
     text = _ask(_load(config_file, load_unchecked), Method.CLUSTER_STATUS)
     click.echo(text if as_json else status_text(msgspec.json.decode(text)))
+
+
+def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options by which connections are named: a connection is meant where all match that are given."""
+    for option in (
+        click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="May be given several times."),
+        click.option("--broker", help="HOST, or HOST:PORT."),
+        click.option("--address", "network", help="The client's IP address, or a network in CIDR form."),
+        click.option("--principal", help="The client's role; empty: clients without one."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_config_option
+@_filter_options
+@click.option("--sort", type=click.Choice(["bytes", "age", "rate"]), help="The largest first; rate: since it began.")
+@click.option("--limit", type=click.IntRange(min=1), help="Show only so many.")
+@click.option("--json", "as_json", is_flag=True)
+def connections(  # noqa: PLR0917 -- click's manner
+    config_file: Path,
+    principal: str | None,
+    network: str | None,
+    broker: str | None,
+    kinds: tuple[str, ...],
+    sort: str | None,
+    limit: int | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """List the clients' connections of a running cluster."""
+    from proxy.commands.connections import json_text, pick, table_text
+
+    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
+    rows, failures = _rows_at(path, _filter(principal, network, broker, kinds))
+    rows = pick(rows, sort, limit)
+    click.echo(json_text(rows) if as_json else table_text(rows))
+    _fail_for(failures)
+
+
+@main.command()
+@_config_option
+@_filter_options
+@click.option("--dry-run", is_flag=True, help="Show which would be ended, and end none.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def disconnect(  # noqa: PLR0917 -- click's manner
+    config_file: Path,
+    principal: str | None,
+    network: str | None,
+    broker: str | None,
+    kinds: tuple[str, ...],
+    dry_run: bool,  # noqa: FBT001
+    yes: bool,  # noqa: FBT001
+) -> None:
+    """End clients' connections of a running cluster, gently; clients may come back."""
+    from proxy.commands.connections import summary_text, table_text
+
+    if principal is None and network is None and broker is None and not kinds:
+        _fail("name the connections: --principal, --address, --broker or --kind")
+    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
+    wanted = _filter(principal, network, broker, kinds)
+    until_unix_ms = int(time.time() * 1000)
+    if dry_run or not yes:
+        rows, failures = _rows_at(path, wanted, until_unix_ms=until_unix_ms)
+        click.echo(table_text(rows) if rows else "none")
+        if dry_run or not rows:
+            _fail_for(failures)
+            return
+        click.confirm(f"End {summary_text(rows)}?", abort=True)
+    rows, failures = _rows_at(path, wanted, until_unix_ms=until_unix_ms, ends=True)
+    if rows:
+        click.echo(table_text(rows))
+    click.echo(f"ended {summary_text(rows)}")
+    _fail_for(failures)
+
+
+def _filter(principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...]) -> ConnectionFilter:
+    from proxy.commands.connections import FilterRefused, filter_of
+
+    try:
+        return filter_of(principal, network, broker, kinds)
+    except FilterRefused as refused:
+        _fail(str(refused))
+
+
+def _rows_at(
+    path: str, wanted: ConnectionFilter, *, until_unix_ms: int = 0, ends: bool = False
+) -> tuple[list["Row"], list[str]]:
+    from proxy.commands.connections import collect
+
+    return _run_at(path, partial(collect, path, wanted, until_unix_ms=until_unix_ms, ends=ends))
+
+
+def _fail_for(failures: list[str]) -> None:
+    """End with an error if some forwarders could not be asked."""
+    if failures:
+        _fail("not all forwarders could be asked: " + "; ".join(failures))
 
 
 @main.command()
@@ -329,14 +430,19 @@ def _ask(config: Config, method: int, request: Message = _NOTHING) -> str:
 
 
 def _call_cluster_at(path: str, method: int, request: Message = _NOTHING) -> str:
+    return _run_at(path, partial(_call, path, method, request), _timeout_s(method))
+
+
+def _run_at(path: str, call: Callable[[], Awaitable[LoadedT]], timeout_s: float = CALL_TIMEOUT_S) -> LoadedT:
+    """Run what calls the cluster, if one is running; end with an error where it fails."""
     try:
         if not trio.run(_is_listening, path):
             _fail(f"no cluster is running in {os.path.dirname(path)}")  # noqa: PTH120 -- a socket's address is text
-        return trio.run(_call, path, method, request)
+        return trio.run(call)
     except RpcCallRefused as refused:
         _fail(refused.reason)
     except RpcDeadlineExceeded:
-        _fail(f"the cluster has not answered within {_timeout_s(method):.0f} s; see its log")
+        _fail(f"the cluster has not answered within {timeout_s:.0f} s; see its log")
     except RpcError:
         _fail("the cluster closed the connection before it answered; its log says whether it ended, or refused it")
     except PermissionError:

@@ -1,10 +1,11 @@
 """The proxy's errors.
 
-ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientLeft, ClientSlow, ConfigError, DialFailed, ForkFailed,
-    ForwarderLost, KernelTlsBroken, KernelTlsNotPossible, MessageCut, MessageMalformed, MessageTooLong, MetricsTooLarge,
-    NoMoreConnections, NoResponse, NotSupervisor, PassedConnectionInvalid, RelayStartFailed, ReloadRefused,
-    ResolutionFailed, ResponseCut, RpcError, RpcRefused, StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied,
-    TargetRefused, TlsFailed, TrialNotRun, UpgradeRefused, WriterFull, WrongListener
+ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientLeft, ClientSlow, ConfigError, DialFailed,
+    FilterInvalid, FilterRefused, ForkFailed, ForwarderLost, KernelTlsBroken, KernelTlsNotPossible, MessageCut,
+    MessageMalformed, MessageTooLong, MetricsTooLarge, NoMoreConnections, NoResponse, NotSupervisor,
+    PassedConnectionInvalid, RelayStartFailed, ReloadRefused, ResolutionFailed, ResponseCut, RpcError, RpcRefused,
+    StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused, TlsFailed, TrialNotRun,
+    UpgradeRefused, WriterFull, WrongListener
 PassedConnectionInvalid: PassedConnectionGone
 RelayStartFailed: RelayMustWait
 RpcError: RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt

@@ -6,7 +6,7 @@ import enum
 class DisconnectCause(enum.StrEnum):
     """Why a client's connection ended. The values are the labels of pulsar_proxy_ended_connections_total.
 
-    ``DENIED``: the deny list names its credentials.
+    ``DENIED``: the deny list names its credentials. ``DISCONNECTED``: an operator has ended it.
     ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
     principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``DEFECT``: an
     internal error of the proxy.
@@ -30,6 +30,7 @@ class DisconnectCause(enum.StrEnum):
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     NO_MEMORY = "no_memory"
     DENIED = "denied"
+    DISCONNECTED = "disconnected"
     GAVE_WAY = "gave_way"
     OVER_SHARE = "over_share"
     MAX_CONNECTIONS = "max_connections"

@@ -1,6 +1,7 @@
 """The forwarding worker's service: accepts clients from the inherited listeners and serves each of them."""
 
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,16 +16,18 @@ from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
-from proto.rpc_pb2 import StoredRelay
+from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, StoredRelay
 from proxy.common.deny_list import KEY, DenyList, read_deny_list
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.client.connection import ClientConnection, Phase
+from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
+from proxy.forwarder.client.listing import Entry, ListedConnection, connection_of, page_of
 from proxy.forwarder.client.passed import PassedConnections
+from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection
@@ -79,6 +82,7 @@ _CAUSES = {
     CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
     CloseReason.DENIED: DisconnectCause.DENIED,
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
+    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
 }
 
 
@@ -113,7 +117,7 @@ class ForwarderService:
         self._client_connections: set[ClientConnection] = set()
         self._sni_connections: set[SniConnection] = set()
         self._seen_hellos = SeenHellos()
-        self._openings: set[TlsOpening] = set()
+        self._openings: dict[TlsOpening, ClientEndpoint] = {}
         # The relays are there from the start on, before any client.
         self._handshake_turns = HandshakeTurns(lambda: self._relays.run_between())  # noqa: PLW0108
         context.reactor.may_linger = lambda: not self._handshake_turns.are_waiting
@@ -368,6 +372,27 @@ class ForwarderService:
             }
         }
 
+    async def list_connections(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
+        """Return a page of the clients' connections; ``ends``: of those that are ended by it. Raises FilterInvalid."""
+        unix_ms = time.time() * 1000
+        return await page_of(request, partial(self._before_relay, unix_ms), self._relays, unix_ms=unix_ms, ends=ends)
+
+    def _before_relay(self, unix_ms: float) -> Iterator[Entry]:
+        """Yield the connections that are no relays."""
+        for opening, client in self._openings.items():
+            yield client.number, partial(self._listed_opening, opening, client, unix_ms)
+        for sni in self._sni_connections:
+            yield sni.number, sni.listed
+        for connection in self._client_connections:
+            yield connection.number, partial(connection.listed, unix_ms)
+
+    def _listed_opening(self, opening: TlsOpening, client: ClientEndpoint, unix_ms: float) -> ListedConnection | None:
+        if opening not in self._openings:
+            return None
+        started_at_unix_ms = int(unix_ms - 1000 * (trio.current_time() - client.accepted_at))
+        about = StoredRelay(client_address=client.address, started_at_unix_ms=started_at_unix_ms)
+        return ListedConnection(connection_of(about), partial(_end_opening, opening))
+
     def _session_ends(self) -> Iterator[SessionEnd]:
         """Yield the ends of all sessions that can expire: those of relays, and those in lookup mode."""
         now = self._relays.now()
@@ -483,13 +508,13 @@ class ForwarderService:
             on_done=partial(self._on_tls_opened, client, admitted),
         )
         admitted.evict = opening.evict
-        self._openings.add(opening)
+        self._openings[opening] = client
         opening.start(seconds(self._workers.config.limits.handshake_timeout_ms), client.accepted_at)
 
     def _on_tls_opened(
         self, client: ClientEndpoint, admitted: AdmittedConnection, opening: TlsOpening, outcome: Outcome
     ) -> None:
-        self._openings.discard(opening)
+        self._openings.pop(opening, None)
         self._count_tls_handshake(client.listener, outcome)
         match outcome:
             case TlsStream() if not self._accepting.cancel_called:
@@ -588,6 +613,11 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
+
+
+def _end_opening(opening: TlsOpening) -> bool:
+    opening.end(DisconnectCause.DISCONNECTED)
+    return True
 
 
 def _deny_list(config: Config) -> ReloadingFile[DenyList]:

@@ -35,6 +35,7 @@ from proxy.supervisor.handover.exec_handover import (
     installed_program_fault,
 )
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
+from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.children import child_reaper, end_descendants
@@ -86,7 +87,13 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until drained. Raises StartFailed."""
-        control = ControlServer(self._report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
+        control = ControlServer(
+            self._report,
+            ClusterConnections(self._cluster),
+            self._drain_wanted.set,
+            self._reload,
+            self._prepare_upgrade,
+        )
         ready = trio.Event()
         try:
             async with trio.open_nursery() as nursery:

@@ -20,10 +20,14 @@ MATRIX: dict[int, set[str]] = {
     24: {"supervisor"},  # COLLECT_METRICS
     25: {"supervisor"},  # GET_STATUS
     26: {"supervisor"},  # TAKE_OVER_FILES
+    27: {"supervisor"},  # LIST_CONNECTIONS
+    28: {"supervisor"},  # END_CONNECTIONS
     30: {"operator"},  # CLUSTER_STATUS
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD
     33: {"operator"},  # CLUSTER_UPGRADE
+    34: {"operator"},  # CLUSTER_CONNECTIONS
+    35: {"operator"},  # CLUSTER_DISCONNECT
     40: {"admin"},  # REPORT_HEALTH
     41: {"admin"},  # REPORT_READINESS
     42: {"admin"},  # REPORT_STATUS

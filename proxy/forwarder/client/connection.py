@@ -7,7 +7,6 @@ close) is a task. Meanwhile a PING is answered, and the end of a client is notic
 of the machine here.
 """
 
-import enum
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -22,12 +21,14 @@ from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.framed_stream import Action as FrameAction
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proxy.common.connection_kinds import HANDSHAKE, LOOKUP
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.forwarder.client.failures import (
     ConnectionFailure,
     corrupt_failure,
     denied_failure,
+    disconnected_failure,
     envelope_unsupported_failure,
     handshake_timeout_failure,
     max_connections_failure,
@@ -36,6 +37,7 @@ from proxy.forwarder.client.failures import (
 )
 from proxy.forwarder.client.handshake import Handshake, RoundOutcome
 from proxy.forwarder.client.lifetime import SessionLifetime
+from proxy.forwarder.client.listing import ListedConnection, connection_of, session_end
 from proxy.forwarder.client.lookup_control import (
     ChallengeDue,
     LifetimeEvent,
@@ -44,6 +46,7 @@ from proxy.forwarder.client.lookup_control import (
     VerdictKnown,
 )
 from proxy.forwarder.client.lookup_mode import LookupMode
+from proxy.forwarder.client.phases import NEXT_PHASES, SERVED, Phase
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ClientTimeouts, ConnectionAge
 from proxy.forwarder.client.transport import ClientSlow, ClientTransport, ConnectionCloser, InboundFlow
@@ -56,32 +59,6 @@ from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tick import current_tick
-
-
-class Phase(enum.Enum):
-    """Who has the client's connection. What may happen while it is served is proto.client_machine's to decide."""
-
-    __hash__ = object.__hash__  # members are singletons; Enum's own hashes the name, in Python
-
-    SERVING = "serving"
-    DRAINING = "draining"
-    """The client is served until no request is under way, or its relay starts."""
-    STARTING_RELAY = "starting relay"
-    """The client is served no more, and the connection cannot be ended from outside. The start may still fail."""
-    RELAYED = "relayed"
-    ENDING = "ending"
-    """The client is served no more: a final frame is sent, if there is one, and the connection is closed."""
-
-
-NEXT_PHASES = {
-    Phase.SERVING: frozenset({Phase.DRAINING, Phase.STARTING_RELAY, Phase.ENDING}),
-    Phase.DRAINING: frozenset({Phase.DRAINING, Phase.STARTING_RELAY, Phase.ENDING}),  # a second drain may follow
-    Phase.STARTING_RELAY: frozenset({Phase.RELAYED, Phase.ENDING}),
-    Phase.RELAYED: frozenset(),
-    Phase.ENDING: frozenset(),
-}
-
-_SERVED = frozenset({Phase.SERVING, Phase.DRAINING})  # a set, since access to an enum's member costs a look-up
 
 
 class ClientConnection:
@@ -103,6 +80,7 @@ class ClientConnection:
         workers, metrics = services.workers, services.metrics
         limits = workers.config.limits
         self.address = client.address
+        self.number = client.number
         self.phase = Phase.SERVING
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
@@ -148,7 +126,7 @@ class ClientConnection:
 
     @property
     def _is_served(self) -> bool:
-        return self.phase in _SERVED
+        return self.phase in SERVED
 
     def enter_phase(self, phase: Phase) -> None:
         """Change the phase. Raises LocalProtocolError, for a defect, where none of NEXT_PHASES allows it."""
@@ -189,6 +167,28 @@ class ClientConnection:
         kind = denied.matching_kind(self.identity.credentials)
         if kind and self._is_served and self.state is not State.CONNECTING_TO_BROKER:
             self._fail(denied_failure(f"an entry {kind} of authentication.deny_file names its credentials"))
+
+    def disconnect(self) -> bool:
+        """End the connection for an operator, behind answers; return False if it has ended, or its relay starts."""
+        if not self._is_served:
+            return False
+        if self.state is State.CONNECTING_TO_BROKER:
+            self.evict(DisconnectCause.DISCONNECTED)
+        elif self._lookup_mode.in_flight.count:
+            self._inbound.hold_frames()
+            self._tasks.start_soon(self._fail_after_answers, disconnected_failure())
+        else:
+            self._fail(disconnected_failure())
+        return True
+
+    def listed(self, unix_ms: float) -> ListedConnection | None:
+        """Return what an operator is told of the connection; None: it has ended, or is a relay."""
+        if self.phase in {Phase.RELAYED, Phase.ENDING}:
+            return None
+        ends_at = session_end(self.lifetime.expiring_session, self._services.relays.now(), unix_ms)
+        kind = LOOKUP if self.state is State.LOOKUP else HANDSHAKE
+        record = self._handshake.stored_relay(self.identity)
+        return ListedConnection(connection_of(record, kind, ends_at), self.disconnect)
 
     # ---- the end, as soon as no request is under way
 
@@ -260,11 +260,11 @@ class ClientConnection:
         No more is taken, and the requests under way are answered before.
         """
         self._inbound.hold_frames()
-        self._tasks.start_soon(self._fail_after_answers)
+        self._tasks.start_soon(self._fail_after_answers, envelope_unsupported_failure())
 
-    async def _fail_after_answers(self) -> None:
+    async def _fail_after_answers(self, failure: ConnectionFailure) -> None:
         await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
-        self._fail(envelope_unsupported_failure())
+        self._fail(failure)
 
     def _fail_command(self, command: BaseCommand, state: State) -> None:
         """End the connection for a command that is not allowed; ``state``: the one in which it came."""

@@ -10,6 +10,7 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status
 from proxy.forwarder.client.lookup_failures import CONNECT_AGAIN
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.lifetime.reauthentication import DISCONNECTED
 from proxy.forwarder.listen.admission import Refusal
 from proxy.forwarder.workers.broker_links import TargetRefused
 from proxy.runtime.network.broker_link import BrokerLinkFailed
@@ -63,6 +64,12 @@ def denied_failure(detail: str) -> ConnectionFailure:
     """Return the failure of a client whose credentials the deny list names; ``detail``: for the log."""
     cause, code = DisconnectCause.DENIED, ServerError.AuthenticationError
     return ConnectionFailure(Event.DENIED, cause, code, AUTHENTICATION_FAILED, detail)
+
+
+def disconnected_failure() -> ConnectionFailure:
+    """Return the failure of a client whose connection an operator ends."""
+    cause, code = DisconnectCause.DISCONNECTED, ServerError.ServiceNotReady
+    return ConnectionFailure(Event.DENIED, cause, code, DISCONNECTED)
 
 
 def limit_text(limit: str) -> str:

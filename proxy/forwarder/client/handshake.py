@@ -264,4 +264,5 @@ class Handshake:
             expires_at_unix_ms=identity.principal.expires_at_unix_ms,
             proxy=identity.principal.proxy,
             credentials=identity.credentials,
+            method=identity.principal.method,
         )

@@ -17,6 +17,7 @@ from proto.client_machine import State
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
 from proxy.forwarder.client.failures import BrokerError, broker_failure
+from proxy.forwarder.client.listing import ListedConnection, connection_of
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -101,6 +102,25 @@ class SniConnection:
     def evict(self, cause: DisconnectCause = DisconnectCause.GAVE_WAY) -> None:
         """Close at once, for a newcomer."""
         self._end(cause)
+
+    def disconnect(self) -> bool:
+        """Close at once, for an operator; return False if it has ended, or if its relay starts in this moment."""
+        if self._is_over or self.state is State.RELAYING:
+            return False
+        self._end(DisconnectCause.DISCONNECTED)
+        return True
+
+    @property
+    def number(self) -> int:
+        """The client's number."""
+        return self._client.number
+
+    def listed(self) -> ListedConnection | None:
+        """Return what an operator is told of the connection; None: it has ended."""
+        if self._is_over:
+            return None
+        record = StoredRelay(client_address=self._client.address, started_at_unix_ms=self._started_at_unix_ms)
+        return ListedConnection(connection_of(record), self.disconnect)
 
     def _on_timeout(self) -> None:
         self._services.metrics.count_sni_refusal("timeout")

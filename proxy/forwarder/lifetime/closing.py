@@ -29,9 +29,11 @@ class CloseReason(enum.IntEnum):
     """It gives way to another owner's connection (proxy.forwarder.listen.eviction)."""
     DENIED = 10
     """The deny list names its client's credentials."""
+    DISCONNECTED = 11
+    """An operator ends it."""
 
 
-PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
+PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN, CloseReason.DISCONNECTED})
 """Why a relay is closed although nothing is wrong with it."""
 
 

@@ -37,6 +37,7 @@ from proxy.runtime.rpc.errors import RpcError
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
 MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"
 SHUTTING_DOWN = "The proxy closes this connection: it is shutting down; connect again"
+DISCONNECTED = "The proxy closes this connection: an operator has ended it; connect again"
 BROKER_OUT_OF_TURN = "The proxy closes this connection: its broker asks for credentials out of turn; connect again"
 STREAM_CORRUPT = "The proxy closes this connection: what was sent is no frame of a Pulsar client's or broker's"
 
@@ -54,6 +55,7 @@ _TEXTS = {
     CloseReason.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
     CloseReason.MAX_AGE: (ServerError.ServiceNotReady, MAX_AGE_REACHED),
     CloseReason.SHUT_DOWN: (ServerError.ServiceNotReady, SHUTTING_DOWN),
+    CloseReason.DISCONNECTED: (ServerError.ServiceNotReady, DISCONNECTED),
     CloseReason.OUT_OF_TURN: (ServerError.ServiceNotReady, BROKER_OUT_OF_TURN),
 }
 

@@ -100,18 +100,25 @@ class CloseSchedule:
                 continue
             if why is CloseReason.NOT_CLOSING:
                 self._abort(relay)
-            elif not relay.close_reason:
-                relay.close_reason = why
-                self._push(now + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
-                about = relay.record
-                get_logger().debug(
-                    "a relay is being ended",
-                    client=about.client_address,
-                    principal=about.principal,
-                    reason=why.name.lower(),
-                )
-                if not self._try(partial(relay.close, why), relay):
-                    self._abort(relay)
+            else:
+                self.close_relay(relay, why)
+
+    def close_relay(self, relay: Relay, why: CloseReason) -> bool:
+        """Begin to close a relay now; return False if it has ended, or is being closed already."""
+        if relay.is_over or relay.close_reason:
+            return False
+        relay.close_reason = why
+        self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
+        about = relay.record
+        get_logger().debug(
+            "a relay is being ended",
+            client=about.client_address,
+            principal=about.principal,
+            reason=why.name.lower(),
+        )
+        if not self._try(partial(relay.close, why), relay):
+            self._abort(relay)
+        return True
 
     def _abort(self, relay: Relay) -> None:
         get_logger().info("a relay that does not end is closed", client=relay.record.client_address)

@@ -302,6 +302,11 @@ class RelayManager(Collector):
         """Close all relays gently, spread over ``timeout_s``, the first ``after_s`` of it left out."""
         self.close_schedule.spread_closes(self._engine.relays, timeout_s, after_s=after_s)
 
+    def disconnect(self, relay: Relay) -> bool:
+        """Begin to close a relay for an operator; return False if it has ended, or is being closed already."""
+        is_closing = relay.session is not None and relay.session.close_reason
+        return not is_closing and self.close_schedule.close_relay(relay, CloseReason.DISCONNECTED)
+
     def abort_relays(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
         self._engine.abort_relays()
@@ -327,6 +332,9 @@ class RelayManager(Collector):
         self._ledger.is_handing_over = True
         for client_ip in self.left_behind.forget_relays():
             self._callbacks.on_left_behind_gone(client_ip)
+        for relay in self._engine.relays:
+            if relay.close_reason is CloseReason.DISCONNECTED and relay.session is None:
+                relay.abort()  # a successor would not know that it was being closed
         crash_safe = self._fd_store.crash_safe
         handed_over = self._engine.freeze() if crash_safe else []
         staying = self._engine.relays
@@ -420,6 +428,15 @@ class RelayManager(Collector):
     def kernel_tls_relays(self) -> int:
         """The number of live relays of which the kernel encrypts a side."""
         return sum(isinstance(relay, KernelTlsRelay) for relay in self._engine.relays)
+
+    @property
+    def live(self) -> list[Relay]:
+        """The live relays; none that is a successor's."""
+        return self._engine.relays
+
+    def bytes_moved(self, relay: Relay) -> tuple[int, int]:
+        """Return the bytes that a live relay has moved so far, to the broker and to the client."""
+        return self._engine.bytes_moved(relay)
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""

@@ -1,7 +1,8 @@
 """A client's authentication by an auth worker. The forwarder carries bytes and knows no mechanism (PIP-30)."""
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -59,18 +60,22 @@ class ClientIdentity:
 ANONYMOUS = ClientIdentity(Principal())
 
 
+_next_number = itertools.count(1).__next__
+
+
 @dataclass(frozen=True, slots=True)
 class ClientEndpoint:
     """Facts about a client from its connection alone.
 
     ``accepted_at``: in Trio's time. ``certificate``: as DER, verified in the TLS handshake; empty: none. ``listener``:
-    the index of the listener that accepted it.
+    the index of the listener that accepted it. ``number``: of this process's clients, in the order in which they came.
     """
 
     address: str
     accepted_at: float
     certificate: bytes = b""
     listener: int = 0
+    number: int = field(default_factory=_next_number, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import gc
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import trio
@@ -19,6 +20,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import (
     ConfigureRequest,
+    ConnectionsPage,
+    ConnectionsRequest,
     DrainRequest,
     Empty,
     Method,
@@ -28,7 +31,7 @@ from proto.rpc_pb2 import (
     TakeOverFilesRequest,
     Text,
 )
-from proxy.common.errors import ConfigError
+from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import set_opener
 from proxy.common.logs import get_logger
 from proxy.common.reloading_file import take_over_held_files
@@ -144,6 +147,18 @@ class Service(Protocol):
         ...
 
 
+@runtime_checkable
+class ListsConnections(Protocol):
+    """A service that has clients' connections, and tells the supervisor of them."""
+
+    async def list_connections(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
+        """Return a page of the connections that a filter matches; ``ends``: of those that are ended by it.
+
+        Raises ProxyError for a filter that cannot be used.
+        """
+        ...
+
+
 ServiceFactory = Callable[[WorkerContext], Service]
 
 
@@ -203,6 +218,8 @@ class _Worker:
             Method.DRAIN: self._drain,
             Method.COLLECT_METRICS: self._collect_metrics,
             Method.GET_STATUS: self._get_status,
+            Method.LIST_CONNECTIONS: partial(self._list_connections, ends=False),
+            Method.END_CONNECTIONS: partial(self._list_connections, ends=True),
         }
 
     async def _start(self, data: bytes, _caller: Caller) -> bytes:
@@ -282,6 +299,16 @@ class _Worker:
         if ends := first_ends(self._file_watch.ends()):
             status["certificate_ends"] = ends
         return Text(text=msgspec.json.encode(status).decode()).SerializeToString()
+
+    async def _list_connections(self, data: bytes, _caller: Caller, *, ends: bool) -> bytes:
+        service = self._started()
+        if not isinstance(service, ListsConnections):
+            raise RpcRefused(Status.UNSUPPORTED_VERSION, "this worker has no connections")
+        try:
+            page = await service.list_connections(ConnectionsRequest.FromString(data), ends=ends)
+        except ProxyError as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return page.SerializeToString()
 
     def _started(self) -> Service:
         if self._service is None:

@@ -1,17 +1,19 @@
-"""The server at control.sock: status, drain, reload and upgrade for operators on this machine."""
+"""The server at control.sock: status, connections, drain, reload and upgrade for operators on this machine."""
 
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
-from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
+from proto.rpc_pb2 import ConnectionsRequest, Empty, Method, ReloadRequest, Status, Text
 from proxy.common.errors import ConfigError, ProxyError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.operators.ancestry import identify_operator
+from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET
@@ -27,11 +29,13 @@ class ControlServer:
     def __init__(
         self,
         report: ClusterReport,
+        connections: ClusterConnections,
         drain: Callable[[], None],
         reload: Callable[[bool], Awaitable[None]],
         upgrade: Callable[[], Awaitable[int]],
     ) -> None:
         self._report = report
+        self._connections = connections
         self._drain = drain
         self._reload = reload
         self._upgrade = upgrade
@@ -42,6 +46,8 @@ class ControlServer:
             Method.CLUSTER_DRAIN: self._cluster_drain,
             Method.CLUSTER_RELOAD: self._cluster_reload,
             Method.CLUSTER_UPGRADE: self._cluster_upgrade,
+            Method.CLUSTER_CONNECTIONS: partial(self._cluster_connections, ends=False),
+            Method.CLUSTER_DISCONNECT: partial(self._cluster_connections, ends=True),
         }
 
     async def serve(self, sock: socket.socket) -> None:
@@ -53,6 +59,10 @@ class ControlServer:
     async def _cluster_status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
         return Text(text=(await self._report.status_json()).decode()).SerializeToString()
+
+    async def _cluster_connections(self, data: bytes, _caller: Caller, *, ends: bool) -> bytes:
+        page = await self._connections.page(ConnectionsRequest.FromString(data), ends=ends)
+        return page.SerializeToString()
 
     async def _cluster_drain(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

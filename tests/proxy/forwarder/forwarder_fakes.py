@@ -31,7 +31,8 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
-from proxy.forwarder.client.connection import ClientConnection, Phase
+from proxy.forwarder.client.connection import ClientConnection
+from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.listen.eviction import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics

@@ -28,15 +28,16 @@ from forwarder_fakes import (
 from proto import commands
 from proto.client_machine import State
 from proto.errors import LocalProtocolError
-from proto.pulsar_pb2 import BaseCommand
+from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import (
     AuthenticateResponse,
     Principal,
     Status,
 )
 from proxy.common.deny_list import credential_digest, parse_deny_list
-from proxy.forwarder.client.connection import NEXT_PHASES, Phase
+from proxy.forwarder.client.phases import NEXT_PHASES, Phase
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.lifetime.reauthentication import DISCONNECTED
 
 Start = Callable[..., Play]
 
@@ -76,6 +77,7 @@ async def test_a_connection_that_is_served_no_more_is_not_ended_from_outside(pla
     session.drain()
     session.shut_down()
     session.evict(DisconnectCause.OVER_SHARE)
+    assert not session.disconnect()
     assert session.phase is phase
     assert session.state is State.AWAITING_CONNECT, "its machine is told nothing"
     assert session.cause is DisconnectCause.SHUT_DOWN, "as if nothing had been asked for"
@@ -89,6 +91,22 @@ async def test_a_connection_of_a_denied_credential_ends(play: Start) -> None:
     session.deny_if_listed(parse_deny_list(b"token-id 7", "file"))
     assert session.phase is ENDING
     assert session.cause is DisconnectCause.DENIED
+
+
+async def test_an_operators_end_comes_behind_the_answers_and_is_told(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    it.workers.answer_by = None
+    await it.client.send(lookup("a", 1))
+    await trio.testing.wait_all_tasks_blocked()
+    [sent] = it.workers.sent
+    assert it.session.disconnect()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.phase is SERVING
+    sent.answer(0)
+    await it.client.expect_command(BaseCommand.LOOKUP_RESPONSE)
+    assert await it.client.expect_error() == (ServerError.ServiceNotReady, DISCONNECTED)
+    assert await it.end() == "disconnected"
+    assert it.session.listed(0) is None
 
 
 # ---- the session ends with answers on their way

@@ -19,7 +19,7 @@ from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import OriginalData, Principal
-from proxy.forwarder.client.connection import Phase
+from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.relay.engine import RECHECK_INTERVAL_S
 from proxy.forwarder.relay.relay import RelayStartFailed
 from proxy.forwarder.workers.broker_links import TargetRefused

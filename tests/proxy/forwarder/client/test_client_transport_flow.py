@@ -22,7 +22,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import (
     EnvelopeResponse,
 )
-from proxy.forwarder.client.connection import Phase
+from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.client.transport import PONGS_BYTES_MAX
 
 Start = Callable[..., Play]

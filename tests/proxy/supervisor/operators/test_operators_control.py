@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from proxy.runtime.rpc.server import RpcServer
 from proxy.supervisor.broker_changes import IN_FORCE_WAIT_S
 from proxy.supervisor.handover.exec_handover import CHECK_TIMEOUT_S
 from proxy.supervisor.operators.ancestry import NotSupervisor
+from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
 from proxy.supervisor.processes.broker_trial import START_GRACE_S
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -59,11 +61,14 @@ class FakeReport:
 class Operated:
     def __init__(self) -> None:
         self.drained = 0
+        self.cluster: Any = SimpleNamespace(slots_of=lambda _role: [])
         self.reloaded: list[str] = []
         self.reload_error: Exception | None = None
         self.upgraded = 0
         self.upgrade_error: Exception | None = None
-        self.control = ControlServer(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
+        self.control = ControlServer(
+            FakeReport(), ClusterConnections(self.cluster), self._drain, self._reload, self._upgrade
+        )  # type: ignore[arg-type]
 
     def _drain(self) -> None:
         self.drained += 1
