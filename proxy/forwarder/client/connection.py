@@ -11,6 +11,7 @@ import enum
 import ssl
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -106,6 +107,7 @@ class ClientConnection:
         self.phase = Phase.SERVING
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
+        self.has_served_lookups = False
         self._services = services
         self._on_end = on_end
         self._pre_auth = pre_auth or PreAuthConnection()
@@ -301,6 +303,22 @@ class ClientConnection:
             **self.identity.proxy_log_fields,
         )
 
+    def _audit(self, event: str, **fields: Any) -> None:
+        self._services.audit.write(event, **self.audit_fields(), **fields)
+
+    def audit_fields(self) -> dict[str, Any]:
+        """Return what audit events tell of the connection."""
+        handshake, principal = self._handshake, self.identity.principal
+        return {
+            "client": self.address,
+            "started_at_unix_ms": handshake.started_at_unix_ms,
+            "listener": handshake.listener,
+            "principal": principal.name,
+            "proxy": principal.proxy,
+            "method": principal.method or handshake.method,
+            "target": self.target,
+        }
+
     def _on_internal_error(self, error: Exception) -> None:
         """Log an error that no code handles, and end this connection only."""
         get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
@@ -445,6 +463,8 @@ class ClientConnection:
         if not self._is_served:  # since this tick: the round was not abandoned yet
             return
         try:
+            if isinstance(outcome, ConnectionFailure):
+                self._audit("authentication_failure", reason=outcome.detail or outcome.message)
             match outcome:
                 case ClientIdentity():
                     self._on_authenticated(outcome)
@@ -465,6 +485,8 @@ class ClientConnection:
         self.deny_if_listed(self._services.denied())
         if not self._is_served:
             return
+        if config.authentication.enabled:
+            self._audit("authentication_success", expires_at_unix_ms=identity.principal.expires_at_unix_ms)
         owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
         if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):
             self._fail(max_connections_failure())
@@ -489,6 +511,7 @@ class ClientConnection:
     def _enter_lookup_mode(self, profile: CommandConnected | None) -> None:
         if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is not Action.SEND_CONNECTED:
             return
+        self.has_served_lookups = True
         self._pre_auth.stop_counting()
         self._lookup_mode.set_identity(self.identity)
         self.lifetime.start_in_lookup_mode(partial(self._handshake.stored_relay, self.identity))

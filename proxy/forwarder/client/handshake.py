@@ -37,6 +37,9 @@ from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
+
+LISTENER_BIND_MAX = 300
+"""Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 """How many characters of a target are kept, for logs and for the record of a relay."""
 
 ANY_BROKER = "any broker"
@@ -70,13 +73,23 @@ class Handshake:
         self._tasks = tasks
         self._tick = current_tick()
         self._is_counted = False
-        self._started_at_unix_ms = int(time.time() * 1000)
+        self.started_at_unix_ms = int(time.time() * 1000)
         self._broker_started_at = 0.0
         self._authentication: AuthenticationExchange | None = None
         self._link: BrokerLink | None = None
         self._opening: BrokerOpening | None = None
         self._asked: BrokerRequest
         self._on_connected: OnConnected
+
+    @property
+    def listener(self) -> str:
+        """Where the client's listener is bound, as far as a relay's record holds it."""
+        return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
+
+    @property
+    def method(self) -> str:
+        """The method that the client names; empty before its CONNECT, and where clients are not authenticated."""
+        return commands.auth_method_of(self.connect) if self._authentication is not None else ""
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -260,8 +273,10 @@ class Handshake:
             client_address=self._client.address,
             principal=identity.role,
             target=self.target,
-            started_at_unix_ms=self._started_at_unix_ms,
+            started_at_unix_ms=self.started_at_unix_ms,
             expires_at_unix_ms=identity.principal.expires_at_unix_ms,
             proxy=identity.principal.proxy,
             credentials=identity.credentials,
+            method=identity.principal.method,
+            listener=self.listener,
         )

@@ -221,7 +221,7 @@ def new_relays(
         nursery,
         disabled_fd_store(),
         RelayHandover(),
-        RelayCallbacks(lambda about, _why: on_end(about)),
+        RelayCallbacks(lambda about, _why, *_bytes: on_end(about)),
         RelayOptions(**options),
     )
 
