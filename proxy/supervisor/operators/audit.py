@@ -30,7 +30,10 @@ def open_destination(audit: Audit) -> int:
     if not audit.events:
         return -1
     if audit.output == "stdout":
-        return os.dup(_STDOUT)
+        try:
+            return os.dup(_STDOUT)
+        except OSError as error:
+            raise ConfigError(f'audit.output: "stdout" cannot be used: {error.strerror}') from None
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         descriptor = os.open(audit.file, flags, _MODE)
@@ -78,6 +81,8 @@ class AuditWriter:
                 await self._write_some()
         finally:
             with trio.move_on_after(FLUSH_TIMEOUT_S, shield=True):
+                async with self._limiter:  # which a thread has whose call was cancelled, until it has written
+                    pass
                 while await self._write_some():
                     pass
 
