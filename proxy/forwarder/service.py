@@ -1,13 +1,11 @@
 """The forwarding worker's service: accepts clients from the inherited listeners and serves each of them."""
 
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import trio
 
@@ -23,6 +21,7 @@ from proxy.common.logs import get_logger
 from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
+from proxy.forwarder.audit import ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection, Phase
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
@@ -34,7 +33,6 @@ from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.enforcement import Enforcement
-from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
 from proxy.forwarder.listen.eviction import Place
@@ -54,7 +52,6 @@ from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.kernel_tls import usable_ciphers, use_kernel_tls
 from proxy.runtime.network.tls import TlsFailed, TlsStream
-from proxy.runtime.observability.audit import AuditLog
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext
@@ -84,15 +81,6 @@ _CAUSES = {
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
 }
 
-_AUDIT_CAUSES = {
-    **_CAUSES,
-    CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
-    CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
-    CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
-    CloseReason.CORRUPT: DisconnectCause.PROTOCOL_ERROR,
-}
-"""More than the metric tells apart."""
-
 
 class ForwarderService:
     """The service of one forwarder process: its clients' connections, and its relays."""
@@ -100,7 +88,7 @@ class ForwarderService:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._metrics = ForwarderMetrics(context.registry)
-        self._audit = AuditLog(context.registry, context.role, context.index, context.descriptors.audit)
+        self._audit = ForwarderAudit(context.registry, context.role, context.index, context.descriptors.audit)
         self._audit.configure(context.config)
         self._metrics.active_connections.set_function(lambda: self._connections)
         self._metrics.reauthentication.expired_sessions.set_function(self._count_expired)
@@ -207,7 +195,7 @@ class ForwarderService:
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
-        self._relays.reauthentication.on_verdict = self._on_reauthentication
+        self._relays.reauthentication.on_verdict = self._audit.on_reauthentication
         self._passed = self._passed_connections()
         self._relays.adopt_relays(handover, config)
         for client_ip in self._relays.left_behind.client_ips:
@@ -277,20 +265,8 @@ class ForwarderService:
             if self._passed is not None and about.passed:
                 self._passed.on_over()
 
-    def _on_reauthentication(self, session: ExpiringSession, failure: str) -> None:
-        event = "authentication_refresh_failure" if failure else "authentication_refresh"
-        self._audit.write(event, **_audit_fields(session.relay_record), reason=failure)
-
     def _on_relay_end(self, about: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
-        self._audit.write(
-            "connection_ended",
-            **_audit_fields(about),
-            kind="websocket" if about.passed else "relay",
-            ms=_ms_since(about.started_at_unix_ms),
-            bytes_to_broker=to_broker,
-            bytes_to_client=to_client,
-            cause=_AUDIT_CAUSES.get(reason, DisconnectCause.RELAY_ENDED).value,
-        )
+        self._audit.on_relay_end(about, reason, to_broker, to_client)
         self._release_relay(about)
         cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
@@ -300,11 +276,6 @@ class ForwarderService:
     def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
         admitted.release()
         self._metrics.ended_connections[cause].inc()
-
-    def _audit_end(self, fields: dict[str, Any], kind: str, cause: DisconnectCause) -> None:
-        """Write the event of a connection that was no relay."""
-        started = fields["started_at_unix_ms"]
-        self._audit.write("connection_ended", **fields, kind=kind, ms=_ms_since(started), cause=cause.value)
 
     async def configure(self, config: Config) -> None:
         """Use new settings for connections that come from now on, and `session.enforcement` for all connections.
@@ -516,9 +487,7 @@ class ForwarderService:
                 get_logger().error("a client's connection met a defect", client=client.address, exc_info=outcome)
                 cause = DisconnectCause.DEFECT
         self._release_connection(admitted, cause)
-        waited_ms = int((trio.current_time() - client.accepted_at) * 1000)
-        fields = {"client": client.address, "started_at_unix_ms": int(time.time() * 1000) - waited_ms}
-        self._audit_end(fields, "tls_handshake", cause)
+        self._audit.on_tls_failure(client.address, trio.current_time() - client.accepted_at, cause)
         self._in_flight.decrement()
 
     def _count_tls_handshake(self, listener: int, outcome: Outcome) -> None:
@@ -545,8 +514,9 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)
-            kind = "lookups" if connection.has_served_lookups else "handshake"
-            self._audit_end(connection.audit_fields(), kind, connection.cause)
+            handshake = connection.handshake
+            kind = "lookups" if handshake.is_complete else "handshake"
+            self._audit.on_connection_end(handshake.audit_fields(connection.identity), kind, connection.cause)
             match connection.cause:
                 case DisconnectCause.GAVE_WAY:
                     self._log_eviction(connection.address)
@@ -562,7 +532,7 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)
-            self._audit_end(connection.audit_fields(), "sni", connection.cause)
+            self._audit.on_connection_end(connection.audit_fields(), "sni", connection.cause)
         self._in_flight.decrement()
 
     @staticmethod
@@ -602,22 +572,6 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
-
-
-def _audit_fields(record: StoredRelay) -> dict[str, Any]:
-    return {
-        "client": record.client_address,
-        "started_at_unix_ms": record.started_at_unix_ms,
-        "listener": record.listener,
-        "principal": record.principal,
-        "proxy": record.proxy,
-        "method": record.method,
-        "target": record.target,
-    }
-
-
-def _ms_since(started_at_unix_ms: int) -> int:
-    return max(0, int(time.time() * 1000) - started_at_unix_ms)
 
 
 def _deny_list(config: Config) -> ReloadingFile[DenyList]:

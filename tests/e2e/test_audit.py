@@ -1,4 +1,5 @@
-"""Audit events of a whole cluster: authentications and ends of connections, with bytes, also after a kill and a rename;
+"""Audit events of a whole cluster: authentications and ends of connections, with bytes, also after a kill,
+a rename and an upgrade;
 a destination that takes nothing.
 """
 
@@ -48,7 +49,7 @@ def wait_for(file: Path, event: str, **fields: str) -> dict[str, Any]:
     return eventually(find, what=f"{event} in the audit file")
 
 
-def test_a_relay_that_outlives_its_forwarder_has_its_event(tmp_path: Path) -> None:
+def test_a_relay_that_outlives_its_forwarder_and_its_cluster_has_its_event(tmp_path: Path) -> None:
     """Its bytes are exact, and no token is anywhere; after a rename and a reload there is a new file."""
     file = tmp_path / "audit"
     with (
@@ -73,13 +74,15 @@ def test_a_relay_that_outlives_its_forwarder_has_its_event(tmp_path: Path) -> No
         kill_forwarder(at.cluster)
         at.cluster.wait_for_log(TOOK_OVER)
         assert alice.ping().type == BaseCommand.PONG
+        assert at.cluster.command("upgrade", timeout_s=300).returncode == 0
+        assert alice.ping().type == BaseCommand.PONG
         alice.close()
 
         ended = wait_for(file, "connection_ended", principal="alice")
         assert ended["connection"] == success["connection"]
         assert (ended["kind"], ended["cause"], ended["worker"]) == ("relay", "relay_ended", "forwarder-0")
-        assert ended["bytes_to_broker"] == 2 * len(frame(BaseCommand.PING, ping={}))
-        assert ended["bytes_to_client"] == len(connected()) + 2 * len(frame(BaseCommand.PONG, pong={}))
+        assert ended["bytes_to_broker"] == 3 * len(frame(BaseCommand.PING, ping={}))
+        assert ended["bytes_to_client"] == len(connected()) + 3 * len(frame(BaseCommand.PONG, pong={}))
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
         everything = file.read_text() + (tmp_path / "audit.1").read_text()
         assert token not in everything
@@ -87,7 +90,7 @@ def test_a_relay_that_outlives_its_forwarder_has_its_event(tmp_path: Path) -> No
 
 
 def test_a_reader_that_has_stopped_stops_no_relay(tmp_path: Path) -> None:
-    """What nobody reads is dropped and counted; once somebody reads, new events come."""
+    """What nobody reads is dropped and counted; once there is a reader, new events come."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

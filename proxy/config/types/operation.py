@@ -95,12 +95,12 @@ class Audit(Strict, frozen=True):
         `authentications`: each success, failure and refresh. `http`: each request at an `[[http_listener]]`
     output: `stdout`, or `file`
     file: the absolute path of the file of `output = "file"`, to which lines are added (mode 0640, no link). To rotate
-        it, rename it and reload (`reload`, SIGHUP): that opens it anew
+        it, rename it and reload (`reload`, SIGHUP): that opens a new one
     format: `json` or `logfmt`
     roles: how principals and proxies before this one are written. `plain`: as they are. `hashed`: by a keyed hash
         (HMAC-SHA-256, see `role_key_file`). `redacted`: not at all
-    role_key_file: a file with the key of `hashed`, at least 16 bytes. Empty: SHA-256 without a key, by which whoever
-        guesses a role can tell that it is that one
+    role_key_file: a file with the key of `hashed`, at least 16 bytes. Empty: SHA-256 without a key, by which anyone
+        can check a guess of a role
     """
 
     events: tuple[Literal["connections", "authentications", "http"], ...] = ()

@@ -11,7 +11,6 @@ import enum
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import trio
 
@@ -107,7 +106,6 @@ class ClientConnection:
         self.phase = Phase.SERVING
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
-        self.has_served_lookups = False
         self._services = services
         self._on_end = on_end
         self._pre_auth = pre_auth or PreAuthConnection()
@@ -122,7 +120,7 @@ class ClientConnection:
         )
         self._closer = ConnectionCloser(self._transport)
         self._machine = ClientMachine()
-        self._handshake = Handshake(client, services, self._tasks)
+        self.handshake = Handshake(client, services, self._tasks)
         self._workers = workers
         self._limits = limits
         self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
@@ -146,7 +144,7 @@ class ClientConnection:
     @property
     def target(self) -> str:
         """The broker that the client wants, for logs; empty: none, or not known yet."""
-        return self._handshake.target
+        return self.handshake.target
 
     @property
     def _is_served(self) -> bool:
@@ -161,7 +159,7 @@ class ClientConnection:
     def start_serving(self) -> None:
         """Serve the client until its connection is closed, or a relay's."""
         try:
-            self._handshake.start_handshake()
+            self.handshake.start_handshake()
             self._timeouts.start_handshake_deadline(self._accepted_at)
             self._transport.start_reading(self._handle_frames, self._on_client_end)
         except Exception as error:  # noqa: BLE001 -- the caller must go on to accept others
@@ -303,22 +301,6 @@ class ClientConnection:
             **self.identity.proxy_log_fields,
         )
 
-    def _audit(self, event: str, **fields: Any) -> None:
-        self._services.audit.write(event, **self.audit_fields(), **fields)
-
-    def audit_fields(self) -> dict[str, Any]:
-        """Return what audit events tell of the connection."""
-        handshake, principal = self._handshake, self.identity.principal
-        return {
-            "client": self.address,
-            "started_at_unix_ms": handshake.started_at_unix_ms,
-            "listener": handshake.listener,
-            "principal": principal.name,
-            "proxy": principal.proxy,
-            "method": principal.method or handshake.method,
-            "target": self.target,
-        }
-
     def _on_internal_error(self, error: Exception) -> None:
         """Log an error that no code handles, and end this connection only."""
         get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
@@ -342,7 +324,7 @@ class ClientConnection:
 
     def flush(self) -> None:
         """Close, at the end of the tick in which the connection has ended."""
-        if not self._handshake.has_link and self._closer.close_if_silent():
+        if not self.handshake.has_link and self._closer.close_if_silent():
             self._finish()
         else:
             self._services.nursery.start_soon(self._close)
@@ -356,7 +338,7 @@ class ClientConnection:
         finally:
             self._release_resources()
             try:
-                await self._handshake.close_link()
+                await self.handshake.close_link()
                 await self._closer.close_connection()
             finally:
                 self._on_end(self)
@@ -371,7 +353,7 @@ class ClientConnection:
         self._inbound.release_memory()
         self._lookup_mode.close()
         self._tasks.cancel()
-        self._handshake.abandon_handshake()
+        self.handshake.abandon_handshake()
         self.lifetime.abandon_reauthentication()
         self._transport.drop_callbacks()
 
@@ -449,13 +431,13 @@ class ClientConnection:
         that does not wait for CONNECTED must not fail, depending on a moment, for the frame that it sends next.
         """
         if command.type == BaseCommand.CONNECT:
-            failure = self._handshake.receive_connect(command)
+            failure = self.handshake.receive_connect(command)
             if failure is not None:
                 self._fail(failure)
                 return
         self._pre_auth.mark_busy()
-        if self._handshake.needs_rounds:
-            self._handshake.start_round(command, self._on_round_outcome)
+        if self.handshake.needs_rounds:
+            self.handshake.start_round(command, self._on_round_outcome)
         else:
             self._on_authenticated(ANONYMOUS)
 
@@ -463,8 +445,6 @@ class ClientConnection:
         if not self._is_served:  # since this tick: the round was not abandoned yet
             return
         try:
-            if isinstance(outcome, ConnectionFailure):
-                self._audit("authentication_failure", reason=outcome.detail or outcome.message)
             match outcome:
                 case ClientIdentity():
                     self._on_authenticated(outcome)
@@ -480,24 +460,22 @@ class ClientConnection:
     def _on_authenticated(self, identity: ClientIdentity) -> None:
         config = self._workers.config
         if config.authentication.enabled:
-            self._handshake.record_duration("authentication")
+            self.handshake.record_duration("authentication")
         self.identity = identity
         self.deny_if_listed(self._services.denied())
         if not self._is_served:
             return
-        if config.authentication.enabled:
-            self._audit("authentication_success", expires_at_unix_ms=identity.principal.expires_at_unix_ms)
         owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
         if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):
             self._fail(max_connections_failure())
             return
         self._inbound.set_owner(owner)
-        self.lifetime.on_authenticated(self._handshake.connect, identity.principal)
+        self.lifetime.on_authenticated(self.handshake.connect, identity.principal)
         if config.authentication.enabled:
             self._pre_auth.stop_counting()
-        if self._handshake.wants_broker:
+        if self.handshake.wants_broker:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
-                self._handshake.connect_broker(self.identity, self._on_broker)
+                self.handshake.connect_broker(self.identity, self._on_broker)
         elif self._workers.is_profile_fresh:
             self._enter_lookup_mode(self._workers.profile)
         else:
@@ -511,17 +489,16 @@ class ClientConnection:
     def _enter_lookup_mode(self, profile: CommandConnected | None) -> None:
         if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is not Action.SEND_CONNECTED:
             return
-        self.has_served_lookups = True
         self._pre_auth.stop_counting()
         self._lookup_mode.set_identity(self.identity)
-        self.lifetime.start_in_lookup_mode(partial(self._handshake.stored_relay, self.identity))
-        self._transport.send(self._handshake.connected_frame(profile))
+        self.lifetime.start_in_lookup_mode(partial(self.handshake.stored_relay, self.identity))
+        self._transport.send(self.handshake.connected_frame(profile))
         self._timeouts.start_keep_alive()
         self._age.start_deadline()
         if self.phase is Phase.DRAINING:
             self.drain()
-        self._handshake.record_duration("total")
-        self._handshake.finish_handshake()
+        self.handshake.record_duration("total")
+        self.handshake.finish_handshake()
 
     # ---- the relay
 
@@ -532,13 +509,13 @@ class ClientConnection:
             elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
                 self._become_relay()
             else:  # the client has gone in this very moment
-                self._services.nursery.start_soon(self._handshake.close_link)
+                self._services.nursery.start_soon(self.handshake.close_link)
         except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
             self._on_internal_error(error)
 
     def _become_relay(self) -> None:
-        self._handshake.record_duration("broker")
-        self._handshake.record_duration("total")
+        self.handshake.record_duration("broker")
+        self.handshake.record_duration("total")
         self._stop_serving(Phase.STARTING_RELAY)
         if self._start_relay_now():
             self._on_relay_started()
@@ -584,14 +561,14 @@ class ClientConnection:
 
     def _relay_start(self, rest: bytes) -> RelayStart:
         """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
-        link, stored = self._handshake.link, self._handshake.stored_relay(self.identity)
+        link, stored = self.handshake.link, self.handshake.stored_relay(self.identity)
         stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
         session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data
         )
         held = self._held + rest
-        return self._handshake.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
+        return self.handshake.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
 
     # ---- the lifetime of the client's authentication, in lookup mode
 

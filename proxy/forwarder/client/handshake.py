@@ -5,7 +5,7 @@ Each step returns its outcome, a value that the connection acts upon. A handshak
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import trio
 
@@ -21,6 +21,7 @@ from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import (
+    ANONYMOUS,
     AuthenticationExchange,
     Challenge,
     ClientEndpoint,
@@ -66,6 +67,7 @@ class Handshake:
 
     def __init__(self, client: ClientEndpoint, services: ConnectionServices, tasks: TaskSpawner) -> None:
         self.target = ""
+        self.is_complete = False
         self.connect: CommandConnect
         self._client = client
         self._workers = services.workers
@@ -86,10 +88,18 @@ class Handshake:
         """Where the client's listener is bound, as far as a relay's record holds it."""
         return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
 
-    @property
-    def method(self) -> str:
-        """The method that the client names; empty before its CONNECT, and where clients are not authenticated."""
-        return commands.auth_method_of(self.connect) if self._authentication is not None else ""
+    def audit_fields(self, identity: ClientIdentity = ANONYMOUS) -> dict[str, Any]:
+        """Return what audit events tell of the connection; as long as the client is not known, the method it names."""
+        named = commands.auth_method_of(self.connect) if self._authentication is not None else ""
+        return {
+            "client": self._client.address,
+            "started_at_unix_ms": self.started_at_unix_ms,
+            "listener": self.listener,
+            "principal": identity.role,
+            "proxy": identity.principal.proxy,
+            "method": identity.principal.method or named,
+            "target": self.target,
+        }
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -138,7 +148,21 @@ class Handshake:
         ``on_outcome`` is called once, unless the handshake is abandoned before.
         """
         assert self._authentication is not None  # needs_rounds
-        self._authentication.start_round(command, self._tasks, lambda result: on_outcome(self._outcome_of(result)))
+        self._authentication.start_round(
+            command, self._tasks, lambda result: on_outcome(self._audited(self._outcome_of(result)))
+        )
+
+    def _audited(self, outcome: RoundOutcome) -> RoundOutcome:
+        """Write the event of an authentication that is over."""
+        match outcome:
+            case ClientIdentity():
+                ends_at = outcome.principal.expires_at_unix_ms
+                fields = self.audit_fields(outcome)
+                self._services.audit.write("authentication_success", **fields, expires_at_unix_ms=ends_at)
+            case ConnectionFailure():
+                reason = outcome.detail or outcome.message
+                self._services.audit.write("authentication_failure", **self.audit_fields(), reason=reason)
+        return outcome
 
     def _outcome_of(self, result: RoundResult) -> RoundOutcome:
         match result:
@@ -264,6 +288,7 @@ class Handshake:
 
     def record_duration(self, stage: Literal["authentication", "broker", "total"]) -> None:
         """Record how long a stage took that ends now. All but "broker" begin when the client was accepted."""
+        self.is_complete |= stage == "total"
         since = self._broker_started_at if stage == "broker" else self._client.accepted_at
         self._services.metrics.handshake_seconds[stage].observe(self._tick.now - since)
 

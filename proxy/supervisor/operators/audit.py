@@ -26,7 +26,7 @@ _PARTIAL_BYTES_MAX = 4096
 
 
 def open_destination(audit: Audit) -> int:
-    """Open the destination anew, -1 for none: where a file was renamed, a new one is made. Raises ConfigError."""
+    """Open the destination, -1 for none; a file that does not exist is made. Raises ConfigError."""
     if not audit.events:
         return -1
     if audit.output == "stdout":

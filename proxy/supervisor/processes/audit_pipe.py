@@ -9,5 +9,5 @@ def create_audit_pipe() -> tuple[int, int]:
 
 
 def open_for_worker(pipe: int) -> int:
-    """Open the pipe's writing end anew: a worker that makes its own blocking makes nobody else's so."""
+    """Open the pipe's writing end once more: a worker that makes its own blocking makes nobody else's so."""
     return os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

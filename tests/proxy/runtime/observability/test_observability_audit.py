@@ -156,7 +156,7 @@ def test_one_network_does_not_take_all_room(setup: Setup) -> None:
 
 
 def test_many_networks_share_one_count(setup: Setup) -> None:
-    """Bounds: of memory, and of events of whoever has many addresses."""
+    """Bounds: of memory, and of events of a client with many addresses."""
     for number in range(NETWORKS_MAX + EVENTS_PER_NETWORK_S_MAX + 5):
         setup.refuse(f"10.0.{number // 256}.{number % 256}:1")
         setup.text()

@@ -62,13 +62,13 @@ async def test_lines_are_written_whole(setup: Setup) -> None:
 
 async def test_what_is_there_stays_and_a_renamed_file_gets_no_more(setup: Setup) -> None:
     await setup.run(b"one\n")
-    os.rename(setup.file, f"{setup.file}.1")
+    setup.file.rename(setup.file.parent / "audit.1")
     await setup.run(b"two\n")
     setup.reopen()
     await setup.run(b"three\n")
     setup.reopen()
     await setup.run(b"four\n")
-    assert Path(f"{setup.file}.1").read_bytes() == b"one\ntwo\n"
+    assert (setup.file.parent / "audit.1").read_bytes() == b"one\ntwo\n"
     assert setup.file.read_bytes() == b"three\nfour\n"
 
 
@@ -88,7 +88,7 @@ async def test_nonsense_without_an_end_is_bounded(setup: Setup) -> None:
 
 
 def test_no_link_and_no_other_kind_of_file_is_written_to(setup: Setup, tmp_path: Path) -> None:
-    """Security: whoever may write in the folder must not lead lines elsewhere."""
+    """Security: another user who may write in the folder must not lead lines elsewhere."""
     link, fifo = tmp_path / "link", tmp_path / "fifo"
     link.symlink_to(setup.file)
     os.mkfifo(fifo)
