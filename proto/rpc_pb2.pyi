@@ -501,7 +501,7 @@ class RelayLeftBehind(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls", "passed", "method")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "credentials", "leave_at_ms", "client_kernel_tls", "broker_kernel_tls", "passed", "method", "listener")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +516,7 @@ class StoredRelay(_message.Message):
     BROKER_KERNEL_TLS_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -530,7 +531,8 @@ class StoredRelay(_message.Message):
     broker_kernel_tls: bool
     passed: bool
     method: str
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ..., passed: _Optional[bool] = ..., method: _Optional[str] = ...) -> None: ...
+    listener: str
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., credentials: _Optional[_Iterable[bytes]] = ..., leave_at_ms: _Optional[int] = ..., client_kernel_tls: _Optional[bool] = ..., broker_kernel_tls: _Optional[bool] = ..., passed: _Optional[bool] = ..., method: _Optional[str] = ..., listener: _Optional[str] = ...) -> None: ...
 
 class RelayRequest(_message.Message):
     __slots__ = ("client_address", "principal", "proxy", "credentials", "target", "expires_at_unix_ms", "first_to_client", "first_to_broker")

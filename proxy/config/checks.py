@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port
+from proxy.common.audit_key import read_role_key
 from proxy.common.deny_list import read_deny_list
 from proxy.common.errors import ConfigError
 from proxy.common.networks import is_loopback, parse_network
@@ -23,6 +24,7 @@ from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles,
 from proxy.config.sni import has_tls_port
 from proxy.config.targets import check_targets, is_publicly_registrable
 from proxy.config.types import (
+    Audit,
     Authentication,
     BrokerCredentials,
     Brokers,
@@ -58,6 +60,7 @@ def validate_config(config: Config) -> Config:
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
     _check_admin_token(config.admin.token_file)
+    _check_audit(config.audit)
     _check_admin_hosts(config.admin.allowed_hosts)
     _check("brokers.service_url", parse_broker_url, config.brokers.service_url)
     for network in config.brokers.allowed_addresses:
@@ -84,6 +87,18 @@ def _check_admin_token(file: str) -> None:
             read_admin_token(file)
     except OSError as error:  # gone since it was opened just now
         raise ConfigError(f"admin.token_file: {file} cannot be read: {error.strerror}") from None
+
+
+def _check_audit(audit: Audit) -> None:
+    """Check that there is a file where one is wanted, and the key. Raises ConfigError."""
+    if audit.output == "file" and not os.path.isabs(audit.file):  # noqa: PTH117 -- a path of the configuration is text
+        raise ConfigError('audit.file: an absolute path is needed for output = "file"')
+    if audit.output == "stdout" and audit.file:
+        raise ConfigError('audit.file: has no effect without output = "file"')
+    if audit.role_key_file and audit.roles != "hashed":
+        raise ConfigError('audit.role_key_file: has no effect without roles = "hashed"')
+    if audit.role_key_file:
+        read_role_key(audit.role_key_file)
 
 
 def _check_admin_hosts(patterns: tuple[str, ...]) -> None:

@@ -25,6 +25,7 @@ def _forwarder_files(config: Config) -> Iterator[str]:
     yield from (RESOLV_CONF, HOSTS)  # for the names of brokers.service_url
     yield from _broker_tls_files(config.brokers)
     yield config.authentication.deny_file
+    yield config.audit.role_key_file
     for listener in config.listener:
         yield from _listener_files(listener.tls)
 
@@ -34,6 +35,7 @@ def _http_files(config: Config) -> Iterator[str]:
     if web_uses_tls(config):
         yield from _tls_files(config.brokers)
     yield config.authentication.deny_file
+    yield config.audit.role_key_file
     for listener in config.http_listener:
         yield from _listener_files(listener.tls)
 

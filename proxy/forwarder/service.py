@@ -17,11 +17,11 @@ from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, StoredRelay
-from proxy.common.deny_list import KEY, DenyList, read_deny_list
+from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
-from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
+from proxy.forwarder.audit import ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
@@ -34,6 +34,7 @@ from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.denied import DeniedCredentials
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
@@ -69,14 +70,6 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
 
-DENY_PASSES = 5
-"""Passes over all connections, one a second, after a change: an auth worker that reads it later may meanwhile have
-accepted a relay's fresh credentials.
-"""
-
-DENY_LIST_ERROR_CHARACTERS_MAX = 1000
-"""How much of the reason the status tells why a changed deny list cannot be used; the log has all of it."""
-
 _CAUSES = {
     CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
     CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
@@ -92,6 +85,8 @@ class ForwarderService:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._metrics = ForwarderMetrics(context.registry)
+        self._audit = ForwarderAudit(context.registry, context.role, context.index, context.descriptors.audit)
+        self._audit.configure(context.config)
         self._metrics.active_connections.set_function(lambda: self._connections)
         self._metrics.reauthentication.expired_sessions.set_function(self._count_expired)
         for state in State:
@@ -106,7 +101,7 @@ class ForwarderService:
         self._workers = WorkerClients(context.config, self._auth, self._lookup, context.nursery)
         self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
-        self._denied = _deny_list(context.config)
+        self._denied = DeniedCredentials(context.config)
         self._clients: trio.Nursery
         self._metrics.kernel_tls_available.set_function(lambda: bool(usable_ciphers()))
         self._metrics.kernel_tls_relays.set_function(lambda: self._relays.kernel_tls_relays)
@@ -166,7 +161,7 @@ class ForwarderService:
         nursery.start_soon(self._deadlines.run)
         await self._start_relays()
         nursery.start_soon(self._serve)
-        nursery.start_soon(self._watch_deny_list)
+        nursery.start_soon(self._denied.watch, self._deny_credentials)
 
     async def _start_relays(self) -> None:
         context, config = self._context, self._context.config.relay
@@ -205,6 +200,7 @@ class ForwarderService:
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
+        self._relays.reauthentication.on_verdict = self._audit.on_reauthentication
         self._passed = self._passed_connections()
         self._relays.adopt_relays(handover, config)
         for client_ip in self._relays.left_behind.client_ips:
@@ -239,19 +235,6 @@ class ForwarderService:
             config=lambda: self._workers.config,
         )
 
-    async def _watch_deny_list(self) -> None:
-        """End connections of what the deny list names, each time that it has changed, until cancelled."""
-        applied: DenyList | None = None
-        passes = 0
-        while True:
-            denied = await self._denied.current_value()
-            if denied is not applied:
-                applied, passes = denied, DENY_PASSES
-            if passes:
-                passes -= 1
-                self._deny_credentials(denied)
-            await trio.sleep(CHECK_INTERVAL_S)
-
     def _deny_credentials(self, denied: DenyList) -> None:
         self._relays.deny_credentials(denied)
         for connection in list(self._client_connections):
@@ -274,7 +257,8 @@ class ForwarderService:
             if self._passed is not None and about.passed:
                 self._passed.on_over()
 
-    def _on_relay_end(self, about: StoredRelay, reason: CloseReason) -> None:
+    def _on_relay_end(self, about: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
+        self._audit.on_relay_end(about, reason, to_broker, to_client)
         self._release_relay(about)
         cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
@@ -294,13 +278,14 @@ class ForwarderService:
             self._relays.enforcement.configure(config)
         use_kernel_tls(config.relay.kernel_tls)  # may raise
         workers = WorkerClients(config, self._auth, self._lookup, self._context.nursery)  # may raise
-        denied = _deny_list(config)  # may raise
+        denied = self._denied.read_file(config)  # may raise
+        self._audit.configure(config)  # may raise
         if not self._accepting.cancel_called:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners(config)
-        self._denied = denied
+        self._denied.use_file(denied)
         workers.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = workers
 
@@ -351,7 +336,7 @@ class ForwarderService:
             "connections_by_state": states,
             "sessions_near_expiry": summarize_near_expiry(self._session_ends()),
             **self._kernel_tls_status(),
-            **self._deny_list_status(),
+            **self._denied.status(),
         }
 
     def _kernel_tls_status(self) -> dict[str, object]:
@@ -359,18 +344,6 @@ class ForwarderService:
         if not relays and self._workers.config.relay.kernel_tls == "off":
             return {}
         return {"kernel_tls": bool(usable_ciphers()), "kernel_tls_relays": relays}
-
-    def _deny_list_status(self) -> dict[str, object]:
-        denied = self._denied
-        if not denied.files:
-            return {}
-        return {
-            "deny_list": {
-                "entries": len(denied.value.kinds),
-                "read_at_unix_s": denied.read_at_unix_s,
-                "error": denied.failure[:DENY_LIST_ERROR_CHARACTERS_MAX],
-            }
-        }
 
     async def list_connections(self, request: ConnectionsRequest, *, ends: bool) -> ConnectionsPage:
         """Return a page of the clients' connections; ``ends``: of those that are ended by it. Raises FilterInvalid."""
@@ -440,6 +413,7 @@ class ForwarderService:
                 lambda: self._denied.value,
                 self._seen_hellos,
                 self._handshake_turns,
+                self._audit,
             )
         return services
 
@@ -534,6 +508,7 @@ class ForwarderService:
                 get_logger().error("a client's connection met a defect", client=client.address, exc_info=outcome)
                 cause = DisconnectCause.DEFECT
         self._release_connection(admitted, cause)
+        self._audit.on_tls_failure(client.address, trio.current_time() - client.accepted_at, cause)
         self._in_flight.decrement()
 
     def _count_tls_handshake(self, listener: int, outcome: Outcome) -> None:
@@ -560,6 +535,9 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)
+            handshake = connection.handshake
+            kind = "lookups" if handshake.is_complete else "handshake"
+            self._audit.on_connection_end(handshake.audit_fields(connection.identity), kind, connection.cause)
             match connection.cause:
                 case DisconnectCause.GAVE_WAY:
                     self._log_eviction(connection.address)
@@ -575,6 +553,7 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)
+            self._audit.on_connection_end(connection.audit_fields(), "sni", connection.cause)
         self._in_flight.decrement()
 
     @staticmethod
@@ -597,6 +576,7 @@ class ForwarderService:
     async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, key: str, *, mute: bool) -> None:
         """Close a client's connection because of what is set under ``key``; ``mute``: without telling the client."""
         self._metrics.rejected_connections.labels(reason=reason.value).inc()
+        self._audit.write("connection_refused", client=client, reason=reason.value)
         get_logger().warning("a client was turned away", client=client, reason=reason.value, key=key)
         if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
             await trio.aclose_forcefully(stream)
@@ -618,9 +598,3 @@ class ForwarderService:
 def _end_opening(opening: TlsOpening) -> bool:
     opening.end(DisconnectCause.DISCONNECTED)
     return True
-
-
-def _deny_list(config: Config) -> ReloadingFile[DenyList]:
-    """Read the deny list. Raises ConfigError."""
-    file = config.authentication.deny_file
-    return ReloadingFile(KEY, [file], lambda: read_deny_list(file))

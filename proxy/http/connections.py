@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import trio
 
 from proto.http_rules import RequestRefused
+from proto.roles import Role
 from proxy.common.logs import get_logger, is_dropped
 from proxy.common.networks import network_of
 from proxy.config.types import Config
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.metrics import HttpMetrics
 from proxy.http.server import HttpConnection
+from proxy.runtime.observability.audit import AuditLog
 
 REQUEST_EVENT = "http request"
 TOO_MANY_REQUESTS = "the proxy has too many requests under way; try again later"
@@ -136,8 +138,11 @@ class WorkerRequests:
     share, and one share is for an address that has none yet.
     """
 
-    def __init__(self, config: Config, connections: Connections, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, config: Config, connections: Connections, metrics: HttpMetrics, audit: AuditLog | None = None
+    ) -> None:
         self._connections = connections
+        self._audit = audit or AuditLog(None, Role.HTTP, 0, -1)
         self._metrics = metrics
         self._by_network: Counter[str] = Counter()
         self.under_way = 0
@@ -180,6 +185,20 @@ class WorkerRequests:
             if connection is not None:
                 connection.requests -= 1
         self._metrics.count_request(record)
+        self._audit.write(
+            "http_request",
+            client=record.client.address,
+            principal=record.principal,
+            method=record.method,
+            path=record.path,
+            status=record.status,
+            route=record.route,
+            target=record.upstream,
+            request_bytes=record.request_bytes,
+            response_bytes=record.response_bytes,
+            ms=round((trio.current_time() - record.started) * 1000),
+            cause=record.cause,
+        )
         if self._logs and not is_dropped(REQUEST_EVENT):
             get_logger().info(
                 REQUEST_EVENT,

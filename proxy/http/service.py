@@ -32,6 +32,7 @@ from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.proxy_header import read_header
 from proxy.runtime.network.tls import TlsFailed, TlsStream
+from proxy.runtime.observability.audit import AuditLog
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.listener_channel import request_listeners
 from proxy.runtime.process.worker import WorkerContext
@@ -58,7 +59,9 @@ class HttpService:
         self._head_timeout_s = seconds(config.http.head_timeout_ms)
         self._metrics = HttpMetrics(context.registry)
         self._connections = Connections(config, self._metrics)
-        self._requests = WorkerRequests(config, self._connections, self._metrics)
+        self._audit = AuditLog(context.registry, context.role, context.index, context.descriptors.audit)
+        self._audit.configure(config)
+        self._requests = WorkerRequests(config, self._connections, self._metrics, self._audit)
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
         self._transports = http_transports(config)
@@ -110,6 +113,7 @@ class HttpService:
         await trio.lowlevel.checkpoint()
         transports, dial = http_transports(config), _dial(config)  # may raise
         authenticator = self._authenticator(config)  # may raise; nothing has changed yet
+        self._audit.configure(config)  # may raise
         services = self._services
         services.settings, services.relay, services.routes = config.http, config.relay, http_routes(config)
         services.replacements = http_replacements(config)

@@ -35,6 +35,7 @@ from proxy.supervisor.handover.exec_handover import (
     installed_program_fault,
 )
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
+from proxy.supervisor.operators.audit import AuditWriter, close_destination, open_destination
 from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
 from proxy.supervisor.operators.report import ClusterReport
@@ -42,7 +43,7 @@ from proxy.supervisor.processes.children import child_reaper, end_descendants
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.processes.fork_server import ForkServer
 from proxy.supervisor.processes.library_files import watch_library_files
-from proxy.supervisor.processes.signals import SIGNALS
+from proxy.supervisor.processes.signals import SIGNALS, in_thread_without_signals
 from proxy.supervisor.processes.worker_process import WorkerProcess
 from proxy.supervisor.startup.open_files import raise_open_file_limit
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
@@ -67,6 +68,8 @@ class Supervisor:
         self._control_socket = handover.control_socket
         self._cluster = Cluster(config, self._runtime_dir, handover, ForkServer(), self._serve_admin)
         self._report = ClusterReport(self._cluster)
+        self._audit = AuditWriter(self._cluster.audit_pipe[0], self._cluster.registry)
+        self._audit.set_destination(_open_audit(config, handover))
         self._admin_channel = AdminChannel(self._report, self._admin_listener.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
         self._config_watcher = ConfigFileWatcher(
@@ -101,6 +104,7 @@ class Supervisor:
                 if self._control_socket is None:
                     self._control_socket = self._runtime_dir.bind_socket(CONTROL_SOCKET)
                 nursery.start_soon(child_reaper.reap_adopted)
+                nursery.start_soon(self._audit.run)
                 nursery.start_soon(self._cluster.fork_server.run)
                 nursery.start_soon(control.serve, self._control_socket)
                 self._admin_listener.listen(ADMIN_BACKLOG)
@@ -260,7 +264,13 @@ class Supervisor:
         # Running processes would refuse what they cannot use; new ones would only fail to start.
         if needs_processes and (fault := await installed_program_fault(self._config_file)):
             raise ReloadRefused(fault)
-        await self._cluster.reload(config)
+        audit = await in_thread_without_signals(open_destination, config.audit)  # may raise
+        try:
+            await self._cluster.reload(config)
+        except BaseException:
+            close_destination(audit)
+            raise
+        self._audit.set_destination(audit)
         changes.on_applied(stamps)
         configure_logs(config.log, Role.SUPERVISOR, 0)
         get_logger().info("the configuration was reloaded")
@@ -415,6 +425,17 @@ def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:
             raise
         get_logger().error("the old admin port stays", reason=str(error))
         return handover.admin_listeners.popitem()[1]
+
+
+def _open_audit(config: Config, handover: HandoverState) -> int:
+    """Open the destination of audit events; after an exec, go on without where that fails. Raises StartFailed."""
+    try:
+        return open_destination(config.audit)
+    except ConfigError as error:
+        if handover.generation == 1:
+            raise StartFailed(str(error)) from None
+        get_logger().error("audit events are not written", reason=str(error))
+        return -1
 
 
 def _with_runtime_dir(config: Config, handover: HandoverState) -> Config:

@@ -30,6 +30,8 @@ NOT_SHOWN = {
     "pulsar_proxy_broker_files_held",
     "pulsar_proxy_kernel_tls_available",
     "pulsar_proxy_tls_resumed_sessions_total",
+    "pulsar_proxy_audit_dropped_events_total",
+    "pulsar_proxy_audit_lost_bytes_total",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),
 }
 """Documented metrics that no panel shows."""

@@ -37,7 +37,7 @@ from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
 from proxy.config.types.connections import Limits, Relay, Session
 from proxy.config.types.http import Http, HttpListener, HttpRoute
 from proxy.config.types.listeners import Listener, ListenerCertificate, ListenerTls
-from proxy.config.types.operation import Admin, Cluster, Log, Metrics, Reload, Shutdown
+from proxy.config.types.operation import Admin, Audit, Cluster, Log, Metrics, Reload, Shutdown
 
 HTTP_LISTENERS_MAX = 32
 """Listeners that a worker gets in one message."""
@@ -60,3 +60,4 @@ class Config(Strict, frozen=True):
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
     log: Log = Log()
+    audit: Audit = Audit()

@@ -87,6 +87,30 @@ class Metrics(Strict, frozen=True):
     principal_idle_ms: Annotated[int, Meta(ge=1000, le=2**31 - 1)] = 600_000
 
 
+class Audit(Strict, frozen=True):
+    """Audit events, one a line: who connected, from where, by which method, to what, and why it ended or was refused.
+    They are not in the log, and have no level. Off unless `events` names some.
+
+    events: which are written. `connections`: each client's connection that has ended or was refused.
+        `authentications`: each success, failure and refresh. `http`: each request at an `[[http_listener]]`
+    output: `stdout`, or `file`
+    file: the absolute path of the file of `output = "file"`, to which lines are added (mode 0640, no link). To rotate
+        it, rename it and reload (`reload`, SIGHUP): that opens a new one
+    format: `json` or `logfmt`
+    roles: how principals and proxies before this one are written. `plain`: as they are. `hashed`: by a keyed hash
+        (HMAC-SHA-256, see `role_key_file`). `redacted`: not at all
+    role_key_file: a file with the key of `hashed`, at least 16 bytes. Empty: SHA-256 without a key, by which anyone
+        can check a guess of a role
+    """
+
+    events: tuple[Literal["connections", "authentications", "http"], ...] = ()
+    output: Literal["stdout", "file"] = "stdout"
+    file: str = ""
+    format: Literal["json", "logfmt"] = "json"
+    roles: Literal["plain", "hashed", "redacted"] = "plain"
+    role_key_file: str = ""
+
+
 class Log(Strict, frozen=True):
     """Output to standard error.
 

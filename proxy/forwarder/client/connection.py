@@ -98,7 +98,7 @@ class ClientConnection:
         )
         self._closer = ConnectionCloser(self._transport)
         self._machine = ClientMachine()
-        self._handshake = Handshake(client, services, self._tasks)
+        self.handshake = Handshake(client, services, self._tasks)
         self._workers = workers
         self._limits = limits
         self.lifetime = SessionLifetime(client, workers, services.relays, metrics, self._on_lifetime_event)
@@ -122,7 +122,7 @@ class ClientConnection:
     @property
     def target(self) -> str:
         """The broker that the client wants, for logs; empty: none, or not known yet."""
-        return self._handshake.target
+        return self.handshake.target
 
     @property
     def _is_served(self) -> bool:
@@ -137,7 +137,7 @@ class ClientConnection:
     def start_serving(self) -> None:
         """Serve the client until its connection is closed, or a relay's."""
         try:
-            self._handshake.start_handshake()
+            self.handshake.start_handshake()
             self._timeouts.start_handshake_deadline(self._accepted_at)
             self._transport.start_reading(self._handle_frames, self._on_client_end)
         except Exception as error:  # noqa: BLE001 -- the caller must go on to accept others
@@ -187,7 +187,7 @@ class ClientConnection:
             return None
         ends_at = session_end(self.lifetime.expiring_session, self._services.relays.now(), unix_ms)
         kind = LOOKUP if self.state is State.LOOKUP else HANDSHAKE
-        record = self._handshake.stored_relay(self.identity)
+        record = self.handshake.stored_relay(self.identity)
         return ListedConnection(connection_of(record, kind, ends_at), self.disconnect)
 
     # ---- the end, as soon as no request is under way
@@ -324,7 +324,7 @@ class ClientConnection:
 
     def flush(self) -> None:
         """Close, at the end of the tick in which the connection has ended."""
-        if not self._handshake.has_link and self._closer.close_if_silent():
+        if not self.handshake.has_link and self._closer.close_if_silent():
             self._finish()
         else:
             self._services.nursery.start_soon(self._close)
@@ -338,7 +338,7 @@ class ClientConnection:
         finally:
             self._release_resources()
             try:
-                await self._handshake.close_link()
+                await self.handshake.close_link()
                 await self._closer.close_connection()
             finally:
                 self._on_end(self)
@@ -353,7 +353,7 @@ class ClientConnection:
         self._inbound.release_memory()
         self._lookup_mode.close()
         self._tasks.cancel()
-        self._handshake.abandon_handshake()
+        self.handshake.abandon_handshake()
         self.lifetime.abandon_reauthentication()
         self._transport.drop_callbacks()
 
@@ -431,13 +431,13 @@ class ClientConnection:
         that does not wait for CONNECTED must not fail, depending on a moment, for the frame that it sends next.
         """
         if command.type == BaseCommand.CONNECT:
-            failure = self._handshake.receive_connect(command)
+            failure = self.handshake.receive_connect(command)
             if failure is not None:
                 self._fail(failure)
                 return
         self._pre_auth.mark_busy()
-        if self._handshake.needs_rounds:
-            self._handshake.start_round(command, self._on_round_outcome)
+        if self.handshake.needs_rounds:
+            self.handshake.start_round(command, self._on_round_outcome)
         else:
             self._on_authenticated(ANONYMOUS)
 
@@ -460,7 +460,7 @@ class ClientConnection:
     def _on_authenticated(self, identity: ClientIdentity) -> None:
         config = self._workers.config
         if config.authentication.enabled:
-            self._handshake.record_duration("authentication")
+            self.handshake.record_duration("authentication")
         self.identity = identity
         self.deny_if_listed(self._services.denied())
         if not self._is_served:
@@ -470,12 +470,12 @@ class ClientConnection:
             self._fail(max_connections_failure())
             return
         self._inbound.set_owner(owner)
-        self.lifetime.on_authenticated(self._handshake.connect, identity.principal)
+        self.lifetime.on_authenticated(self.handshake.connect, identity.principal)
         if config.authentication.enabled:
             self._pre_auth.stop_counting()
-        if self._handshake.wants_broker:
+        if self.handshake.wants_broker:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
-                self._handshake.connect_broker(self.identity, self._on_broker)
+                self.handshake.connect_broker(self.identity, self._on_broker)
         elif self._workers.is_profile_fresh:
             self._enter_lookup_mode(self._workers.profile)
         else:
@@ -491,14 +491,14 @@ class ClientConnection:
             return
         self._pre_auth.stop_counting()
         self._lookup_mode.set_identity(self.identity)
-        self.lifetime.start_in_lookup_mode(partial(self._handshake.stored_relay, self.identity))
-        self._transport.send(self._handshake.connected_frame(profile))
+        self.lifetime.start_in_lookup_mode(partial(self.handshake.stored_relay, self.identity))
+        self._transport.send(self.handshake.connected_frame(profile))
         self._timeouts.start_keep_alive()
         self._age.start_deadline()
         if self.phase is Phase.DRAINING:
             self.drain()
-        self._handshake.record_duration("total")
-        self._handshake.finish_handshake()
+        self.handshake.record_duration("total")
+        self.handshake.finish_handshake()
 
     # ---- the relay
 
@@ -509,13 +509,13 @@ class ClientConnection:
             elif self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
                 self._become_relay()
             else:  # the client has gone in this very moment
-                self._services.nursery.start_soon(self._handshake.close_link)
+                self._services.nursery.start_soon(self.handshake.close_link)
         except Exception as error:  # noqa: BLE001 -- the caller serves other connections, too
             self._on_internal_error(error)
 
     def _become_relay(self) -> None:
-        self._handshake.record_duration("broker")
-        self._handshake.record_duration("total")
+        self.handshake.record_duration("broker")
+        self.handshake.record_duration("total")
         self._stop_serving(Phase.STARTING_RELAY)
         if self._start_relay_now():
             self._on_relay_started()
@@ -561,14 +561,14 @@ class ClientConnection:
 
     def _relay_start(self, rest: bytes) -> RelayStart:
         """Return what the relay needs; ``rest``: what was received from the client and is no frame yet."""
-        link, stored = self._handshake.link, self._handshake.stored_relay(self.identity)
+        link, stored = self.handshake.link, self.handshake.stored_relay(self.identity)
         stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         answers_broker = link.broker.host if link.answers_challenges else ""
         session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=answers_broker, original_data=link.original_data
         )
         held = self._held + rest
-        return self._handshake.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
+        return self.handshake.relay_start(self._transport.stream, stored, first_to_broker=held, session=session)
 
     # ---- the lifetime of the client's authentication, in lookup mode
 

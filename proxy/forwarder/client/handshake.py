@@ -5,7 +5,7 @@ Each step returns its outcome, a value that the connection acts upon. A handshak
 
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import trio
 
@@ -21,6 +21,7 @@ from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.terms import SessionTerms
 from proxy.forwarder.relay.relay import RelayStart
 from proxy.forwarder.workers.authentication import (
+    ANONYMOUS,
     AuthenticationExchange,
     Challenge,
     ClientEndpoint,
@@ -37,6 +38,9 @@ from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
+
+LISTENER_BIND_MAX = 300
+"""Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 """How many characters of a target are kept, for logs and for the record of a relay."""
 
 ANY_BROKER = "any broker"
@@ -63,6 +67,7 @@ class Handshake:
 
     def __init__(self, client: ClientEndpoint, services: ConnectionServices, tasks: TaskSpawner) -> None:
         self.target = ""
+        self.is_complete = False
         self.connect: CommandConnect
         self._client = client
         self._workers = services.workers
@@ -70,13 +75,31 @@ class Handshake:
         self._tasks = tasks
         self._tick = current_tick()
         self._is_counted = False
-        self._started_at_unix_ms = int(time.time() * 1000)
+        self.started_at_unix_ms = int(time.time() * 1000)
         self._broker_started_at = 0.0
         self._authentication: AuthenticationExchange | None = None
         self._link: BrokerLink | None = None
         self._opening: BrokerOpening | None = None
         self._asked: BrokerRequest
         self._on_connected: OnConnected
+
+    @property
+    def listener(self) -> str:
+        """Where the client's listener is bound, as far as a relay's record holds it."""
+        return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
+
+    def audit_fields(self, identity: ClientIdentity = ANONYMOUS) -> dict[str, Any]:
+        """Return what audit events tell of the connection; as long as the client is not known, the method it names."""
+        named = commands.auth_method_of(self.connect) if self._authentication is not None else ""
+        return {
+            "client": self._client.address,
+            "started_at_unix_ms": self.started_at_unix_ms,
+            "listener": self.listener,
+            "principal": identity.role,
+            "proxy": identity.principal.proxy,
+            "method": identity.principal.method or named,
+            "target": self.target,
+        }
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -125,7 +148,21 @@ class Handshake:
         ``on_outcome`` is called once, unless the handshake is abandoned before.
         """
         assert self._authentication is not None  # needs_rounds
-        self._authentication.start_round(command, self._tasks, lambda result: on_outcome(self._outcome_of(result)))
+        self._authentication.start_round(
+            command, self._tasks, lambda result: on_outcome(self._audited(self._outcome_of(result)))
+        )
+
+    def _audited(self, outcome: RoundOutcome) -> RoundOutcome:
+        """Write the event of an authentication that is over."""
+        match outcome:
+            case ClientIdentity():
+                ends_at = outcome.principal.expires_at_unix_ms
+                fields = self.audit_fields(outcome)
+                self._services.audit.write("authentication_success", **fields, expires_at_unix_ms=ends_at)
+            case ConnectionFailure():
+                reason = outcome.detail or outcome.message
+                self._services.audit.write("authentication_failure", **self.audit_fields(), reason=reason)
+        return outcome
 
     def _outcome_of(self, result: RoundResult) -> RoundOutcome:
         match result:
@@ -251,6 +288,7 @@ class Handshake:
 
     def record_duration(self, stage: Literal["authentication", "broker", "total"]) -> None:
         """Record how long a stage took that ends now. All but "broker" begin when the client was accepted."""
+        self.is_complete |= stage == "total"
         since = self._broker_started_at if stage == "broker" else self._client.accepted_at
         self._services.metrics.handshake_seconds[stage].observe(self._tick.now - since)
 
@@ -260,9 +298,10 @@ class Handshake:
             client_address=self._client.address,
             principal=identity.role,
             target=self.target,
-            started_at_unix_ms=self._started_at_unix_ms,
+            started_at_unix_ms=self.started_at_unix_ms,
             expires_at_unix_ms=identity.principal.expires_at_unix_ms,
             proxy=identity.principal.proxy,
             credentials=identity.credentials,
             method=identity.principal.method,
+            listener=self.listener,
         )

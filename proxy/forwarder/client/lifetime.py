@@ -20,6 +20,7 @@ from proto.session_clock import SessionClock
 from proxy import SERVER_VERSION
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
+from proxy.forwarder.client.handshake import LISTENER_BIND_MAX
 from proxy.forwarder.client.lookup_control import LifetimeEvent, LookupControl, clock_of
 from proxy.forwarder.lifetime.metrics import NoReauthReason
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
@@ -39,9 +40,6 @@ from proxy.runtime.shared.relay_table import TO_BROKER
 
 LEFT_TO_BROKERS = frozenset({"token"})
 """The methods of which brokers end sessions by themselves, where they have the client's own credentials."""
-
-LISTENER_BIND_MAX = 300
-"""Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 
 
 class SessionLifetime:

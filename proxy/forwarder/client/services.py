@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from proto.roles import Role
 from proxy.common.deny_list import DenyList
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -13,6 +14,7 @@ from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.network.handshake_turns import HandshakeTurns
+from proxy.runtime.observability.audit import AuditLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,4 @@ class ConnectionServices:
     denied: Callable[[], DenyList] = DenyList
     seen_hellos: SeenHellos = field(default_factory=SeenHellos)
     turns: HandshakeTurns = field(default_factory=HandshakeTurns)
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None, Role.FORWARDER, 0, -1))

@@ -9,6 +9,7 @@ alert where no relay starts.
 import select
 import time
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
@@ -284,6 +285,10 @@ class SniConnection:
             self._refuse(refused, DisconnectCause.RELAY_NOT_BEGUN)
         else:
             self._on_relay_started()
+
+    def audit_fields(self) -> dict[str, Any]:
+        """Return what audit events tell of the connection."""
+        return {"client": self._client.address, "started_at_unix_ms": self._started_at_unix_ms}
 
     def _on_relay_started(self) -> None:
         self.is_relayed = True

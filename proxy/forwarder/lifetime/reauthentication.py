@@ -65,6 +65,7 @@ class ReauthenticationCoordinator:
 
     ``unix_ms`` reads the wall clock; ``fraction`` draws a number from 0 to 1. Both are replaced in tests.
     ``on_credentials_changed`` is called with a session whose client has renewed it by other credentials.
+    ``on_verdict`` is called with each one whose client has authenticated itself again, or why it failed to.
     """
 
     def __init__(self, nursery: trio.Nursery, metrics: ReauthenticationMetrics, now: Callable[[], float]) -> None:
@@ -72,6 +73,7 @@ class ReauthenticationCoordinator:
         self.unix_ms: Callable[[], float] = lambda: time.time() * 1000
         self.fraction: Callable[[], float] = random.random  # no secret
         self.on_credentials_changed: Callable[[ExpiringSession], None] = lambda _session: None
+        self.on_verdict: Callable[[ExpiringSession, str], None] = lambda _session, _failure: None
         self._nursery = nursery
         self._metrics = metrics
         self._due: list[tuple[float, int, ExpiringSession]] = []
@@ -207,6 +209,7 @@ class ReauthenticationCoordinator:
             self.on_failure(session, failure)
             return
         self._metrics.record_success(principal.method, took_s)
+        self.on_verdict(session, "")
         if session.broker_challenges is not None:
             session.broker_challenges.on_answer_accepted(frame)
         session.control.resume_after_verdict()
@@ -246,12 +249,14 @@ class ReauthenticationCoordinator:
     def _report_failure(
         self, session: ExpiringSession, failure: ReauthenticationFailure, denial: Denial | None
     ) -> None:
+        reason = denial.reason if denial is not None else failure.value
         self._metrics.count_failure(session.terms.principal.method)
+        self.on_verdict(session, reason)
         get_logger().warning(
             "a client has failed to authenticate itself again",
             client=session.relay_record.client_address,
             principal=session.relay_record.principal,
-            reason=denial.reason if denial is not None else failure.value,
+            reason=reason,
         )
 
     def _continue_after(self, session: ExpiringSession, failure: ReauthenticationFailure) -> None:

@@ -20,14 +20,15 @@ class RelayLedger:
     """The rows and counts of one forwarder's relays.
 
     ``is_handing_over``: the rows of relays that have not started are a successor's from now on. ``on_end`` is called
-    with the record of each relay that has ended, and why the proxy itself has closed it.
+    with the record of each relay that has ended, why the proxy itself has closed it, and its bytes to the broker and to
+    the client.
     """
 
     def __init__(
         self,
         table: RelayTable,
         fd_store: FdStoreClient,
-        on_end: Callable[[StoredRelay, CloseReason], None],
+        on_end: Callable[[StoredRelay, CloseReason, int, int], None],
         principals: PrincipalUsage,
     ) -> None:
         self.table = table
@@ -70,7 +71,7 @@ class RelayLedger:
             **self._messages_of(record),
             **({"proxy": record.proxy} if record.proxy else {}),
         )
-        self._on_end(record, relay.close_reason)
+        self._on_end(record, relay.close_reason, bytes_to_broker, bytes_to_client)
 
     def _messages_of(self, record: StoredRelay) -> dict[str, int]:
         if not record.session.counts_messages:

@@ -85,12 +85,13 @@ class RelayCallbacks:
     """What the owner wants to know of relays.
 
     ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
-    another connection; ``on_end`` with that of each that has ended here, and why the proxy itself has closed it;
+    another connection; ``on_end`` with that of each that has ended here, why the proxy itself has closed it, and its
+    bytes to the broker and to the client;
     ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the client's IP
     address of each relay that has ended in a predecessor, or that a successor looks after from now on.
     """
 
-    on_end: Callable[[StoredRelay, CloseReason], None]
+    on_end: Callable[[StoredRelay, CloseReason, int, int], None]
     on_handed_over: Callable[[StoredRelay], None] = lambda _record: None
     on_left_behind_gone: Callable[[str], None] = lambda _address: None
     on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None

@@ -25,6 +25,8 @@ class Descriptors:
         the admin worker's RPC channel to the supervisor afterwards
     relay_requests: the end of the channel by which HTTP workers pass connections to forwarders that is this role's
         (proxy.runtime.shared.relay_request_channel); forwarders and HTTP workers only
+    audit: the writing end of the pipe for audit events (proxy.runtime.observability.audit); forwarders and HTTP workers
+        only
     """
 
     channel: int
@@ -35,6 +37,7 @@ class Descriptors:
     store: int = -1
     questions: int = -1
     relay_requests: int = -1
+    audit: int = -1
 
 
 def adopt_stream(descriptor: int) -> trio.SocketStream:

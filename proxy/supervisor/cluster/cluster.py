@@ -35,6 +35,7 @@ from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.exec_handover import HandoverState, serialize_slot, slot_key
 from proxy.supervisor.handover.fd_store import FdStoreSlot
+from proxy.supervisor.processes.audit_pipe import create_audit_pipe
 from proxy.supervisor.processes.configure import (
     ReloadRefused,
     configure_all,
@@ -195,6 +196,7 @@ class Cluster:
             os.close(handover.connections_fd)
         self._counters = ConnectionCounters(self._connections_fd)
         self._relay_requests = working_relay_request_sockets(handover.relay_requests)
+        self.audit_pipe = handover.audit_pipe or create_audit_pipe()
         self._address_tables = AddressTableExchange()
         self.fork_server = fork_server
         self._serve_admin = serve_admin
@@ -231,6 +233,7 @@ class Cluster:
                     role,
                     connections=self._connections_fd,
                     relay_requests=self._relay_requests[0].fileno(),
+                    audit_pipe=self.audit_pipe[1],
                 ),
                 start=self._start_worker,
                 on_end=self._on_worker_ended,
@@ -240,7 +243,8 @@ class Cluster:
             )
         else:
             service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
-            own = {"relay_requests": self._relay_requests[1].fileno()} if role is Role.HTTP else {"service": service}
+            http_own = {"relay_requests": self._relay_requests[1].fileno(), "audit_pipe": self.audit_pipe[1]}
+            own = http_own if role is Role.HTTP else {"service": service}
             hooks = SlotHooks(
                 spawn=partial(self._spawn, role, **own),
                 start=self._start_worker,
@@ -497,6 +501,7 @@ class Cluster:
             "services": {slot_key(*key): sock.fileno() for key, sock in self._services.items()},
             "connections": self._connections_fd,
             "relay_requests": (self._relay_requests[0].fileno(), self._relay_requests[1].fileno()),
+            "audit_pipe": self.audit_pipe,
             "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
             "workers": workers,
         }
@@ -536,4 +541,8 @@ class Cluster:
         self.http_listeners.close()
         for sock in (*self._services.values(), *self._relay_requests):
             sock.close()
+        ends, self.audit_pipe = self.audit_pipe, (-1, -1)
+        for end in ends:
+            if end >= 0:
+                os.close(end)
         self._address_tables.close()

@@ -59,6 +59,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     http_listeners: dict[str, int] = {}
     relay_requests: tuple[int, int] | None = None
     """The forwarders' end, and that of the HTTP workers."""
+    audit_pipe: tuple[int, int] | None = None
 
     @property
     def relay_count(self) -> int:
@@ -71,6 +72,7 @@ class SerializedHandover(msgspec.Struct, frozen=True):
         single += [*self.admin.values(), *self.listeners.values(), *self.http_listeners.values()]
         single += self.services.values()
         single += self.relay_requests or ()
+        single += self.audit_pipe or ()
         for slot in self.fd_store_slots:
             single.append(slot.table)
             single += [end for stored in (*slot.relays.values(), *slot.pipes.values()) for end in stored[1:]]
@@ -94,6 +96,7 @@ class HandoverState:
     service_sockets: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
     connections_fd: int = -1
     relay_requests: tuple[socket.socket, socket.socket] | None = None
+    audit_pipe: tuple[int, int] | None = None
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
     drain_requested: bool = False
@@ -124,6 +127,7 @@ class HandoverState:
             service_sockets={_parse_slot_key(name): adopt_socket(number) for name, number in state.services.items()},
             connections_fd=state.connections,
             relay_requests=_adopt_pair(state.relay_requests),
+            audit_pipe=state.audit_pipe,
             fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
             workers=workers,
             drain_requested=state.drain,

@@ -20,6 +20,7 @@ from proxy.runtime.process.hardening import FileAccess
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
+from proxy.supervisor.processes.audit_pipe import open_for_worker
 from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.file_server import serve_files
 from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
@@ -125,11 +126,12 @@ class WorkerProcess:
         service: int = -1,
         connections: int = -1,
         relay_requests: int = -1,
+        audit_pipe: int = -1,
     ) -> "WorkerProcess":
         """Have the fork server fork a process, which waits for its START. Raises OSError.
 
         ``own_files``: what it may open without a request. ``service``, ``connections``,
-        ``relay_requests``: see ``Descriptors``.
+        ``relay_requests``: see ``Descriptors``. ``audit_pipe``: the writing end, of which the worker gets its own.
         """
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs_to_close:
 
@@ -147,6 +149,10 @@ class WorkerProcess:
             store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
             asks = role in {Role.ADMIN, Role.HTTP}
             questions, questions_theirs = both(*socket.socketpair()) if asks else (None, None)
+            audit = -1
+            if audit_pipe >= 0:
+                audit = open_for_worker(audit_pipe)
+                theirs_to_close.callback(os.close, audit)
             descriptors = {
                 "channel": theirs.fileno(),
                 "liveness": liveness_theirs,
@@ -154,6 +160,7 @@ class WorkerProcess:
                 "service": service,
                 "connections": connections,
                 "relay_requests": relay_requests,
+                "audit": audit,
                 "store": store_theirs.fileno() if store_theirs is not None else -1,
                 "questions": questions_theirs.fileno() if questions_theirs is not None else -1,
             }

@@ -26,7 +26,7 @@ FILE_KEYS = {
         "secret_key",
         "public_key",
     ),
-    *("deny_file", "further_secret_keys", "further_public_keys"),
+    *("deny_file", "role_key_file", "further_secret_keys", "further_public_keys"),
 }
 """The keys of the configuration that name files."""
 
@@ -50,6 +50,7 @@ EVERYTHING: dict[str, Any] = {
         "credentials": {"method": "oauth2", "file": "/b/account", "trust": "/b/issuer"},
     },
     "admin": {"token_file": "/admin"},
+    "audit": {"role_key_file": "/roles"},
     "authentication": {
         "deny_file": "/denied",
         "token": {
@@ -88,7 +89,7 @@ def test_each_file_of_the_configuration_is_of_the_roles_that_read_it() -> None:
     of_auth = files_below(EVERYTHING["authentication"]) | {"/b/account", "/b/issuer"}
     assert files_of_role(Role.ADMIN, config) == {"/admin"}
     of_listener = {"/l/c", "/l/k", "/l/ca", "/l/crl", "/l/c1", "/l/k1", "/l/c2", "/l/k2"}
-    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied"} | of_listener | broker_tls
+    assert files_of_role(Role.FORWARDER, config) == {RESOLV_CONF, HOSTS, "/denied", "/roles"} | of_listener | broker_tls
     assert files_of_role(Role.LOOKUP, config) == {RESOLV_CONF, HOSTS} | broker_tls
     assert files_of_role(Role.AUTH, config) == {RESOLV_CONF, HOSTS} | of_auth
 

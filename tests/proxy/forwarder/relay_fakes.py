@@ -221,7 +221,7 @@ def new_relays(
         nursery,
         disabled_fd_store(),
         RelayHandover(),
-        RelayCallbacks(lambda about, _why: on_end(about)),
+        RelayCallbacks(lambda about, _why, *_bytes: on_end(about)),
         RelayOptions(**options),
     )
 
@@ -514,7 +514,7 @@ class Forwarder:
                         self.fd_store,
                         self.left,
                         RelayCallbacks(
-                            lambda about, _why: self.ended.append(about),
+                            lambda about, _why, *_bytes: self.ended.append(about),
                             self.moved_away.append,
                             self.gone_behind.append,
                         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import os
 import socket
 import ssl
@@ -32,7 +33,7 @@ from proto.broker_handshake import Connected
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
-from proto.rpc_pb2 import StoreMessage
+from proto.rpc_pb2 import StoredRelay, StoreMessage
 from proxy.common import reloading_file
 from proxy.common.deny_list import DenyList, credential_digest
 from proxy.common.errors import ConfigError
@@ -50,6 +51,7 @@ from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network import session_tickets
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.network.tls import TlsStream
+from proxy.runtime.observability.audit import connection_id
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
@@ -111,6 +113,7 @@ class Served:
             store=theirs.detach(),
             connections=counters,
             relay_requests=requests.detach(),
+            audit=tables.pop("audit_pipe", -1),
         )
         reactor = Reactor()
         nursery.start_soon(reactor.run)
@@ -337,6 +340,31 @@ async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testi
     await trio.testing.wait_all_tasks_blocked()
     await served.in_lookup_mode()
     assert served.value("pulsar_proxy_new_connections_total") == 2
+
+
+async def test_connections_and_refreshes_are_audit_events(serve: Serve) -> None:
+    reader, writer = os.pipe()
+    audit = {"events": ["connections", "authentications"]}
+    served = await serve(audit=audit, audit_pipe=writer, listener=[{"denied_networks": ["192.0.2.9/32"]}])
+    await served.listener.come(ip="192.0.2.9").expect_end()
+    peer = await served.in_lookup_mode(ip="192.0.2.1")
+    await peer.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    record = StoredRelay(client_address="192.0.2.2:1", principal="alice", method="token", started_at_unix_ms=5)
+    session: Any = SimpleNamespace(relay_record=record)
+    for failure in ("", "denied"):
+        served.service._relays.reauthentication.on_verdict(session, failure)
+    await served.service.configure(make_config(audit={"events": []}))
+    await served.listener.come(ip="192.0.2.9").expect_end()
+    refused, ended, refresh, failed = map(json.loads, os.read(reader, 10_000).splitlines())
+    for end in (reader, writer):
+        os.close(end)
+    assert (refused["event"], refused["client"]) == ("connection_refused", "192.0.2.9:4000")
+    assert refused["reason"] == "network"
+    assert (ended["event"], ended["kind"], ended["cause"]) == ("connection_ended", "lookups", "client_closed")
+    assert (refresh["event"], refresh["principal"]) == ("authentication_refresh", "alice")
+    assert refresh["connection"] == connection_id("192.0.2.2:1", 5)
+    assert (failed["event"], failed["reason"]) == ("authentication_refresh_failure", "denied")
 
 
 async def test_clients_of_other_networks_are_closed_at_once(serve: Serve) -> None:

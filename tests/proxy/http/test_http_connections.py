@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import msgspec
@@ -11,10 +13,12 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from proto.http_rules import RequestRefused
+from proto.roles import Role
 from proxy.config.types import Config
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.connections import Connection, Connections, WorkerRequests
 from proxy.http.metrics import HttpMetrics
+from proxy.runtime.observability.audit import AuditLog
 
 
 class Setup:
@@ -147,6 +151,23 @@ async def test_a_request_is_counted_and_logged_without_what_clients_choose() -> 
         if sample.name == "pulsar_proxy_http_failed_requests_total"
     }
     assert len(reasons) <= 33
+
+
+async def test_a_request_is_an_audit_event() -> None:
+    """Beside the log, and whether or not that is on."""
+    setup = Setup(access_log=False)
+    reader, writer = os.pipe()
+    audit = AuditLog(None, Role.HTTP, 0, writer)
+    audit.configure(msgspec.convert({"audit": {"events": ["http"]}}, Config))
+    requests = WorkerRequests(setup.config, setup.connections, HttpMetrics(CollectorRegistry()), audit)
+    client = setup.admitted("10.0.0.1").client
+    requests.end(RequestRecord(client, trio.current_time(), method="GET", path="/admin", principal="alice", status=200))
+    event = json.loads(os.read(reader, 5000))
+    for end in (reader, writer):
+        os.close(end)
+    assert event["event"] == "http_request"
+    assert (event["client"], event["principal"]) == (client.address, "alice")
+    assert (event["method"], event["path"], event["status"]) == ("GET", "/admin", 200)
 
 
 async def test_the_access_log_can_be_off() -> None:

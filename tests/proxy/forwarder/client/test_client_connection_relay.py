@@ -549,7 +549,7 @@ async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: t
     await trio.testing.wait_all_tasks_blocked()
     it.workers.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._handshake.link.stream is it.workers.broker_stream
+    assert it.session.handshake.link.stream is it.workers.broker_stream
     await it.client.expect_command(BaseCommand.ERROR)
     await it.client.stream.aclose()
     assert await it.end() == "not_allowed"

@@ -166,6 +166,8 @@ async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.Moc
     sasl = Principal(type="User", name="alice", method="sasl")
     verdicts = challenge(b"q1"), challenge(b"q2"), token(1000, sasl)
     it = await life(100, *verdicts, principal=sasl).enter(auth_method_name="sasl")
+    told: list[str] = []
+    it.relays.reauthentication.on_verdict = lambda _session, failure: told.append(failure)
     await it.must_be_asked(method="sasl")
     for answer, question in ((b"a0", b"q1"), (b"a1", b"q2")):
         await it.client.send(answer_again(answer, "sasl"))
@@ -175,6 +177,7 @@ async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.Moc
     await it.at(500)
     await it.must_serve()
     assert it.value("pulsar_proxy_reauthentication_success_total", method="sasl") == 1
+    assert told == [""]
     _, *again = it.workers.authentication.requests
     assert [request.first_round for request in again] == [True, False, False]
     assert len({request.authentication_id for request in again}) == 1

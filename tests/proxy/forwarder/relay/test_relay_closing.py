@@ -446,7 +446,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
@@ -466,7 +466,7 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
 async def test_a_relay_that_gives_way_ends_at_once(place: Place, lane: Lane, now: Now, *, framed: bool) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     terms = session(now, FakeReauthenticator(), clock=None, challenge=b"")
     await forwarder.begin(lane, about=age_of(about_relay()) if framed else about_relay(), session=terms)
     [relay] = forwarder.relays._engine.relays
@@ -484,7 +484,7 @@ async def test_a_relay_of_a_denied_credential_ends_at_once(
     """Security: one that starts with the credential, and one that lives when the list comes to name it."""
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     denied = parse_deny_list(b"token-id 7", "file")
     if listed_before:
         forwarder.relays.deny_credentials(denied)
@@ -600,7 +600,7 @@ async def test_behind_tls_one_that_is_dropped_at_once_ends(not_spliced: Any) -> 
 @pytest.mark.parametrize("with_age", [False, True])
 async def test_behind_tls_one_that_gives_way_ends_at_once(not_spliced: Any, *, with_age: bool) -> None:
     causes: list[CloseReason] = []
-    not_spliced.relays._ledger._on_end = lambda _about, why: causes.append(why)
+    not_spliced.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     client, broker = await not_spliced(with_age=with_age)
     not_spliced.relays._engine.relays[0].evict()
     assert await read_all(client) == await read_all(broker) == b""

@@ -103,7 +103,7 @@ async def test_each_worker_inherits_only_the_descriptors_of_its_role(setup: Setu
     given = {worker.name: what for worker, what in zip(setup.workshop.workers, setup.workshop.given, strict=True)}
     assert given["auth-0"] == {"service": setup.directory.sockets["auth-0.sock"].fileno()}
     assert given["lookup-0"] == {"service": setup.directory.sockets["lookup-0.sock"].fileno()}
-    assert given["forwarder-0"].keys() == given["forwarder-1"].keys() == {"connections", "relay_requests"}
+    assert given["forwarder-0"].keys() == given["forwarder-1"].keys() == {"connections", "relay_requests", "audit_pipe"}
     assert given["forwarder-0"] == given["forwarder-1"]
     for forwarder in setup.workshop.of(Role.FORWARDER):
         assert forwarder.line is not None

@@ -101,7 +101,7 @@ async def test_http_workers_and_forwarders_have_the_two_ends_of_relay_requests(
     cluster = await setup.started(nursery, **HTTP)
     given = {worker.name: what for worker, what in zip(setup.workshop.workers, setup.workshop.given, strict=True)}
     receiving, sending = (sock.fileno() for sock in cluster._relay_requests)
-    assert given["http-0"] == given["http-1"] == {"relay_requests": sending}
+    assert given["http-0"] == given["http-1"] == {"relay_requests": sending, "audit_pipe": cluster.audit_pipe[1]}
     assert given["forwarder-0"]["relay_requests"] == receiving
     assert cluster.handover_fields([])["relay_requests"] == (receiving, sending)
     nursery.cancel_scope.cancel()

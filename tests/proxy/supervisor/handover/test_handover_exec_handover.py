@@ -65,6 +65,7 @@ class Estate:
         self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
         self.http_listener = socket.socket()
         self.relay_requests = create_relay_request_sockets()
+        self.audit_pipe = os.pipe()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.connections = create_shared_counters(1)
@@ -92,6 +93,7 @@ class Estate:
             listeners={"127.0.0.1:2": self.listener.fileno()},
             http_listeners={"127.0.0.1:3": self.http_listener.fileno()},
             relay_requests=(self.relay_requests[0].fileno(), self.relay_requests[1].fileno()),
+            audit_pipe=self.audit_pipe,
             services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
             fd_store_slots=[serialize_slot(self.store_slot)],
@@ -116,7 +118,7 @@ class Estate:
         self.store.close()
         for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs, *self.relay_requests):
             sock.close()
-        for end in (*self.pipe, self.liveness_theirs):
+        for end in (*self.pipe, *self.audit_pipe, self.liveness_theirs):
             os.close(end)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -195,6 +197,9 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     receiving, sending = handover.relay_requests
     sending.send(b"x")
     assert receiving.recv(2) == b"x", "the two ends of one channel, in this order"
+    assert handover.audit_pipe == estate.audit_pipe
+    os.write(handover.audit_pipe[1], b"x")
+    assert os.read(handover.audit_pipe[0], 2) == b"x", "events that were not written yet are not lost"
     for sock in (handover.control_socket, listener, http_listener, admin, service, receiving, sending):
         sock.close()
     for number in (handover.runtime_lock_fd, handover.connections_fd, store_slot.table_fd):
@@ -304,7 +309,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
     assert set(state.descriptors()) == numbers(told) | {estate.store_slot.table_fd}
-    assert len(state.descriptors()) == len(set(state.descriptors())) == 17
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 19
 
 
 async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:

@@ -1,0 +1,70 @@
+"""Audit events of a forwarder's clients: what they tell, from a connection or from a relay's record."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.lifetime.closing import CloseReason
+from proxy.forwarder.lifetime.session import ExpiringSession
+from proxy.runtime.observability.audit import AuditLog
+
+_CAUSES = {
+    CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
+    CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
+    CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
+    CloseReason.CORRUPT: DisconnectCause.PROTOCOL_ERROR,
+    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
+    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
+    CloseReason.DENIED: DisconnectCause.DENIED,
+    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
+}
+"""More than the metric tells apart; all others are RELAY_ENDED."""
+
+
+class ForwarderAudit(AuditLog):
+    """The audit events of one forwarder."""
+
+    def on_connection_end(self, fields: Mapping[str, Any], kind: str, cause: DisconnectCause) -> None:
+        """Write the event of a connection that was no relay."""
+        ms = _ms_since(fields["started_at_unix_ms"])
+        self.write("connection_ended", **fields, kind=kind, ms=ms, cause=cause.value)
+
+    def on_relay_end(self, record: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
+        """Write the event of a relay with its bytes."""
+        self.write(
+            "connection_ended",
+            **_fields_of(record),
+            kind="websocket" if record.passed else "relay",
+            ms=_ms_since(record.started_at_unix_ms),
+            bytes_to_broker=to_broker,
+            bytes_to_client=to_client,
+            cause=_CAUSES.get(reason, DisconnectCause.RELAY_ENDED).value,
+        )
+
+    def on_reauthentication(self, session: ExpiringSession, failure: str) -> None:
+        """Write the event of a client that has authenticated itself again, or why it failed to."""
+        event = "authentication_refresh_failure" if failure else "authentication_refresh"
+        self.write(event, **_fields_of(session.relay_record), reason=failure)
+
+    def on_tls_failure(self, client: str, waited_s: float, cause: DisconnectCause) -> None:
+        """Write the event of a connection that has ended in its TLS handshake, after ``waited_s``."""
+        started_at_unix_ms = int((time.time() - waited_s) * 1000)
+        self.on_connection_end({"client": client, "started_at_unix_ms": started_at_unix_ms}, "tls_handshake", cause)
+
+
+def _fields_of(record: StoredRelay) -> dict[str, Any]:
+    return {
+        "client": record.client_address,
+        "started_at_unix_ms": record.started_at_unix_ms,
+        "listener": record.listener,
+        "principal": record.principal,
+        "proxy": record.proxy,
+        "method": record.method,
+        "target": record.target,
+    }
+
+
+def _ms_since(started_at_unix_ms: int) -> int:
+    return max(0, int(time.time() * 1000) - started_at_unix_ms)
