@@ -41,6 +41,7 @@ from proxy.forwarder import service as service_module
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.handshake import Handshake
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.lifetime import denied as denied_module
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
@@ -656,7 +657,7 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
 ) -> None:
     """Security: while the file is broken, what it was before stays in force, and clients are served."""
     file = tmp_path / "denied"
-    for module in (service_module, reloading_file):
+    for module in (denied_module, reloading_file):
         monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(reloading_file, "time", SimpleNamespace(time=itertools.count(1000.0).__next__))
     file.write_text("token-id 1")
@@ -719,7 +720,7 @@ async def test_a_broken_deny_list_is_no_configuration(serve: Serve, tmp_path: Pa
         await served.service.configure(make_config(authentication=authentication))
     assert served.service._denied is denied
     with pytest.raises(ConfigError, match=r"denied, line 1: "):
-        service_module._deny_list(make_config(authentication=authentication))
+        denied_module.DeniedCredentials(make_config(authentication=authentication))
 
 
 # ---- relays that a predecessor left
