@@ -39,7 +39,7 @@ from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal, accept_clients
 from proxy.forwarder.listen.announced_clients import AnnouncedClients
-from proxy.forwarder.listen.eviction import Place
+from proxy.forwarder.listen.eviction import Place, log_eviction, log_over_share
 from proxy.forwarder.listen.tls_opening import Outcome, TlsOpening
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -262,7 +262,7 @@ class ForwarderService:
         self._release_relay(about)
         cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
-            self._log_over_share(about.client_address, about.principal)
+            log_over_share(about.client_address, about.principal)
         self._metrics.ended_connections[cause].inc()
 
     def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
@@ -500,7 +500,7 @@ class ForwarderService:
             case DisconnectCause():
                 cause = outcome
                 if cause is DisconnectCause.GAVE_WAY:
-                    self._log_eviction(client.address)
+                    log_eviction(client.address)
             case TlsFailed():
                 get_logger().warning("no TLS with a client", client=client.address, reason=str(outcome))
                 cause = DisconnectCause.TLS_FAILED
@@ -540,9 +540,9 @@ class ForwarderService:
             self._audit.on_connection_end(handshake.audit_fields(connection.identity), kind, connection.cause)
             match connection.cause:
                 case DisconnectCause.GAVE_WAY:
-                    self._log_eviction(connection.address)
+                    log_eviction(connection.address)
                 case DisconnectCause.OVER_SHARE:
-                    self._log_over_share(connection.address, connection.identity.role)
+                    log_over_share(connection.address, connection.identity.role)
                 case DisconnectCause.MAX_CONNECTIONS:
                     self._metrics.rejected_connections.labels(reason=Refusal.MAX_CONNECTIONS.value).inc()
         self._in_flight.decrement()
@@ -555,23 +555,6 @@ class ForwarderService:
             self._release_connection(admitted, connection.cause)
             self._audit.on_connection_end(connection.audit_fields(), "sni", connection.cause)
         self._in_flight.decrement()
-
-    @staticmethod
-    def _log_eviction(client: str) -> None:
-        get_logger().warning(
-            "a client that had not authenticated was silent for longest and gave way to another; if it was no "
-            "attack, raise limits.max_unauthenticated_connections",
-            client=client,
-        )
-
-    @staticmethod
-    def _log_over_share(client: str, principal: str) -> None:
-        get_logger().warning(
-            "a connection was closed for another client's: its principal (or address) had most of all; if both need "
-            "theirs, raise limits.max_connections",
-            client=client,
-            principal=principal,
-        )
 
     async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, key: str, *, mute: bool) -> None:
         """Close a client's connection because of what is set under ``key``; ``mute``: without telling the client."""

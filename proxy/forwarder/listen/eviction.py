@@ -15,6 +15,7 @@ issuer, cannot drive it out. So it takes KEPT_PARTS owners together to keep all 
 from collections import Counter
 from collections.abc import Callable
 
+from proxy.common.logs import get_logger
 from proxy.runtime.fairness.members_by_owner import MembersByOwner
 
 KEPT_PARTS = 8
@@ -161,3 +162,22 @@ class ConnectionShares:
         if place.owner:
             self._held.remove(place.owner, place)
             place.owner = ""
+
+
+def log_eviction(client: str) -> None:
+    """Log that a client gave way before its authentication."""
+    get_logger().warning(
+        "a client that had not authenticated was silent for longest and gave way to another; if it was no attack, "
+        "raise limits.max_unauthenticated_connections",
+        client=client,
+    )
+
+
+def log_over_share(client: str, principal: str) -> None:
+    """Log that a connection gave way since its principal, or address, had most of all."""
+    get_logger().warning(
+        "a connection was closed for another client's: its principal (or address) had most of all; if both need "
+        "theirs, raise limits.max_connections",
+        client=client,
+        principal=principal,
+    )

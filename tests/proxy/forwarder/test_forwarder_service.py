@@ -669,7 +669,7 @@ async def test_connections_end_when_the_deny_list_comes_to_name_them(
         await until(lambda: logs)
         for _ in range(3):  # it tries again
             await trio.sleep(0.02)
-            await served.service._denied.current_value()
+            await served.service._denied._file.current_value()
         await served.in_lookup_mode()
     broken = [entry for entry in logs if entry["log_level"] == "error"]
     assert len(broken) == 1
@@ -715,10 +715,10 @@ async def test_a_broken_deny_list_is_no_configuration(serve: Serve, tmp_path: Pa
     authentication = {"deny_file": str(file)}
     served = await serve(authentication=authentication)
     file.write_text("token-id")
-    denied = served.service._denied
+    denied = served.service._denied._file
     with pytest.raises(ConfigError, match=r"denied, line 1: "):
         await served.service.configure(make_config(authentication=authentication))
-    assert served.service._denied is denied
+    assert served.service._denied._file is denied
     with pytest.raises(ConfigError, match=r"denied, line 1: "):
         denied_module.DeniedCredentials(make_config(authentication=authentication))
 
