@@ -88,8 +88,8 @@ def frame_text(lines: list[Line], failures: list[str], *, columns: int, rows: in
     for line in lines[: max(0, rows - len(shown))]:
         to_broker, to_client = size_text(line.rate_to_broker) + "/s", size_text(line.rate_to_client) + "/s"
         shown.append(f"{to_broker:>11}  {to_client:>11}  {line.name}  {line.rest}")
-    cut = [printable(line)[:columns] + _TO_END_OF_LINE for line in shown[:rows]]
-    return _HOME + "\r\n".join(cut) + _TO_END
+    cut = [printable(line)[: columns - 1] + _TO_END_OF_LINE for line in shown[:rows]]  # behind the last column: no more
+    return _HOME + "\n".join(cut) + _TO_END
 
 
 async def run_top(path: str, wanted: ConnectionFilter, *, by_principal: bool) -> None:
