@@ -1,4 +1,4 @@
-"""The command line: serve, check, status, connections, disconnect, drain, reload, upgrade, scram-credential, import."""
+"""The command line: the cluster itself, what operators ask of a running one, and tools for its configuration."""
 
 import contextlib
 import errno
@@ -225,6 +225,23 @@ def disconnect(  # noqa: PLR0917 -- click's manner
         click.echo(table_text(rows))
     click.echo(f"ended {summary_text(rows)}")
     _fail_for(failures)
+
+
+@main.command()
+@_config_option
+@_filter_options
+@click.option("--by", type=click.Choice(["connection", "principal"]), default="connection", help="What a line is of.")
+def top(  # noqa: PLR0917 -- click's manner
+    config_file: Path, principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...], by: str
+) -> None:
+    """Watch the bytes a second of a running cluster's connections; `q` ends it."""
+    from proxy.commands.top import run_top
+
+    if not (_is_terminal() and sys.stdout.isatty()):
+        _fail("top needs a terminal; `connections --json` is for programs")
+    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
+    wanted = _filter(principal, network, broker, kinds)
+    _run_at(path, partial(run_top, path, wanted, by_principal=by == "principal"))
 
 
 def _filter(principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...]) -> ConnectionFilter:

@@ -52,6 +52,7 @@ class Row:
     bytes_to_broker: int
     bytes_to_client: int
     ends_in_s: float | None
+    started_at_unix_ms: int
 
     @property
     def bytes(self) -> int:
@@ -166,6 +167,7 @@ def row_of(one: Connection, forwarder: str, pid: int, now_ms: float) -> Row:
         one.bytes_to_broker,
         one.bytes_to_client,
         ends_in_s,
+        one.started_at_unix_ms,
     )
 
 
