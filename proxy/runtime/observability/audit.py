@@ -2,8 +2,9 @@
 
 Each event is a line of at most LINE_BYTES_MAX, written at once into a pipe to the supervisor
 (proxy.supervisor.operators.audit), which has the file: a worker that was taken over can add lines, and neither read nor
-change those that are there. A write waits for nothing. What the pipe has no room for, and what one network causes
-beyond EVENTS_PER_NETWORK_S_MAX in a second, is dropped and counted by kind.
+change those that are there. A write waits for nothing. What the pipe has no room for is dropped and counted by kind; so
+is what one network causes without a principal beyond EVENTS_PER_NETWORK_S_MAX in a second, and one principal beyond
+EVENTS_PER_PRINCIPAL_S_MAX.
 """
 
 import hashlib
@@ -31,8 +32,10 @@ VALUE_CHARACTERS_MAX = 200
 """Of a text, after it was escaped: any nine, each with twice as many bytes in JSON, fit into a line with the rest."""
 
 EVENTS_PER_NETWORK_S_MAX = 100
-NETWORKS_MAX = 1024
-"""Networks that are counted apart within one second; all others are counted together."""
+EVENTS_PER_PRINCIPAL_S_MAX = 2000
+"""More, since the relays of one principal may all end with a broker."""
+OWNERS_MAX = 1024
+"""Networks and principals that are counted apart within one second; all others are counted together."""
 
 REDACTED = "redacted"
 HASH_DIGITS = 32
@@ -70,7 +73,7 @@ class AuditLog:
         self._descriptor = descriptor
         self._now = now
         self._window_ends_at = 0.0
-        self._of_network: Counter[str] = Counter()
+        self._of_owner: Counter[str] = Counter()
         self._cluster = ""
         self._kinds: frozenset[str] = frozenset()
         self._role_of: Callable[[str], str] = str
@@ -113,23 +116,23 @@ class AuditLog:
         if not self.writes(event):
             return
         now_ns = time.time_ns()
-        reason = "rate" if self._is_over_rate(client) else ""
+        reason = "rate" if self._is_over_rate(client, str(fields.get("principal", ""))) else ""
         if not reason:
             line = self._line(event, client, now_ns, started_at_unix_ms or now_ns // 1_000_000, fields)
             reason = self._write_line(line)
         if reason:
             self._dropped.labels(event=event, reason=reason).inc()
 
-    def _is_over_rate(self, client: str) -> bool:
+    def _is_over_rate(self, client: str, principal: str) -> bool:
         now = self._now()
         if now >= self._window_ends_at:
             self._window_ends_at = now + 1
-            self._of_network.clear()
-        network = owner_of("", client)
-        if network not in self._of_network and len(self._of_network) >= NETWORKS_MAX:
-            network = _OTHERS
-        self._of_network[network] += 1
-        return self._of_network[network] > EVENTS_PER_NETWORK_S_MAX
+            self._of_owner.clear()
+        owner = owner_of(principal, client)
+        if owner not in self._of_owner and len(self._of_owner) >= OWNERS_MAX:
+            owner = _OTHERS
+        self._of_owner[owner] += 1
+        return self._of_owner[owner] > (EVENTS_PER_PRINCIPAL_S_MAX if principal else EVENTS_PER_NETWORK_S_MAX)
 
     def _line(self, event: str, client: str, now_ns: int, started_ms: int, fields: dict[str, Value]) -> bytes:
         entry: dict[str, Value] = {

@@ -1,11 +1,19 @@
 """The pipe by which workers pass audit events to the supervisor."""
 
+import contextlib
+import fcntl
 import os
+
+PIPE_BYTES = 256 * 1024
+"""Room for some 700 events at a moment: when a broker ends, all of its relays end."""
 
 
 def create_audit_pipe() -> tuple[int, int]:
     """Return the two ends of the pipe, both non-blocking."""
-    return os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with contextlib.suppress(OSError):  # this user has many pipes: then it is 64 KiB
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
 
 
 def open_for_worker(pipe: int) -> int:

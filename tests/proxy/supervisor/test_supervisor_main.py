@@ -39,6 +39,7 @@ from proxy.supervisor.main import (
     run_supervisor,
 )
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.processes.audit_pipe import create_audit_pipe
 from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.processes.worker_process import SerializedWorker
@@ -77,6 +78,7 @@ class FakeCluster:
         self.reloaded: list[Config] = []
         self.reload_error: Exception | None = None
         self.registry = None
+        self.audit_pipe = create_audit_pipe()
         self.started = True
         self.leaving = False
         self.draining = False

@@ -15,8 +15,9 @@ from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.runtime.observability.audit import (
     EVENTS_PER_NETWORK_S_MAX,
+    EVENTS_PER_PRINCIPAL_S_MAX,
     LINE_BYTES_MAX,
-    NETWORKS_MAX,
+    OWNERS_MAX,
     AuditLog,
     connection_id,
 )
@@ -155,9 +156,20 @@ def test_one_network_does_not_take_all_room(setup: Setup) -> None:
     assert setup.text()
 
 
+def test_the_connections_of_one_principal_may_all_end_at_once(setup: Setup) -> None:
+    """Those behind one address, too; but there is a bound."""
+    written = 0
+    for _ in range(EVENTS_PER_PRINCIPAL_S_MAX + 1):
+        setup.refuse(principal="alice")
+        written += setup.text().count("\n")
+    assert (written, setup.dropped("rate")) == (EVENTS_PER_PRINCIPAL_S_MAX, 1)
+    setup.refuse()
+    assert setup.text()
+
+
 def test_many_networks_share_one_count(setup: Setup) -> None:
     """Bounds: of memory, and of events of a client with many addresses."""
-    for number in range(NETWORKS_MAX + EVENTS_PER_NETWORK_S_MAX + 5):
+    for number in range(OWNERS_MAX + EVENTS_PER_NETWORK_S_MAX + 5):
         setup.refuse(f"10.0.{number // 256}.{number % 256}:1")
         setup.text()
     assert setup.dropped("rate") == 5

@@ -42,6 +42,9 @@ class Setup:
             for piece in pieces:
                 os.write(self.pipe, piece)
                 await trio.testing.wait_all_tasks_blocked()
+                async with self.writer._limiter:  # its thread has written
+                    pass
+                await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
 
