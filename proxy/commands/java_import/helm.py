@@ -281,7 +281,9 @@ def _config_data(result: HelmResult, value: Any, release: str) -> None:
             if not names or entry.value is None:
                 continue
             if table in _CHART_TABLES:
-                result.lost.append((f"{path}.{names[0]}", "this chart has values for it: ports, tls, auth, adminToken, proxyProtocol"))
+                result.lost.append(
+                    (f"{path}.{names[0]}", "this chart has values for it: ports, tls, auth, adminToken, proxyProtocol")
+                )
             else:
                 result.put(f"config.{table}.{entry.key}", entry.value, f"{path}.{names[0]}")
     quoted = {*given, *(quote_name(name) for name in given)}
