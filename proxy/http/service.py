@@ -188,10 +188,10 @@ class HttpService:
 
     async def _read_header(self, index: int, stream: TcpStream, sender: HostPort, scope: trio.CancelScope) -> None:
         """Admit a client once its address is known. Until then only the bound of such connections has it."""
-        header, received, failure = None, b"", "no whole PROXY header in time, or as others came"
+        found, failure = None, "no whole PROXY header in time, or before others came"
         try:
             with scope:
-                header, received = await read_header(stream, required=self._transports[index].proxy.required)
+                found = await read_header(stream, required=self._transports[index].proxy.required)
                 failure = ""
         except (ProxyHeaderInvalid, OSError, trio.ClosedResourceError) as error:
             failure = str(error)
@@ -200,9 +200,12 @@ class HttpService:
             if failure:
                 get_logger().warning("no HTTP client behind a load balancer", sender=str(sender), reason=failure)
                 self._refuse(stream, "proxy_protocol")
-        if not failure:
+        if found is not None:
+            header, received = found
             client = header.client if header is not None and header.client is not None else sender
             self._admit(index, stream, client, scope.deadline, received)
+        else:  # a health check, mostly
+            stream.close_now()
 
     def _admit(self, index: int, stream: TcpStream, address: HostPort, deadline: float, received: bytes = b"") -> None:
         """Serve a client of which the address is known, or close it. ``deadline``: of its TLS handshake."""

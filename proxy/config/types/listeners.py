@@ -77,7 +77,7 @@ class Listener(Strict, frozen=True):
     proxy_protocol: whether connections from `proxy_protocol_sources` begin with a PROXY header (version 1 or 2), which
         announces the client's address ([how](security.md#behind-a-load-balancer)); `optional`: those without one,
         and all from elsewhere, are clients' own; `required`: they are refused
-    proxy_protocol_sources: networks (CIDR) of the load balancers; needed unless `proxy_protocol` is `off`. Whoever can
+    proxy_protocol_sources: networks (CIDR) of the load balancers; needed unless `proxy_protocol` is `off`. All who can
         connect from there can claim any address
     routing: `sni` passes TLS through, unterminated, to the broker whose host the client's TLS names
         ([PIP-60](targets.md#sni-routing)): the broker authenticates the client, the proxy does not; `pulsar`: the proxy

@@ -54,15 +54,18 @@ def read_header_now(sock: socket.socket, parser: ProxyHeaderParser) -> bool:
     return True
 
 
-async def read_header(stream: TcpStream, *, required: bool) -> tuple[ProxyHeader | None, bytes]:
-    """Return the header, None where the stream begins otherwise, and what was taken of the stream then.
+async def read_header(stream: TcpStream, *, required: bool) -> tuple[ProxyHeader | None, bytes] | None:
+    """Return the header, None where the stream begins otherwise, and what was taken of the stream then; None if the
+    stream ends before its first byte.
 
-    Raises ProxyHeaderInvalid, also at the end of the stream and where ``required`` and there is none; OSError.
+    Raises ProxyHeaderInvalid, also at the end within a header, and where ``required`` and there is none; OSError.
     """
     parser = ProxyHeaderParser()
     while parser.outcome is None:
         try:
             if not read_header_now(stream.socket, parser):
+                if not parser.taken:
+                    return None
                 raise ProxyHeaderInvalid(ENDED)
         except BlockingIOError:
             await trio.lowlevel.wait_readable(stream.socket)
@@ -115,7 +118,6 @@ class ProxyHeaderReading:
         """Stop, without a call of ``on_done``; may be repeated."""
         if not self._is_over:
             self._is_over = True
-            self._on_done = _ignore  # it mostly leads back to who has the reading
             self._deadline.close()
             self._reactor.forget(self._socket.fileno())
 
@@ -140,10 +142,5 @@ class ProxyHeaderReading:
 
     def _finish(self, outcome: Outcome) -> None:
         if not self._is_over:
-            on_done = self._on_done
             self.cancel()
-            on_done(self, outcome)
-
-
-def _ignore(_reading: ProxyHeaderReading, _outcome: Outcome) -> None:
-    """Do nothing: it is over."""
+            self._on_done(self, outcome)

@@ -6,6 +6,7 @@ import gc
 import socket
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,20 +189,28 @@ async def test_the_header_has_the_time_of_the_handshake(
     assert await is_closed(stream)
 
 
+@pytest.mark.parametrize("with_tls", [False, True])
 async def test_the_handshake_has_no_time_of_its_own(
     serve: Serve,  # noqa: F811
+    tmp_path: Path,
     autojump_clock: trio.testing.MockClock,
+    with_tls: bool,
 ) -> None:
     """Security: a header that comes late gives a client no more time."""
-    served = await serve(listener=[listener()], limits={"handshake_timeout_ms": 5_000})
+    pair = Authority(tmp_path, "ours").server("server")
+    tls = {"tls": {"certificate": pair.certificate, "key": pair.key}} if with_tls else {}
+    served = await serve(listener=[listener(**tls)], limits={"handshake_timeout_ms": 5_000})
+    if with_tls:
+        await served.service._transports[0].check_files()  # in a thread, which nothing waits for here
     stream = await come(served)
     [reading] = served.service._announced.readings
     await trio.sleep(4)
     await stream.send_all(V1)
     reading._on_ready()  # the reactor's own clock is real
-    assert clients(served.service) == ["192.0.2.7:4000"]
+    assert served.value("pulsar_proxy_new_connections_total") == 1
     await trio.sleep(1.2)
-    assert served.value("pulsar_proxy_ended_connections_total", cause="handshake_timeout") == 1
+    cause = "tls_failed" if with_tls else "handshake_timeout"
+    assert served.value("pulsar_proxy_ended_connections_total", cause=cause) == 1
 
 
 async def test_networks_are_the_clients(serve: Serve) -> None:  # noqa: F811
@@ -245,7 +254,15 @@ async def test_connections_without_their_header_are_bounded(serve: Serve) -> Non
     assert clients(served.service) == ["192.0.2.7:4000"]
 
 
-async def test_a_client_behind_tls(serve: Serve, tmp_path: Any) -> None:  # noqa: F811
+async def test_connections_without_their_header_are_within_the_limit(serve: Serve) -> None:  # noqa: F811
+    """Security."""
+    served = await serve(listener=[listener()], limits={"max_connections": 1})
+    assert await is_served(await come(served, sent=V2))
+    assert await is_closed(await come(served))
+    assert rejected(served, "max_connections") == 1
+
+
+async def test_a_client_behind_tls(serve: Serve, tmp_path: Path) -> None:  # noqa: F811
     authority = Authority(tmp_path, "ours")
     pair = authority.server("server")
     served = await serve(listener=[listener(tls={"certificate": pair.certificate, "key": pair.key})])
@@ -271,15 +288,17 @@ async def test_sni(serve: Serve) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("timeout_s", [0, 1])
 async def test_a_drain_ends_what_waits_for_its_header(serve: Serve, timeout_s: float) -> None:  # noqa: F811
-    served = await serve(listener=[listener()])
+    served = await serve(listener=[listener()], limits={"handshake_timeout_ms": 600_000})
     stream = await come(served)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: served.service.drain(timeout_s, hand_over=False))
         await trio.testing.wait_all_tasks_blocked()
         if timeout_s:
             await stream.send_all(V2)
-        assert await is_closed(stream)
+        with trio.fail_after(30):
+            assert await is_closed(stream)
     assert served.value("pulsar_proxy_active_connections") == 0
+    assert served.value("pulsar_proxy_new_connections_total") == 0
 
 
 async def test_a_reading_leaves_nothing_to_the_garbage_collector(serve: Serve) -> None:  # noqa: F811

@@ -82,6 +82,16 @@ async def test_what_is_refused(serve: Serve, sent: bytes) -> None:  # noqa: F811
     assert not served.service._header_scopes
 
 
+async def test_a_health_check_is_no_news(serve: Serve) -> None:  # noqa: F811
+    served = await serve(http_listener=listener())
+    with structlog.testing.capture_logs() as logs:
+        client = await served.connect()
+        await until(lambda: len(served.service._header_scopes) == 1)
+        await client.stream.send_eof()
+        assert await ended(client)
+    assert (logs, served.value("closed_connections_total", reason="proxy_protocol")) == ([], None)
+
+
 async def test_the_header_has_the_time_of_a_head(
     serve: Serve,  # noqa: F811
     autojump_clock: trio.testing.MockClock,
@@ -105,9 +115,8 @@ async def test_networks_are_the_clients(serve: Serve) -> None:  # noqa: F811
 async def test_what_waits_for_its_header_is_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Security: it takes no client's place, and gives way to the next."""
     monkeypatch.setattr(service_module, "HEADERS_AWAITED_MAX", 2)
-    served = await serve(
-        http_listener=listener(), http={"max_connections": 1, "access_log": False}, cluster={"http_workers": 1}
-    )
+    http = {"max_connections": 1, "access_log": False, "head_timeout_ms": 600_000}
+    served = await serve(http_listener=listener(), http=http, cluster={"http_workers": 1})
     client = await served.connect()
     await client.send(V2 + GET)
     assert (await client.answer()).status == 200
@@ -116,7 +125,8 @@ async def test_what_waits_for_its_header_is_bounded(serve: Serve, monkeypatch: p
         waiting.append(await served.connect())
         await until(lambda: len(served.service._header_scopes) == count)  # noqa: B023
         await trio.testing.wait_all_tasks_blocked(0.01)
-    assert await ended(waiting[0])
+    with trio.fail_after(30):
+        assert await ended(waiting[0])
     assert seen(served) == ["192.0.2.7"]
     await waiting[1].send(V1 + GET)
     assert (await waiting[1].answer()).status == 200
