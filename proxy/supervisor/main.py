@@ -264,7 +264,8 @@ class Supervisor:
         # Running processes would refuse what they cannot use; new ones would only fail to start.
         if needs_processes and (fault := await installed_program_fault(self._config_file)):
             raise ReloadRefused(fault)
-        audit = await in_thread_without_signals(open_destination, config.audit)  # may raise
+        # May raise; nothing to open needs no thread.
+        audit = await in_thread_without_signals(open_destination, config.audit) if config.audit.events else -1
         try:
             await self._cluster.reload(config)
         except BaseException:
