@@ -19,6 +19,7 @@ _CAUSES = {
     CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
     CloseReason.DENIED: DisconnectCause.DENIED,
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
+    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
 }
 """More than the metric tells apart; all others are RELAY_ENDED."""
 

@@ -197,7 +197,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"ports": {"names": {"pulsarssl": "x"}}}, "ports.names.pulsarssl", "a listener has TLS"),
     # a listener with routing by SNI
     (merged(SNI, {"config": {"listener": [SNI_LISTENER]}}), "sni.enabled", "listeners of your own"),
-    ({"proxyProtocol": {"mode": "required"}}, "proxyProtocol.sources", "name the networks"),
+    ({"proxyProtocol": {"mode": "required"}}, "proxyProtocol.mode", "name the networks"),
     ({"proxyProtocol": {"sources": ["10.0.0.0/8"]}}, "proxyProtocol.sources", "mode is optional or required"),
     (
         {"proxyProtocol": {"mode": "required", "sources": ["10.0.0.0/8"]}, "config": {"listener": [SNI_LISTENER]}},

@@ -23,6 +23,7 @@ _ROUTES = {
 }
 _ROUTED = {**_TLS, "http": {"enabled": True, "plain": True}, "gateway": _ROUTES}
 _BROKER_TLS = {"config": {"brokers": {"service_url": "pulsar+ssl://b"}}}
+_ANNOUNCED = {"proxyProtocol": {"mode": "required", "sources": ["198.51.100.0/24"]}}
 _RECEIVER = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}}}
 
 CONTEXTS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "http.paths": deep_merge(_HTTP, {"http": {"ingress": {"enabled": True, "hostname": "a.example.org"}}}),
     "http.ingress": deep_merge(_HTTP, {"http": {"ingress": {"enabled": True, "hostname": "a.example.org"}}}),
     "gateway": _ROUTED,
+    "proxyProtocol": _ANNOUNCED,
     "tls.keepPlain": _TLS,
     "tls.existingSecret": _TLS,
     "tls.clientCa": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
@@ -111,6 +113,8 @@ CHANGED: dict[str, Any] = {
     "tls.groups": ["P-384"],
     "tls.certManager.duration": "2161h",
     "tls.certManager.renewBefore": "1h",
+    "proxyProtocol.mode": "optional",
+    "proxyProtocol.sources": ["192.0.2.0/24"],
     "rolloutOnConfigChange": "never",
     "terminationGracePeriodSeconds": 600,
     "analytics.receiver.terminationGracePeriodSeconds": 600,

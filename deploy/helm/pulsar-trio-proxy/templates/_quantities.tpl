@@ -26,7 +26,7 @@
 {{- if .tls -}}{{- $httpTls = 1 -}}{{- end -}}
 {{- end -}}
 {{- $bodies := mul $httpWorkers (max (mul 64 $mib) (int64 $config.http.max_replay_bytes)) -}}
-{{- $used = add $used $bodies (mul $config.http.max_connections (add 24576 (mul 49152 $httpTls))) (mul 196608 $config.http.max_requests) -}}
+{{- $used = add $used $bodies (mul $config.http.max_connections (add 24576 (mul 49152 $httpTls))) (mul 262144 $config.http.max_requests) -}}
 {{- end -}}
 {{- /* The smallest number of which 15/16, rounded up, are enough: the rest is the program's reserve. */ -}}
 {{- add1 (div (mul 16 (sub $used 1)) 15) -}}
