@@ -69,7 +69,7 @@
 {{- fail "proxyProtocol.mode: config.listener names listeners of your own; put proxy_protocol into config.listener, and leave proxyProtocol out" -}}
 {{- end -}}
 {{- if not .Values.proxyProtocol.sources -}}
-{{- fail "proxyProtocol.mode: needs proxyProtocol.sources: name the networks from which the load balancers' connections come" -}}
+{{- fail "proxyProtocol.mode: needs proxyProtocol.sources; name the networks from which the load balancers' connections come" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.sni.enabled (get (.Values.config | default dict) "listener") -}}
