@@ -2,7 +2,7 @@
 
 ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientLeft, ClientSlow, ConfigError, DialFailed,
     FilterInvalid, FilterRefused, ForkFailed, ForwarderLost, KernelTlsBroken, KernelTlsNotPossible, MessageCut,
-    MessageMalformed, MessageTooLong, MetricsTooLarge, NoMoreConnections, NoResponse, NotSupervisor,
+    MessageMalformed, MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor,
     PassedConnectionInvalid, RelayStartFailed, ReloadRefused, ResolutionFailed, ResponseCut, RpcError, RpcRefused,
     StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused, TlsFailed, TrialNotRun,
     UpgradeRefused, WriterFull, WrongListener

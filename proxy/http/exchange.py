@@ -46,7 +46,7 @@ from proxy.http.messages import (
     request_line,
 )
 from proxy.http.routes import PathReplacement
-from proxy.http.upstream import NoResponse, Response, UpstreamLink, UpstreamPool
+from proxy.http.upstream import Response, UpstreamLink, UpstreamPool
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.dialing import DialFailed
@@ -320,7 +320,7 @@ class Exchange:
     async def _receive_response(self, link: UpstreamLink, *, until_continue: bool = False) -> Response | None:
         try:
             return await link.receive_response(to_head=self._to_head, until_continue=until_continue)
-        except (NoResponse, MessageCut):
+        except MessageCut:
             raise self._no_response(link, sent=True) from None
         except MessageMalformed as error:
             raise RequestRefused(502, "the broker's response is malformed", "malformed_response") from error

@@ -412,8 +412,3 @@ class HttpConnection:
     def _reset_at_close(self) -> None:
         """Have the close reset the connection, so that the client takes no cut body for a whole one."""
         self._wire.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-async def serve_connection(stream: HttpStream, client: HttpClient, services: HttpServices) -> None:
-    """Serve a client's connection until it ends, and close it."""
-    await HttpConnection(stream, client, services).serve()

@@ -12,7 +12,6 @@ import trio
 
 from proto.addresses import HostPort
 from proto.http_rules import Headers
-from proxy.common.errors import ProxyError
 from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
@@ -21,6 +20,7 @@ from proxy.http.messages import (
     BodyUntilClose,
     ChunkedBody,
     HttpStream,
+    MessageCut,
     MessageMalformed,
     MessageStream,
     SizedBody,
@@ -135,7 +135,7 @@ class UpstreamLink:
         for _ in range(INFORMATIONAL_MAX):
             head = await self.wire.receive_head()
             if not head:
-                raise NoResponse
+                raise MessageCut("closed before a response")
             repeats = len(head) <= KNOWN_HEAD_BYTES_MAX and b"transfer-encoding" not in head.lower()
             request = "upgrade" if to_upgrade else "head" if to_head else "get"
             http, event, composed = (_known_head if repeats else _parsed_head)(head, request)
@@ -175,10 +175,6 @@ class UpstreamLink:
 
 def _key_of(upstream: Upstream) -> _Key:
     return upstream.broker, upstream.tls, upstream.knows_proxies
-
-
-class NoResponse(ProxyError):
-    """The upstream has closed the connection before any byte of a response."""
 
 
 class UpstreamPool:

@@ -31,7 +31,7 @@ from proxy.http.messages import (
     request_line,
     without,
 )
-from proxy.http.upstream import SWITCHING_PROTOCOLS, NoResponse, Response, UpstreamLink
+from proxy.http.upstream import SWITCHING_PROTOCOLS, Response, UpstreamLink
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.dialing import DialFailed, set_timeouts, tune_socket
@@ -85,7 +85,7 @@ class WebSocketExchange:
         try:
             response = await self._response(link)
             if response.status != SWITCHING_PROTOCOLS:
-                await self._forward_watched(response)
+                await self.forward(response)
                 return False
             if (
                 header(response.headers, b"sec-websocket-accept") != self._expected_accept()
@@ -135,7 +135,7 @@ class WebSocketExchange:
                     response = await link.receive_response(to_head=False, to_upgrade=True)
             except trio.TooSlowError:
                 failure = RequestRefused(504, "the broker does not answer in time", "response_timeout")
-            except (NoResponse, MessageCut):
+            except MessageCut:
                 text = "the broker closed the connection without a response"
                 failure = RequestRefused(502, text, "no_response")
             except MessageMalformed:
@@ -156,12 +156,6 @@ class WebSocketExchange:
             except MessageCut:
                 raise ClientLeft from None
         await trio.sleep_forever()
-
-    async def _forward_watched(self, response: Response) -> None:
-        try:
-            await self.forward(response)
-        except (MessageMalformed, NoResponse):
-            raise RequestRefused(502, "the broker's response is malformed", "malformed_response") from None
 
     def _expected_accept(self) -> bytes:
         """Return what proves that the upstream has read the client's key (RFC 6455, 4.2.2)."""
