@@ -61,7 +61,7 @@ CONTINUE_S: Final = 1.0
 """How long a body that cannot be sent twice waits for the upstream's 100 (Continue)."""
 
 UNREAD_BYTES_MAX: Final = 16_384
-"""Most bytes of further, pipelined requests that are held while one is answered."""
+"""Most bytes that are held of what a client sends while its request is answered: pipelined ones, early WebSocket."""
 
 KEPT_PORTION_BYTES_MIN: Final = 4_096
 """Less of a kept body is joined with what follows: objects of a few bytes each would take many times their size."""
@@ -392,7 +392,7 @@ class Exchange:
         try:
             if link is not None and not self._uploaded:
                 await self._upload(link)
-            await self._watch_client()
+            await watch_client(self._wire)
         except Exception as error:  # noqa: BLE001 -- raised by `_continue_watched`
             self._client_failure = error
         scope.cancel()
@@ -426,16 +426,16 @@ class Exchange:
             return portion
         return (chunk_of(portion) if portion else b"") + (LAST_CHUNK if is_last else b"")
 
-    async def _watch_client(self) -> None:
-        """Hold what a client sends after its request, up to a bound. Raises ClientLeft once it has left."""
-        wire = self._wire
-        while len(wire.unread) < UNREAD_BYTES_MAX:
-            try:
-                if not await wire.fill(UNREAD_BYTES_MAX - len(wire.unread)):
-                    raise ClientLeft
-            except MessageCut:
-                raise ClientLeft from None
-        await trio.sleep_forever()
+
+async def watch_client(wire: MessageStream) -> None:
+    """Hold what a client sends after its request, up to a bound. Raises ClientLeft once it has left."""
+    while len(wire.unread) < UNREAD_BYTES_MAX:
+        try:
+            if not await wire.fill(UNREAD_BYTES_MAX - len(wire.unread)):
+                raise ClientLeft
+        except MessageCut:
+            raise ClientLeft from None
+    await trio.sleep_forever()
 
 
 class _LinkStale(ProxyError):

@@ -20,7 +20,7 @@ from proto.http_rules import Origin, RequestHead, RequestRefused, downstream_hea
 from proto.rpc_pb2 import RelayRequest
 from proxy.common.errors import ProxyError
 from proxy.http.client import ConnectionPasser, HttpClient, HttpIdentity, RequestRecord
-from proxy.http.exchange import ClientLeft, HttpServices
+from proxy.http.exchange import ClientLeft, HttpServices, watch_client
 from proxy.http.messages import (
     PORTION_BYTES,
     HttpStream,
@@ -43,9 +43,6 @@ PASS_TIMEOUT_S: Final = 5.0
 
 RESPONSE_HEAD_BYTES_MAX: Final = 3584
 """Most bytes that are read of an upstream here: with what is added they must fit a forwarder's smallest pipe."""
-
-EARLY_BYTES_MAX: Final = 16_384
-"""Most bytes that are held of a client that sends before the upstream has agreed."""
 
 LINGER_S: Final = 5.0
 """How long a peer behind TLS may take to read what it was sent before its relay ended."""
@@ -119,16 +116,16 @@ class WebSocketExchange:
         failure: Exception | None = None
         response: Response | None = None
 
-        async def watch_client() -> None:
+        async def attend_client() -> None:
             nonlocal failure
             try:
-                await self._watch_client()
+                await watch_client(self.wire)
             except ClientLeft as error:
                 failure = error
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_client)
+            nursery.start_soon(attend_client)
             try:
                 with trio.fail_after(seconds(self.services.settings.response_timeout_ms)):
                     await link.wire.send(request)
@@ -145,17 +142,6 @@ class WebSocketExchange:
             assert failure is not None  # there is one or the other
             raise failure
         return response
-
-    async def _watch_client(self) -> None:
-        """Hold what the client sends meanwhile, up to a bound. Raises ClientLeft once it has left."""
-        wire = self.wire
-        while len(wire.unread) < EARLY_BYTES_MAX:
-            try:
-                if not await wire.fill(EARLY_BYTES_MAX - len(wire.unread)):
-                    raise ClientLeft
-            except MessageCut:
-                raise ClientLeft from None
-        await trio.sleep_forever()
 
     def _expected_accept(self) -> bytes:
         """Return what proves that the upstream has read the client's key (RFC 6455, 4.2.2)."""
