@@ -231,7 +231,8 @@ def _content_length(headers: Headers, status: int) -> int | None:
     return int(length)
 
 
-def _connection_options(headers: Headers) -> frozenset[bytes]:
+def connection_options(headers: Headers) -> frozenset[bytes]:
+    """Return what ``Connection`` names, in lower case."""
     values = (value for name, value in headers if name == b"connection")
     return frozenset(option.strip(b" \t").lower() for value in values for option in value.split(b","))
 
@@ -239,7 +240,7 @@ def _connection_options(headers: Headers) -> frozenset[bytes]:
 def _upgrade(headers: Headers) -> bytes:
     asked = (header(headers, b"upgrade") or b"").lower()
     proper = header(headers, b"sec-websocket-key") and header(headers, b"sec-websocket-version") == b"13"
-    return asked if asked == b"websocket" and proper and b"upgrade" in _connection_options(headers) else b""
+    return asked if asked == b"websocket" and proper and b"upgrade" in connection_options(headers) else b""
 
 
 def _read_target(target: bytes) -> tuple[bytes, str]:
@@ -288,7 +289,7 @@ def upstream_headers(head: RequestHead, origin: Origin, host: bytes, *, upgrade:
         raise RequestRefused(403, "The client's role cannot be told to a broker in a header", "bad_role")
     # Without a client's role the broker would take the client for the proxy.
     own = bool(origin.authorization and origin.principal) and not header(head.headers, b"authorization")
-    dropped = _connection_options(head.headers) - _NOT_BY_CONNECTION
+    dropped = connection_options(head.headers) - _NOT_BY_CONNECTION
     if own:
         dropped |= {b"authorization", _METHOD_NAME}
     passed = [(name, value) for name, value in head.headers if name not in dropped and _passes_upstream(name)]
@@ -323,7 +324,7 @@ def downstream_headers(headers: Headers, extra: Headers) -> Headers:
     """
     headers = [_clean(name, value, 502) for name, value in headers]
     extra = [_clean(name, value, 502) for name, value in extra]
-    dropped = _connection_options(headers) | _HOP_BY_HOP | {name for name, _ in extra} | {b"content-length"}
+    dropped = connection_options(headers) | _HOP_BY_HOP | {name for name, _ in extra} | {b"content-length"}
     passed = [one for one in headers if one[0] not in dropped and not one[0].startswith(b"proxy-")]
     length = _content_length(headers, 502)
     if length is not None and not any(name == b"transfer-encoding" for name, _ in headers):

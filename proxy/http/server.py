@@ -18,6 +18,7 @@ from proto.http_rules import (
     Headers,
     RequestHead,
     RequestRefused,
+    connection_options,
     downstream_headers,
     is_repeatable,
     read_repeated,
@@ -230,13 +231,7 @@ class HttpConnection:
             self._body = ChunkedBody(self._wire, http)
         else:
             self._body = SizedBody(self._wire, head.content_length)
-        closes = any(
-            token.strip() == b"close"
-            for name, value in headers
-            if name == b"connection"
-            for token in value.lower().split(b",")
-        )
-        self._keeps_alive = not (closes or self._http_1_0)
+        self._keeps_alive = not self._http_1_0 and b"close" not in connection_options(headers)
         return head
 
     async def _answer(self, head: RequestHead) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from proto.addresses import HostPort
-from proto.http_rules import Headers
+from proto.http_rules import Headers, connection_options
 from proxy.common.logs import get_logger
 from proxy.config.types import Brokers
 from proxy.http.client import Upstream
@@ -154,11 +154,10 @@ class UpstreamLink:
     def _response(self, http: h11.Connection, event: h11.Response, *, to_head: bool) -> Response:
         headers = list(event.headers)
         body = self._body(http, event, dict(headers), to_head=to_head)
-        connection = b",".join(value for name, value in headers if name == b"connection").lower()
         keeps_alive = (
             event.http_version == b"1.1"
             and not isinstance(body, BodyUntilClose)
-            and b"close" not in [token.strip() for token in connection.split(b",")]
+            and b"close" not in connection_options(headers)
         )
         return Response(event.status_code, bytes(event.reason), headers, body, keeps_alive)
 
