@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -185,35 +186,27 @@ class WorkerRequests:
             if connection is not None:
                 connection.requests -= 1
         self._metrics.count_request(record)
-        self._audit.write(
-            "http_request",
-            client=record.client.address,
-            principal=record.principal,
-            method=record.method,
-            path=record.path,
-            status=record.status,
-            route=record.route,
-            target=record.upstream,
-            request_bytes=record.request_bytes,
-            response_bytes=record.response_bytes,
-            ms=round((trio.current_time() - record.started) * 1000),
-            cause=record.cause,
-        )
+        if self._audit.writes("http_request"):
+            self._audit.write("http_request", **_entry(record, upstream_as="target"))
         if self._logs and not is_dropped(REQUEST_EVENT):
-            get_logger().info(
-                REQUEST_EVENT,
-                client=record.client.address,
-                principal=record.principal,
-                method=record.method,
-                path=record.path,
-                status=record.status,
-                route=record.route,
-                upstream=record.upstream,
-                request_bytes=record.request_bytes,
-                response_bytes=record.response_bytes,
-                ms=round((trio.current_time() - record.started) * 1000),
-                cause=record.cause,
-            )
+            get_logger().info(REQUEST_EVENT, **_entry(record, upstream_as="upstream"))
+
+
+def _entry(record: RequestRecord, *, upstream_as: str) -> dict[str, Any]:
+    """Return what is logged of a request that has ended. ``upstream_as``: the name of where it was passed on."""
+    return {
+        "client": record.client.address,
+        "principal": record.principal,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "route": record.route,
+        upstream_as: record.upstream,
+        "request_bytes": record.request_bytes,
+        "response_bytes": record.response_bytes,
+        "ms": round((trio.current_time() - record.started) * 1000),
+        "cause": record.cause,
+    }
 
 
 def _part(total: int, config: Config) -> int:
