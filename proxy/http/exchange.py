@@ -69,7 +69,6 @@ KEPT_PORTION_BYTES_MIN: Final = 4_096
 COMPOSED_MAX: Final = 8
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _SAFE: Final = frozenset({b"GET", b"HEAD"})
 _IDEMPOTENT: Final = _SAFE | {b"PUT", b"DELETE", b"OPTIONS"}  # RFC 9110, 9.2.2
 
@@ -366,7 +365,7 @@ class Exchange:
         self._head_scope.deadline = trio.current_time() + seconds(self._settings.response_timeout_ms)
 
     async def _settle(self, response: Response, upstream: Upstream) -> Redirect | None:
-        redirect = self._redirect_to_follow(response, upstream) if response.status in _REDIRECTS else None
+        redirect = self._redirect_to_follow(response, upstream)
         if redirect is None:
             self._body.stop_keeping()
             await self._forward(response)
