@@ -149,6 +149,7 @@ class HttpConnection:
                 record.started = trio.current_time()
                 received = True
                 head = self._read_head(raw)
+                record.method, record.path = head.method.decode("ascii"), head.path
                 await self._answer(head)
             except MessageMalformed as error:
                 raise RequestRefused(error.status, str(error), "malformed") from None
@@ -208,7 +209,6 @@ class HttpConnection:
             self._to_head = parts[1] == b"HEAD"
             head = read_repeated(known.head, parts[1], parts[2])
             self._keeps_alive = True  # or there would be no further request
-            self._record.method, self._record.path = head.method.decode("ascii"), head.path
             return head
         head = self._parse_head(raw)
         repeatable = is_repeatable(head)
@@ -224,7 +224,6 @@ class HttpConnection:
         self._http_1_0 = event.http_version != b"1.1"
         headers = list(event.headers)
         head = read_request(event.method, event.target, headers, event.http_version)
-        self._record.method, self._record.path = head.method.decode("ascii"), head.path
         if not head.has_body:
             self._body = Body()
         elif head.content_length is None:
