@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import h11
 import trio
@@ -103,6 +105,19 @@ async def echo(connection: UpstreamConnection, request: Received) -> None:
     request.body = await connection.body()
     body = b"%b %b %b" % (request.method, request.target, request.body)
     await connection.answer(200, [("Content-Length", str(len(body))), ("Content-Type", "text/plain")], body)
+
+
+class Held:
+    """Behaves as ``echo`` does, but only once it may go on."""
+
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+        self.goes_on = trio.Event()
+
+    async def __call__(self, connection: UpstreamConnection, request: Received) -> None:
+        self.asked.set()
+        await self.goes_on.wait()
+        await echo(connection, request)
 
 
 class FakeUpstream:
@@ -255,6 +270,16 @@ class Setup:
         answer = await client.answer(method)
         client.close()
         return answer
+
+
+@contextlib.asynccontextmanager
+async def opened(**how: Any) -> AsyncIterator[Setup]:
+    """A worker's services for one test, with all that runs for them. ``how``: see Setup."""
+    async with trio.open_nursery() as nursery:
+        setup = Setup(nursery, **how)
+        yield setup
+        nursery.cancel_scope.cancel()
+    setup.close()
 
 
 @dataclass

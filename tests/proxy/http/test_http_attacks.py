@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import h11
-import pytest
 import trio
-from http_fakes import Received, Setup, UpstreamConnection, echo, pair
+from http_fakes import Held, Received, Setup, UpstreamConnection, pair
 
 from proxy.http.exchange import KEPT_PORTION_BYTES_MIN, RequestBody
 from proxy.http.messages import CHUNKS_MAX, PORTION_BYTES, ChunkedBody, MessageStream, SizedBody
 from proxy.runtime.fairness.byte_budget import ByteBudget, ByteReservation
 
 GET = b"GET /admin/v2/tenants HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    async with trio.open_nursery() as nursery:
-        setup = Setup(nursery)
-        yield setup
-        nursery.cancel_scope.cancel()
-    setup.close()
 
 
 async def longest_turn(progress: Callable[[], int], end: int) -> int:
@@ -83,19 +73,12 @@ async def test_a_body_in_tiny_portions_is_kept_in_larger_ones() -> None:
 
 async def test_a_connection_of_before_a_reload_serves_no_further_request(setup: Setup) -> None:
     """It may have been opened with an authority that is trusted no longer."""
-    asked, goes_on = trio.Event(), trio.Event()
-
-    async def wait(connection: UpstreamConnection, request: Received) -> None:
-        asked.set()
-        await goes_on.wait()
-        await echo(connection, request)
-
-    setup.upstream.behave = wait
+    setup.upstream.behave = held = Held()
     client = setup.connect()
     await client.send(GET)
-    await asked.wait()
+    await held.asked.wait()
     setup.pool.set_dial(setup.parts.dial)
-    goes_on.set()
+    held.goes_on.set()
     assert (await client.answer()).status == 200
     await client.send(GET)
     assert (await client.answer()).status == 200

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from http_fakes import Behaviour, FakeUpstream, Received, Setup, UpstreamConnection, echo
+from http_fakes import Behaviour, FakeUpstream, Received, Setup, UpstreamConnection, echo, opened
 from trio.testing import MockClock
 
 from proxy.config.types import Http
@@ -56,11 +56,8 @@ async def hang_up(connection: UpstreamConnection, received: Received) -> None:
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    async with trio.open_nursery() as nursery:
-        setup = Setup(nursery, hosts=("broker-1", "broker-2"), http=Http(max_replay_bytes=KEPT_MAX))
+    async with opened(hosts=("broker-1", "broker-2"), http=Http(max_replay_bytes=KEPT_MAX)) as setup:
         yield setup
-        nursery.cancel_scope.cancel()
-    setup.close()
 
 
 # ---- redirects

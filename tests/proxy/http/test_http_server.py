@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator
 
 import h11
 import pytest
 import trio
-from http_fakes import Received, Setup, UpstreamConnection, echo, pair
+from http_fakes import Held, Received, Setup, UpstreamConnection, pair
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proto.http_rules import RequestRefused
@@ -26,15 +25,6 @@ CHUNKED = b"POST /admin/v2/x HTTP/1.1\r\nHost: proxy\r\nTransfer-Encoding: chunk
 def post(body: bytes, *headers: bytes, method: bytes = b"POST") -> bytes:
     lines = [method + b" /admin/v2/x HTTP/1.1", b"Host: proxy:8081", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    async with trio.open_nursery() as nursery:
-        setup = Setup(nursery)
-        yield setup
-        nursery.cancel_scope.cancel()
-    setup.close()
 
 
 async def test_a_get_is_passed_on_and_the_connection_goes_on(setup: Setup) -> None:
@@ -129,22 +119,15 @@ async def test_pipelined_requests_are_answered_in_order(setup: Setup) -> None:
 
 
 async def test_a_pipelined_request_waits_while_one_is_answered(setup: Setup, autojump_clock: MockClock) -> None:
-    asked, goes_on = trio.Event(), trio.Event()
-
-    async def wait(connection: UpstreamConnection, request: Received) -> None:
-        asked.set()
-        await goes_on.wait()
-        await echo(connection, request)
-
-    setup.upstream.behave = wait
+    setup.upstream.behave = held = Held()
     client = setup.connect()
     await client.send(GET)
-    await asked.wait()
+    await held.asked.wait()
     await trio.sleep(1)  # the client is watched by now
     await client.send(post(b"second"))
     await trio.sleep(1)
     assert len(setup.upstream.requests) == 1
-    goes_on.set()
+    held.goes_on.set()
     assert (await client.answer()).body == b"GET /admin/v2/tenants "
     assert (await client.answer()).body == b"POST /admin/v2/x second"
 
@@ -679,19 +662,12 @@ async def test_a_drain_serves_a_request_that_has_come(setup: Setup, autojump_clo
 
 
 async def test_a_drain_lets_the_request_under_way_end(setup: Setup, autojump_clock: MockClock) -> None:
-    asked, goes_on = trio.Event(), trio.Event()
-
-    async def wait(connection: UpstreamConnection, request: Received) -> None:
-        asked.set()
-        await goes_on.wait()
-        await echo(connection, request)
-
-    setup.upstream.behave = wait
+    setup.upstream.behave = held = Held()
     client = setup.connect()
     await client.send(GET)
-    await asked.wait()
+    await held.asked.wait()
     setup.connections[0].drain()
-    goes_on.set()
+    held.goes_on.set()
     answer = await client.answer()
     assert (answer.status, answer.headers[b"connection"]) == (200, b"close")
     assert await client.rest() == b""

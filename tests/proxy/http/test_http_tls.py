@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,15 +46,6 @@ class Tls:
 @pytest.fixture
 def tls(tmp_path: Path) -> Tls:
     return Tls(tmp_path)
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    async with trio.open_nursery() as nursery:
-        setup = Setup(nursery)
-        yield setup
-        nursery.cancel_scope.cancel()
-    setup.close()
 
 
 @pytest.fixture
