@@ -31,7 +31,6 @@ from proxy.config.methods import ANONYMOUS, one_round_methods
 from proxy.config.types import Config
 from proxy.config.upstreams import http_upstreams
 from proxy.http.client import HttpClient, HttpIdentity
-from proxy.http.routes import http_routes
 from proxy.runtime.fairness.members_by_owner import MembersByOwner
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.single_flight import SingleFlight
@@ -106,7 +105,6 @@ class HttpAuthenticator:
         authentication = config.authentication
         file = authentication.deny_file
         self._enabled = authentication.enabled
-        self._routes = http_routes(config)
         self._know_proxies = {name for name, one in http_upstreams(config).items() if one.knows_proxies}
         self._methods = one_round_methods(authentication)
         self._timeout_s = seconds(config.limits.handshake_timeout_ms)
@@ -118,8 +116,8 @@ class HttpAuthenticator:
         self._under_way: dict[bytes, _Asked] = {}
         self.denied = ReloadingFile(KEY, [file], lambda: read_deny_list(file))
 
-    async def authenticate(self, head: RequestHead, client: HttpClient) -> HttpIdentity:
-        """Return who the client of a request is. Raises RequestRefused: 400, 401, 503."""
+    async def authenticate(self, head: RequestHead, route: str, client: HttpClient) -> HttpIdentity:
+        """Return who the client of a request for an upstream, ``route``, is. Raises RequestRefused: 400, 401, 503."""
         if not self._enabled:
             return _NOBODY
         presented = self._presented(head, client)
@@ -135,7 +133,7 @@ class HttpAuthenticator:
             found = _Denial("denied_credential")
         if isinstance(found, _Denial):
             raise await self._refusal(found)
-        if presented.passes_on or self._routes.find(head.path) not in self._know_proxies:
+        if presented.passes_on or route not in self._know_proxies:
             return found
         return replace(found, authorization=await self._own.value())
 

@@ -55,8 +55,8 @@ class Upstream:
 class Authenticator(Protocol):
     """Finds out who a client is."""
 
-    async def authenticate(self, head: RequestHead, client: HttpClient) -> HttpIdentity:
-        """Return the client's identity. Raises RequestRefused: 401, 503."""
+    async def authenticate(self, head: RequestHead, route: str, client: HttpClient) -> HttpIdentity:
+        """Return the client's identity. ``route``: the upstream of the request. Raises RequestRefused: 401, 503."""
         ...
 
 

@@ -248,7 +248,7 @@ class HttpConnection:
             raise RequestRefused(501, "WebSocket is not served here", "no_websocket")
         services.requests.begin(record)
         record.counted = True
-        identity = await services.authenticator.authenticate(head, self.client)
+        identity = await services.authenticator.authenticate(head, route, self.client)
         record.principal = identity.principal.name
         if head.upgrade:
             exchange = WebSocketExchange(services, self._wire, self.client, head, identity, record, self._forward)

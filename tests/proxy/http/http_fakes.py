@@ -171,10 +171,12 @@ class Parts:
     records: list[RequestRecord] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     begun: int = 0
+    authenticated_for: list[str] = field(default_factory=list)
     dials: list[str] = field(default_factory=list)
     redirects: list[Redirect] = field(default_factory=list)
 
-    async def authenticate(self, head: RequestHead, client: HttpClient) -> HttpIdentity:
+    async def authenticate(self, head: RequestHead, route: str, client: HttpClient) -> HttpIdentity:
+        self.authenticated_for.append(route)
         if self.refusal is not None:
             raise self.refusal
         return HttpIdentity(Principal(name=self.role), authorization=self.authorization)

@@ -31,6 +31,7 @@ from proxy.common import reloading_file
 from proxy.http import authentication
 from proxy.http.authentication import HttpAuthenticator
 from proxy.http.client import HttpIdentity
+from proxy.http.routes import http_routes
 
 SECRET = b"not-to-be-seen-anywhere-" + bytes(range(128, 168))
 PASSWORD = "not-to-be-seen-either"
@@ -90,11 +91,12 @@ class Worker:
         settings = {"enabled": True, "failure_delay_ms": 0, **{name: providers[name] for name in methods}, **table}
         brokers = {"credentials": credentials, "web_service_url": "http://web.example.com:8080"}
         config = make_config(authentication=settings, brokers=brokers, http=http or {})
+        self._routes = http_routes(config)
         self.auth = auth_worker(config, nursery)
         self.authenticator = HttpAuthenticator(as_told(config), self.auth, nursery)  # type: ignore[arg-type]
 
     async def identity(self, head: RequestHead, client: Any = CLIENT) -> HttpIdentity:
-        return await self.authenticator.authenticate(head, client)
+        return await self.authenticator.authenticate(head, self._routes.find(head.path) or "none", client)
 
     async def refusal(self, head: RequestHead, client: Any = CLIENT) -> tuple[int, str]:
         with pytest.raises(RequestRefused) as refused:

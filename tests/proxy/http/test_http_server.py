@@ -106,6 +106,7 @@ async def test_a_path_of_a_function_goes_to_function_workers(setup: Setup) -> No
     await setup.ask(b"GET /admin/v3/functions/a HTTP/1.1\r\nHost: x\r\n\r\n")
     assert [one.target for one in setup.functions.requests] == [b"/admin/v3/functions/a"]
     assert (await setup.records())[0].route == "functions"
+    assert setup.parts.authenticated_for == ["functions"]  # security: the proxy's own credentials depend on it
 
 
 async def test_pipelined_requests_are_answered_in_order(setup: Setup) -> None:

@@ -253,7 +253,7 @@ async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> No
     served = await serve()
     asked, goes_on = trio.Event(), trio.Event()
 
-    async def authenticate(_head: Any, _client: Any) -> HttpIdentity:
+    async def authenticate(_head: Any, _route: str, _client: Any) -> HttpIdentity:
         asked.set()
         await goes_on.wait()
         return HttpIdentity(Principal())
@@ -323,10 +323,10 @@ async def test_tls_with_a_clients_certificate(serve: Serve, authority: trustme.C
     seen: list[bytes] = []
     authenticate = served.parts.authenticate
 
-    async def see(head: Any, client: Any) -> Any:
+    async def see(head: Any, route: str, client: Any) -> Any:
         seen.append(client.certificate)
         assert client.scheme == "https"
-        return await authenticate(head, client)
+        return await authenticate(head, route, client)
 
     served.parts.authenticate = see  # type: ignore[method-assign]
     stream = trio.SSLStream(
