@@ -25,7 +25,6 @@ from proto.http_rules import (
     read_request,
 )
 from proxy.common.errors import ProxyError
-from proxy.common.logs import get_logger
 from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.exchange import COMPOSED_MAX, ClientLeft, Composed, Exchange, HttpServices, RequestBody
@@ -116,7 +115,7 @@ class HttpConnection:
             self.scope.cancel()
 
     async def serve(self) -> None:
-        """Serve requests until the connection ends, and close it. Raises nothing but Cancelled."""
+        """Serve requests until the connection ends, and close it. Raises nothing but Cancelled, and defects."""
         try:
             with self.scope:
                 while await self._serve_next() and not (self._drains and self._wire.is_silent):
@@ -127,8 +126,6 @@ class HttpConnection:
             pass  # the client has gone
         except ResponseCut:
             self._reset_at_close()
-        except Exception as error:  # noqa: BLE001 -- a barrier around each connection
-            get_logger().error("an HTTP connection met a defect", client=self.client.address, exc_info=error)
         finally:
             self.is_idle = False
             if self._must_shut_down:

@@ -281,6 +281,25 @@ async def test_a_clients_next_connection_at_the_same_address(serve: Serve) -> No
     assert not connections._by_network
 
 
+async def test_a_defect_is_of_one_connection(serve: Serve) -> None:
+    served = await serve()
+    authenticate = served.parts.authenticate
+
+    async def fail(_head: Any, _route: str, _client: Any) -> HttpIdentity:
+        raise RuntimeError("a defect")
+
+    served.parts.authenticate = fail  # type: ignore[method-assign]
+    client = await served.connect()
+    with structlog.testing.capture_logs() as logs:
+        await client.send(GET)
+        assert await ended(client)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [entry["event"] for entry in logs] == ["an HTTP connection met a defect"]
+    assert len(served.service._connections) == 0
+    served.parts.authenticate = authenticate  # type: ignore[method-assign]
+    assert await served.status() == 200
+
+
 async def test_a_reload_closes_connections_from_networks_that_may_come_no_longer(serve: Serve) -> None:
     """Security."""
     served = await serve()
