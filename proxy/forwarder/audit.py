@@ -10,7 +10,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.runtime.observability.audit import AuditLog
 
-_CAUSES = {
+RELAY_CAUSES = {
     CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
     CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
     CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
@@ -21,7 +21,7 @@ _CAUSES = {
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
     CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
 }
-"""More than the metric tells apart; all others are RELAY_ENDED."""
+"""Why a relay has ended that the proxy itself has closed; for all other reasons it is RELAY_ENDED."""
 
 
 class ForwarderAudit(AuditLog):
@@ -32,7 +32,7 @@ class ForwarderAudit(AuditLog):
         ms = _ms_since(fields["started_at_unix_ms"])
         self.write("connection_ended", **fields, kind=kind, ms=ms, cause=cause.value)
 
-    def on_relay_end(self, record: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
+    def on_relay_end(self, record: StoredRelay, cause: DisconnectCause, to_broker: int, to_client: int) -> None:
         """Write the event of a relay with its bytes."""
         self.write(
             "connection_ended",
@@ -41,7 +41,7 @@ class ForwarderAudit(AuditLog):
             ms=_ms_since(record.started_at_unix_ms),
             bytes_to_broker=to_broker,
             bytes_to_client=to_client,
-            cause=_CAUSES.get(reason, DisconnectCause.RELAY_ENDED).value,
+            cause=cause.value,
         )
 
     def on_reauthentication(self, session: ExpiringSession, failure: str) -> None:

@@ -21,7 +21,7 @@ from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.audit import ForwarderAudit
+from proxy.forwarder.audit import RELAY_CAUSES, ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
@@ -70,13 +70,10 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
 
-_CAUSES = {
-    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
-    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
-    CloseReason.DENIED: DisconnectCause.DENIED,
-    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
-    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
-}
+_COUNTED_AS_RELAY_ENDED = frozenset(
+    {DisconnectCause.SESSION_EXPIRED, DisconnectCause.REAUTHENTICATION_FAILED, DisconnectCause.PROTOCOL_ERROR}
+)
+"""Causes that the metric tells apart for lookup mode alone; the audit has a relay's, too."""
 
 
 class ForwarderService:
@@ -258,12 +255,13 @@ class ForwarderService:
                 self._passed.on_over()
 
     def _on_relay_end(self, about: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
-        self._audit.on_relay_end(about, reason, to_broker, to_client)
+        cause = RELAY_CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
+        self._audit.on_relay_end(about, cause, to_broker, to_client)
         self._release_relay(about)
-        cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
             log_over_share(about.client_address, about.principal)
-        self._metrics.ended_connections[cause].inc()
+        counted = DisconnectCause.RELAY_ENDED if cause in _COUNTED_AS_RELAY_ENDED else cause
+        self._metrics.ended_connections[counted].inc()
 
     def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
         admitted.release()
