@@ -5,7 +5,8 @@ Each step returns its outcome, a value that the connection acts upon. A handshak
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import trio
 
@@ -88,18 +89,12 @@ class Handshake:
         """Where the client's listener is bound, as far as a relay's record holds it."""
         return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
 
-    def audit_fields(self, identity: ClientIdentity = ANONYMOUS) -> dict[str, Any]:
+    def audit_record(self, identity: ClientIdentity = ANONYMOUS) -> StoredRelay:
         """Return what audit events tell of the connection; as long as the client is not known, the method it names."""
-        named = commands.auth_method_of(self.connect) if self._authentication is not None else ""
-        return {
-            "client": self._client.address,
-            "started_at_unix_ms": self.started_at_unix_ms,
-            "listener": self.listener,
-            "principal": identity.role,
-            "proxy": identity.principal.proxy,
-            "method": identity.principal.method or named,
-            "target": self.target,
-        }
+        record = self.stored_relay(identity)
+        if not record.method and self._authentication is not None:
+            record.method = commands.auth_method_of(self.connect)
+        return record
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -156,12 +151,10 @@ class Handshake:
         """Write the event of an authentication that is over."""
         match outcome:
             case ClientIdentity():
-                ends_at = outcome.principal.expires_at_unix_ms
-                fields = self.audit_fields(outcome)
-                self._services.audit.write("authentication_success", **fields, expires_at_unix_ms=ends_at)
+                self._services.audit.on_authentication(partial(self.audit_record, outcome))
             case ConnectionFailure():
                 reason = outcome.detail or outcome.message
-                self._services.audit.write("authentication_failure", **self.audit_fields(), reason=reason)
+                self._services.audit.on_authentication_failure(self.audit_record, reason)
         return outcome
 
     def _outcome_of(self, result: RoundResult) -> RoundOutcome:
