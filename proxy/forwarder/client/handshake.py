@@ -16,6 +16,7 @@ from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, looku
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy import SERVER_VERSION
+from proxy.config.types import Config
 from proxy.forwarder.client.failures import BrokerError, ConnectionFailure, broker_failure
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -39,10 +40,10 @@ from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
+"""How many characters of a target are kept, for logs and for the record of a relay."""
 
 LISTENER_BIND_MAX = 300
 """Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
-"""How many characters of a target are kept, for logs and for the record of a relay."""
 
 ANY_BROKER = "any broker"
 
@@ -51,6 +52,12 @@ RoundOutcome = ClientIdentity | Challenge | ConnectionFailure
 
 
 OnConnected = Callable[[ConnectionFailure | None], None]
+
+
+def bind_of(config: Config, listener: int) -> str:
+    """Return where a listener is bound, for a relay's record; empty where that is too long for an address."""
+    bind = config.listener[listener].bind
+    return bind if len(bind) <= LISTENER_BIND_MAX else ""
 
 
 def _ignore(_failure: ConnectionFailure | None) -> None:
@@ -83,11 +90,6 @@ class Handshake:
         self._opening: BrokerOpening | None = None
         self._asked: BrokerRequest
         self._on_connected: OnConnected
-
-    @property
-    def listener(self) -> str:
-        """Where the client's listener is bound, as far as a relay's record holds it."""
-        return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
 
     def audit_record(self, identity: ClientIdentity = ANONYMOUS) -> StoredRelay:
         """Return what audit events tell of the connection; as long as the client is not known, the method it names."""
@@ -296,5 +298,5 @@ class Handshake:
             proxy=identity.principal.proxy,
             credentials=identity.credentials,
             method=identity.principal.method,
-            listener=self.listener,
+            listener=bind_of(self._workers.config, self._client.listener),
         )

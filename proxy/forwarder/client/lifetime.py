@@ -19,8 +19,7 @@ from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock
 from proxy import SERVER_VERSION
 from proxy.config.session_lifetime import max_reauth_ms
-from proxy.config.types import Config
-from proxy.forwarder.client.handshake import LISTENER_BIND_MAX
+from proxy.forwarder.client.handshake import bind_of
 from proxy.forwarder.client.lookup_control import LifetimeEvent, LookupControl, clock_of
 from proxy.forwarder.lifetime.metrics import NoReauthReason
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
@@ -116,7 +115,7 @@ class SessionLifetime:
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
             grace_ms=config.session.grace_ms,
-            listener=_bind(config, self._client.listener),
+            listener=bind_of(config, self._client.listener),
             context=_context(self._client, connect),
         )
 
@@ -241,12 +240,6 @@ def _ignore(_event: LifetimeEvent) -> None:
 def _challenge(connect: CommandConnect) -> bytes:
     version = min(connect.protocol_version, commands.PROTOCOL_VERSION)
     return commands.auth_challenge(SERVER_VERSION, version, commands.auth_method_of(connect), commands.AUTH_REFRESH)
-
-
-def _bind(config: Config, listener: int) -> str:
-    """Return where a listener is bound, for a relay's record; empty where that is too long for an address."""
-    bind = config.listener[listener].bind
-    return bind if len(bind) <= LISTENER_BIND_MAX else ""
 
 
 def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:
