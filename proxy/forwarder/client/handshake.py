@@ -34,7 +34,7 @@ from proxy.forwarder.workers.authentication import (
 from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome, start_opening
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import close_forcefully, seconds
+from proxy.runtime.loop.tasks import close_forcefully, ignore, seconds
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
@@ -58,10 +58,6 @@ def bind_of(config: Config, listener: int) -> str:
     """Return where a listener is bound, for a relay's record; empty where that is too long for an address."""
     bind = config.listener[listener].bind
     return bind if len(bind) <= LISTENER_BIND_MAX else ""
-
-
-def _ignore(_failure: ConnectionFailure | None) -> None:
-    """Do nothing: the handshake is over."""
 
 
 class Handshake:
@@ -116,7 +112,7 @@ class Handshake:
         if self._authentication is not None:
             self._authentication.abandon_exchange()
         if self._opening is not None and self._opening.abandon():
-            self._on_connected = _ignore
+            self._on_connected = ignore
         self.finish_handshake()
 
     # ---- authentication
@@ -248,7 +244,7 @@ class Handshake:
         self._report(None)
 
     def _report(self, failure: ConnectionFailure | None) -> None:
-        on_connected, self._on_connected = self._on_connected, _ignore  # it leads back to the connection
+        on_connected, self._on_connected = self._on_connected, ignore  # it leads back to the connection
         on_connected(failure)
 
     def relay_start(

@@ -35,6 +35,7 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.loop.tasks import ignore
 from proxy.runtime.shared.relay_table import TO_BROKER
 
 LEFT_TO_BROKERS = frozenset({"token"})
@@ -129,7 +130,7 @@ class SessionLifetime:
 
     def stop_events(self) -> None:
         """Report nothing more to be sent to the client: the connection is over, or its relay starts."""
-        self._on_event = _ignore  # it leads back to the connection
+        self._on_event = ignore  # it leads back to the connection
         if self._control is not None:
             self._control.has_ended = True
 
@@ -231,10 +232,6 @@ class SessionLifetime:
         else:
             self._relays.reauthentication.on_failure(session, failure)
         return True
-
-
-def _ignore(_event: LifetimeEvent) -> None:
-    """Do nothing: the client can be sent nothing more."""
 
 
 def _challenge(connect: CommandConnect) -> bytes:
