@@ -1,7 +1,7 @@
 """Audit events of a forwarder's clients: what they tell, from a connection or from a relay's record."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from proto.rpc_pb2 import StoredRelay
@@ -10,7 +10,7 @@ from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.runtime.observability.audit import AuditLog
 
-_CAUSES = {
+RELAY_CAUSES = {
     CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
     CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
     CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
@@ -21,18 +21,35 @@ _CAUSES = {
     CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
     CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
 }
-"""More than the metric tells apart; all others are RELAY_ENDED."""
+"""Why a relay has ended that the proxy itself has closed; for all other reasons it is RELAY_ENDED."""
+
+Describe = Callable[[], StoredRelay]
+"""Makes the record of a connection that is no relay; called only where its event is written."""
 
 
 class ForwarderAudit(AuditLog):
     """The audit events of one forwarder."""
 
-    def on_connection_end(self, fields: Mapping[str, Any], kind: str, cause: DisconnectCause) -> None:
-        """Write the event of a connection that was no relay."""
-        ms = _ms_since(fields["started_at_unix_ms"])
-        self.write("connection_ended", **fields, kind=kind, ms=ms, cause=cause.value)
+    def on_authentication(self, describe: Describe) -> None:
+        """Write the event of a client that has authenticated itself."""
+        if self.writes("authentication_success"):
+            record = describe()
+            ends_at = record.expires_at_unix_ms
+            self.write("authentication_success", **_fields_of(record), expires_at_unix_ms=ends_at)
 
-    def on_relay_end(self, record: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
+    def on_authentication_failure(self, describe: Describe, reason: str) -> None:
+        """Write the event of a client that has failed to authenticate itself."""
+        if self.writes("authentication_failure"):
+            self.write("authentication_failure", **_fields_of(describe()), reason=reason)
+
+    def on_connection_end(self, describe: Describe, kind: str, cause: DisconnectCause) -> None:
+        """Write the event of a connection that was no relay."""
+        if self.writes("connection_ended"):
+            record = describe()
+            ms = _ms_since(record.started_at_unix_ms)
+            self.write("connection_ended", **_fields_of(record), kind=kind, ms=ms, cause=cause.value)
+
+    def on_relay_end(self, record: StoredRelay, cause: DisconnectCause, to_broker: int, to_client: int) -> None:
         """Write the event of a relay with its bytes."""
         self.write(
             "connection_ended",
@@ -41,18 +58,13 @@ class ForwarderAudit(AuditLog):
             ms=_ms_since(record.started_at_unix_ms),
             bytes_to_broker=to_broker,
             bytes_to_client=to_client,
-            cause=_CAUSES.get(reason, DisconnectCause.RELAY_ENDED).value,
+            cause=cause.value,
         )
 
     def on_reauthentication(self, session: ExpiringSession, failure: str) -> None:
         """Write the event of a client that has authenticated itself again, or why it failed to."""
         event = "authentication_refresh_failure" if failure else "authentication_refresh"
         self.write(event, **_fields_of(session.relay_record), reason=failure)
-
-    def on_tls_failure(self, client: str, waited_s: float, cause: DisconnectCause) -> None:
-        """Write the event of a connection that has ended in its TLS handshake, after ``waited_s``."""
-        started_at_unix_ms = int((time.time() - waited_s) * 1000)
-        self.on_connection_end({"client": client, "started_at_unix_ms": started_at_unix_ms}, "tls_handshake", cause)
 
 
 def _fields_of(record: StoredRelay) -> dict[str, Any]:

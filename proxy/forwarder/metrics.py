@@ -74,18 +74,15 @@ class ForwarderMetrics:
             "Commands of lookup mode answered with an error by the forwarder itself, by reason.",
             ["reason"],
         )
-
         self.sni_refused = counter(
             "pulsar_proxy_sni_refused",
             "Connections at listeners with routing by SNI that were not passed on to a broker, by reason.",
             ["reason"],
         )
-
-        self.passed_connections = Counter(
+        self.passed_connections = counter(
             "pulsar_proxy_websocket_relays",
             "Connections that HTTP workers passed to be relayed, by result: started, or the reason of a refusal.",
             ["result"],
-            registry=registry,
         )
 
     def count_sni_refusal(self, reason: str) -> None:

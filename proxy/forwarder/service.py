@@ -21,7 +21,7 @@ from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.audit import ForwarderAudit
+from proxy.forwarder.audit import RELAY_CAUSES, ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
@@ -70,13 +70,10 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
 
-_CAUSES = {
-    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
-    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
-    CloseReason.DENIED: DisconnectCause.DENIED,
-    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
-    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
-}
+_COUNTED_AS_RELAY_ENDED = frozenset(
+    {DisconnectCause.SESSION_EXPIRED, DisconnectCause.REAUTHENTICATION_FAILED, DisconnectCause.PROTOCOL_ERROR}
+)
+"""Causes that the metric tells apart for lookup mode alone; the audit has a relay's, too."""
 
 
 class ForwarderService:
@@ -258,12 +255,13 @@ class ForwarderService:
                 self._passed.on_over()
 
     def _on_relay_end(self, about: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
-        self._audit.on_relay_end(about, reason, to_broker, to_client)
+        cause = RELAY_CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
+        self._audit.on_relay_end(about, cause, to_broker, to_client)
         self._release_relay(about)
-        cause = _CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
         if cause is DisconnectCause.OVER_SHARE:
             log_over_share(about.client_address, about.principal)
-        self._metrics.ended_connections[cause].inc()
+        counted = DisconnectCause.RELAY_ENDED if cause in _COUNTED_AS_RELAY_ENDED else cause
+        self._metrics.ended_connections[counted].inc()
 
     def _release_connection(self, admitted: AdmittedConnection, cause: DisconnectCause) -> None:
         admitted.release()
@@ -353,18 +351,16 @@ class ForwarderService:
     def _before_relay(self, unix_ms: float) -> Iterator[Entry]:
         """Yield the connections that are no relays."""
         for opening, client in self._openings.items():
-            yield client.number, partial(self._listed_opening, opening, client, unix_ms)
+            yield client.number, partial(self._listed_opening, opening, client)
         for sni in self._sni_connections:
             yield sni.number, sni.listed
         for connection in self._client_connections:
             yield connection.number, partial(connection.listed, unix_ms)
 
-    def _listed_opening(self, opening: TlsOpening, client: ClientEndpoint, unix_ms: float) -> ListedConnection | None:
+    def _listed_opening(self, opening: TlsOpening, client: ClientEndpoint) -> ListedConnection | None:
         if opening not in self._openings:
             return None
-        started_at_unix_ms = int(unix_ms - 1000 * (trio.current_time() - client.accepted_at))
-        about = StoredRelay(client_address=client.address, started_at_unix_ms=started_at_unix_ms)
-        return ListedConnection(connection_of(about), partial(_end_opening, opening))
+        return ListedConnection(connection_of(_record_of(client)), partial(_end_opening, opening))
 
     def _session_ends(self) -> Iterator[SessionEnd]:
         """Yield the ends of all sessions that can expire: those of relays, and those in lookup mode."""
@@ -508,7 +504,7 @@ class ForwarderService:
                 get_logger().error("a client's connection met a defect", client=client.address, exc_info=outcome)
                 cause = DisconnectCause.DEFECT
         self._release_connection(admitted, cause)
-        self._audit.on_tls_failure(client.address, trio.current_time() - client.accepted_at, cause)
+        self._audit.on_connection_end(partial(_record_of, client), "tls_handshake", cause)
         self._in_flight.decrement()
 
     def _count_tls_handshake(self, listener: int, outcome: Outcome) -> None:
@@ -537,7 +533,7 @@ class ForwarderService:
             self._release_connection(admitted, connection.cause)
             handshake = connection.handshake
             kind = "lookups" if handshake.is_complete else "handshake"
-            self._audit.on_connection_end(handshake.audit_fields(connection.identity), kind, connection.cause)
+            self._audit.on_connection_end(partial(handshake.audit_record, connection.identity), kind, connection.cause)
             match connection.cause:
                 case DisconnectCause.GAVE_WAY:
                     log_eviction(connection.address)
@@ -553,7 +549,7 @@ class ForwarderService:
             admitted.on_relay_started()
         else:
             self._release_connection(admitted, connection.cause)
-            self._audit.on_connection_end(connection.audit_fields(), "sni", connection.cause)
+            self._audit.on_connection_end(connection.stored_relay, "sni", connection.cause)
         self._in_flight.decrement()
 
     async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, key: str, *, mute: bool) -> None:
@@ -576,6 +572,12 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
+
+
+def _record_of(client: ClientEndpoint) -> StoredRelay:
+    """Return what is known of a client whose TLS handshake is not done."""
+    started_at_unix_ms = int(1000 * (time.time() - trio.current_time() + client.accepted_at))
+    return StoredRelay(client_address=client.address, started_at_unix_ms=started_at_unix_ms)
 
 
 def _end_opening(opening: TlsOpening) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -48,6 +49,16 @@ class Scene:
     def connect(self, name: str = BROKER) -> SniClient:
         """A client that asks for a name, and whose TLS is up. Raises ssl.SSLError where it is refused."""
         return SniClient(self.cluster.port, ssl.create_default_context(cafile=self.authority.file), name)
+
+    def of_alice(self) -> dict[str, Any]:
+        """Options of a Java client of hers, which comes to the broker by SNI."""
+        return {
+            "token": self.broker.token("alice"),
+            "trust": self.authority.file,
+            "sni_proxy": f"pulsar+ssl://localhost:{self.cluster.port}",
+            "listener": "outside",
+            "count": 10,
+        }
 
 
 class SniClient(WireClient):
@@ -110,29 +121,17 @@ def granted() -> str:
 
 
 def test_a_java_client(java_client: Program, scene: Scene, granted: str) -> None:
-    options = {
-        "token": scene.broker.token("alice"),
-        "trust": scene.authority.file,
-        "sni_proxy": f"pulsar+ssl://localhost:{scene.cluster.port}",
-        "listener": "outside",
-        "count": 10,
-    }
-    result = java_client.succeed("produce_consume", f"pulsar+ssl://{BROKER}:{scene.broker_port}", granted, **options)
+    result = java_client.succeed(
+        "produce_consume", f"pulsar+ssl://{BROKER}:{scene.broker_port}", granted, **scene.of_alice()
+    )
     assert (result["received"], result["in_order"]) == (10, True)
 
 
 def test_a_java_client_with_lookups_by_http(java_client: Program, scene: Scene, granted: str) -> None:
     """Its service URL is the listener for HTTP, which answers with the broker; to that it comes by SNI."""
-    options = {
-        "token": scene.broker.token("alice"),
-        "trust": scene.authority.file,
-        "sni_proxy": f"pulsar+ssl://localhost:{scene.cluster.port}",
-        "listener": "outside",
-        "count": 10,
-    }
     relays = scene.cluster.metrics().total(RELAYS)
     url = f"https://localhost:{scene.cluster.http_port}"
-    result = java_client.succeed("produce_consume", url, granted, **options)
+    result = java_client.succeed("produce_consume", url, granted, **scene.of_alice())
     assert (result["received"], result["in_order"]) == (10, True)
     scene.cluster.wait_for_log("http request", f"/lookup/v2/topic/{granted.replace('://', '/')} ", "principal=alice")
     assert scene.cluster.metrics().total(RELAYS) > relays

@@ -5,7 +5,8 @@ Each step returns its outcome, a value that the connection acts upon. A handshak
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import trio
 
@@ -15,6 +16,7 @@ from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, looku
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy import SERVER_VERSION
+from proxy.config.types import Config
 from proxy.forwarder.client.failures import BrokerError, ConnectionFailure, broker_failure
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -32,16 +34,16 @@ from proxy.forwarder.workers.authentication import (
 from proxy.forwarder.workers.broker_links import BrokerRequest, TargetRefused
 from proxy.forwarder.workers.broker_opening import BrokerOpening, Outcome, start_opening
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import close_forcefully, seconds
+from proxy.runtime.loop.tasks import close_forcefully, ignore, seconds
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
+"""How many characters of a target are kept, for logs and for the record of a relay."""
 
 LISTENER_BIND_MAX = 300
 """Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
-"""How many characters of a target are kept, for logs and for the record of a relay."""
 
 ANY_BROKER = "any broker"
 
@@ -52,8 +54,10 @@ RoundOutcome = ClientIdentity | Challenge | ConnectionFailure
 OnConnected = Callable[[ConnectionFailure | None], None]
 
 
-def _ignore(_failure: ConnectionFailure | None) -> None:
-    """Do nothing: the handshake is over."""
+def bind_of(config: Config, listener: int) -> str:
+    """Return where a listener is bound, for a relay's record; empty where that is too long for an address."""
+    bind = config.listener[listener].bind
+    return bind if len(bind) <= LISTENER_BIND_MAX else ""
 
 
 class Handshake:
@@ -83,23 +87,12 @@ class Handshake:
         self._asked: BrokerRequest
         self._on_connected: OnConnected
 
-    @property
-    def listener(self) -> str:
-        """Where the client's listener is bound, as far as a relay's record holds it."""
-        return self._workers.config.listener[self._client.listener].bind[:LISTENER_BIND_MAX]
-
-    def audit_fields(self, identity: ClientIdentity = ANONYMOUS) -> dict[str, Any]:
+    def audit_record(self, identity: ClientIdentity = ANONYMOUS) -> StoredRelay:
         """Return what audit events tell of the connection; as long as the client is not known, the method it names."""
-        named = commands.auth_method_of(self.connect) if self._authentication is not None else ""
-        return {
-            "client": self._client.address,
-            "started_at_unix_ms": self.started_at_unix_ms,
-            "listener": self.listener,
-            "principal": identity.role,
-            "proxy": identity.principal.proxy,
-            "method": identity.principal.method or named,
-            "target": self.target,
-        }
+        record = self.stored_relay(identity)
+        if not record.method and self._authentication is not None:
+            record.method = commands.auth_method_of(self.connect)
+        return record
 
     def start_handshake(self) -> None:
         """Count the handshake as in progress."""
@@ -119,7 +112,7 @@ class Handshake:
         if self._authentication is not None:
             self._authentication.abandon_exchange()
         if self._opening is not None and self._opening.abandon():
-            self._on_connected = _ignore
+            self._on_connected = ignore
         self.finish_handshake()
 
     # ---- authentication
@@ -156,12 +149,10 @@ class Handshake:
         """Write the event of an authentication that is over."""
         match outcome:
             case ClientIdentity():
-                ends_at = outcome.principal.expires_at_unix_ms
-                fields = self.audit_fields(outcome)
-                self._services.audit.write("authentication_success", **fields, expires_at_unix_ms=ends_at)
+                self._services.audit.on_authentication(partial(self.audit_record, outcome))
             case ConnectionFailure():
                 reason = outcome.detail or outcome.message
-                self._services.audit.write("authentication_failure", **self.audit_fields(), reason=reason)
+                self._services.audit.on_authentication_failure(self.audit_record, reason)
         return outcome
 
     def _outcome_of(self, result: RoundResult) -> RoundOutcome:
@@ -253,7 +244,7 @@ class Handshake:
         self._report(None)
 
     def _report(self, failure: ConnectionFailure | None) -> None:
-        on_connected, self._on_connected = self._on_connected, _ignore  # it leads back to the connection
+        on_connected, self._on_connected = self._on_connected, ignore  # it leads back to the connection
         on_connected(failure)
 
     def relay_start(
@@ -303,5 +294,5 @@ class Handshake:
             proxy=identity.principal.proxy,
             credentials=identity.credentials,
             method=identity.principal.method,
-            listener=self.listener,
+            listener=bind_of(self._workers.config, self._client.listener),
         )

@@ -19,8 +19,7 @@ from proto.rpc_pb2 import OriginalData, Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock
 from proxy import SERVER_VERSION
 from proxy.config.session_lifetime import max_reauth_ms
-from proxy.config.types import Config
-from proxy.forwarder.client.handshake import LISTENER_BIND_MAX
+from proxy.forwarder.client.handshake import bind_of
 from proxy.forwarder.client.lookup_control import LifetimeEvent, LookupControl, clock_of
 from proxy.forwarder.lifetime.metrics import NoReauthReason
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX, ExpiringSession
@@ -36,6 +35,7 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.loop.tasks import ignore
 from proxy.runtime.shared.relay_table import TO_BROKER
 
 LEFT_TO_BROKERS = frozenset({"token"})
@@ -116,7 +116,7 @@ class SessionLifetime:
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
             grace_ms=config.session.grace_ms,
-            listener=_bind(config, self._client.listener),
+            listener=bind_of(config, self._client.listener),
             context=_context(self._client, connect),
         )
 
@@ -130,7 +130,7 @@ class SessionLifetime:
 
     def stop_events(self) -> None:
         """Report nothing more to be sent to the client: the connection is over, or its relay starts."""
-        self._on_event = _ignore  # it leads back to the connection
+        self._on_event = ignore  # it leads back to the connection
         if self._control is not None:
             self._control.has_ended = True
 
@@ -234,19 +234,9 @@ class SessionLifetime:
         return True
 
 
-def _ignore(_event: LifetimeEvent) -> None:
-    """Do nothing: the client can be sent nothing more."""
-
-
 def _challenge(connect: CommandConnect) -> bytes:
     version = min(connect.protocol_version, commands.PROTOCOL_VERSION)
     return commands.auth_challenge(SERVER_VERSION, version, commands.auth_method_of(connect), commands.AUTH_REFRESH)
-
-
-def _bind(config: Config, listener: int) -> str:
-    """Return where a listener is bound, for a relay's record; empty where that is too long for an address."""
-    bind = config.listener[listener].bind
-    return bind if len(bind) <= LISTENER_BIND_MAX else ""
 
 
 def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:

@@ -34,7 +34,7 @@ from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
 from proxy.runtime.fairness.fair_capacity import Reservation
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.loop.tasks import InFlightCounter, ignore
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.client import RETRIES_MAX
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError
@@ -62,14 +62,6 @@ TOLERATED_BYTES = 16 * 1024
 _OK = int(Status.OK)  # looked up once: access by the name of a protobuf enum costs a search
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
 _ENVELOPE_UNSUPPORTED = int(EnvelopeResponse.UNSUPPORTED_VERSION)
-
-
-def _ignore() -> None:
-    """Do nothing: nobody needs to know."""
-
-
-def _ignore_error(_error: RemoteProtocolError) -> None:
-    """Do nothing: the connection is over."""
 
 
 class LookupBatch:
@@ -134,7 +126,7 @@ class LookupMode:
         self._transport = transport
         self._tasks = transport.tasks
         self._on_corrupt = on_corrupt
-        self.on_unsupported_envelope: Callable[[], None] = _ignore
+        self.on_unsupported_envelope: Callable[[], None] = ignore
         self._in_flight_max = workers.config.limits.max_concurrent_lookups_per_connection
         self._tick = current_tick()
         self._is_closed = False
@@ -239,7 +231,7 @@ class LookupMode:
     def close(self) -> None:
         """Give back what is counted for the client, which has gone; answers that still come are dropped."""
         self._is_closed = True
-        self._on_corrupt, self.on_unsupported_envelope = _ignore_error, _ignore  # they lead back to the connection
+        self._on_corrupt = self.on_unsupported_envelope = ignore  # they lead back to the connection
         for reservation in self._reservations:  # some may belong to tasks that will not start
             reservation.release()
         self._budget.release_bytes(self._owner, self._reserved_bytes)

@@ -27,7 +27,7 @@ from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlightCounter
+from proxy.runtime.loop.tasks import InFlightCounter, ignore
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.dialing import set_timeouts, tune_socket
 from proxy.runtime.shared.fd_store_channel import close_descriptors
@@ -152,7 +152,7 @@ class PassedConnections:
         if (refusal := admission.check_admission(ip_of(stored), owner)) is not None:
             self._refuse(passing, stored, refusal.value, f"limits.{refusal}")
             return
-        place = admission.shares.take_place(owner, _ignore)  # until the relay has one of its own
+        place = admission.shares.take_place(owner, ignore)  # until the relay has one; what starts now cannot give way
         if place is None:
             self._refuse(passing, stored, "max_connections", "limits.max_connections")
             return
@@ -206,7 +206,7 @@ class PassedConnections:
         enforced, since nobody can ask for others.
         """
         now_s = self._relays.now()
-        age = ConnectionAge(self._deadlines, config.limits, trio.current_time(), _do_nothing)
+        age = ConnectionAge(self._deadlines, config.limits, trio.current_time(), ignore)  # no deadline ends a relay
         ends = [age.leave_at_ms(now_s)]
         if request.HasField("expires_at_unix_ms") and config.session.enforcement != "observe":
             ends.append(max(1, round(now_s * 1000 + request.expires_at_unix_ms - time.time() * 1000)))
@@ -262,11 +262,3 @@ def _record_of(request: RelayRequest) -> StoredRelay:
         expires_at_unix_ms=request.expires_at_unix_ms if request.HasField("expires_at_unix_ms") else None,
         passed=True,
     )
-
-
-def _do_nothing() -> None:
-    """Do nothing: the age of a relay ends it, not a deadline."""
-
-
-def _ignore() -> None:
-    """Do nothing: what starts in this very moment cannot give way."""

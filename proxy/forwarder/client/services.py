@@ -7,6 +7,7 @@ import trio
 
 from proto.roles import Role
 from proxy.common.deny_list import DenyList
+from proxy.forwarder.audit import ForwarderAudit
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.manager import RelayManager
@@ -14,7 +15,6 @@ from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.network.handshake_turns import HandshakeTurns
-from proxy.runtime.observability.audit import AuditLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,4 @@ class ConnectionServices:
     denied: Callable[[], DenyList] = DenyList
     seen_hellos: SeenHellos = field(default_factory=SeenHellos)
     turns: HandshakeTurns = field(default_factory=HandshakeTurns)
-    audit: AuditLog = field(default_factory=lambda: AuditLog(None, Role.FORWARDER, 0, -1))
+    audit: ForwarderAudit = field(default_factory=lambda: ForwarderAudit(None, Role.FORWARDER, 0, -1))

@@ -9,7 +9,6 @@ alert where no relay starts.
 import select
 import time
 from collections.abc import Callable
-from typing import Any
 
 import trio
 
@@ -120,8 +119,11 @@ class SniConnection:
         """Return what an operator is told of the connection; None: it has ended."""
         if self._is_over:
             return None
-        record = StoredRelay(client_address=self._client.address, started_at_unix_ms=self._started_at_unix_ms)
-        return ListedConnection(connection_of(record), self.disconnect)
+        return ListedConnection(connection_of(self.stored_relay()), self.disconnect)
+
+    def stored_relay(self) -> StoredRelay:
+        """Return what is known of the connection, before it is a relay."""
+        return StoredRelay(client_address=self._client.address, started_at_unix_ms=self._started_at_unix_ms)
 
     def _on_timeout(self) -> None:
         self._services.metrics.count_sni_refusal("timeout")
@@ -253,12 +255,9 @@ class SniConnection:
         if self._is_over:  # since a broker's answer and the client's end may come in one round of the loop
             link.stream.close_now()
             return
-        stored = StoredRelay(
-            client_address=self._client.address,
-            target=str(link.broker),
-            started_at_unix_ms=self._started_at_unix_ms,
-            leave_at_ms=self._age.leave_at_ms(self._services.relays.now()),
-        )
+        stored = self.stored_relay()
+        stored.target = str(link.broker)
+        stored.leave_at_ms = self._age.leave_at_ms(self._services.relays.now())
         config, hello = self._services.workers.config.relay, bytes(self._parser.received)
         start = RelayStart(self._stream, link.stream, stored, config, first_to_broker=hello)
         self._stop_reading()
@@ -285,10 +284,6 @@ class SniConnection:
             self._refuse(refused, DisconnectCause.RELAY_NOT_BEGUN)
         else:
             self._on_relay_started()
-
-    def audit_fields(self) -> dict[str, Any]:
-        """Return what audit events tell of the connection."""
-        return {"client": self._client.address, "started_at_unix_ms": self._started_at_unix_ms}
 
     def _on_relay_started(self) -> None:
         self.is_relayed = True

@@ -10,16 +10,12 @@ from proto.client_machine import Event
 from proxy.config.types import Limits
 from proxy.forwarder.client.transport import ClientTransport
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tasks import ignore, seconds
 
 SPREAD = 0.1
 """The share of the age that is added or taken away at random: clients that came together must not leave together."""
 
 fraction: Callable[[], float] = random.random  # no secret
-
-
-def _ignore(_event: Event) -> None:
-    """Do nothing: the client is timed out no more."""
 
 
 class ClientTimeouts:
@@ -59,7 +55,7 @@ class ClientTimeouts:
     def clear_deadline(self) -> None:
         """Time the client out no more."""
         self._deadline.close()
-        self._on_timeout = _ignore
+        self._on_timeout = ignore
 
     def _on_deadline(self) -> None:
         now, received_at = trio.current_time(), self._transport.received_at

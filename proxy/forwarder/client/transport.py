@@ -19,7 +19,7 @@ from proxy.common.errors import ProxyError
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.loop.reactor import OnEnd, Reading, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now, seconds
+from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now, ignore, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.tls import PENDING_RECORDS_BYTES_MAX, TlsStream
@@ -31,14 +31,6 @@ PONGS_BYTES_MAX = 4_096
 
 PARTIAL_FRAME_BYTES_MIN = 16 * 1024
 """The part of a frame that is here is counted above this size; a client that connects and asks sends less."""
-
-
-def _ignore() -> None:
-    """Do nothing: no observer is set."""
-
-
-def _ignore_end(_error: Exception | None) -> None:
-    """Do nothing: the connection is over."""
 
 
 class ClientSlow(ProxyError):
@@ -75,7 +67,7 @@ class ClientTransport:
         self._all_sent = trio.Event()
         self._moved = trio.Event()
         self._broken = False
-        self.on_unsent_changed: Callable[[], None] = _ignore
+        self.on_unsent_changed: Callable[[], None] = ignore
         self._reading: Reading | None = None
         self._reader = trio.CancelScope()
         self._reader_ended: trio.Event | None = None
@@ -150,8 +142,7 @@ class ClientTransport:
 
     def drop_callbacks(self) -> None:
         """Call back no more, and leave no circle of references behind: the connection is over, or a relay's."""
-        self.on_unsent_changed = self._on_frames = _ignore
-        self._on_end = _ignore_end
+        self.on_unsent_changed = self._on_frames = self._on_end = ignore
         if self._reading is not None:
             self._reading.pause()
             self._reading = None

@@ -31,7 +31,7 @@ from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason,
 from proxy.forwarder.lifetime.metrics import NoReauthReason, ReauthenticationMetrics
 from proxy.forwarder.lifetime.session import INJECTION_BYTES_MAX, ExpiringSession, parse_frame_command
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
-from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tasks import ignore, seconds
 from proxy.runtime.rpc.errors import RpcError
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
@@ -72,8 +72,8 @@ class ReauthenticationCoordinator:
         self.now = now
         self.unix_ms: Callable[[], float] = lambda: time.time() * 1000
         self.fraction: Callable[[], float] = random.random  # no secret
-        self.on_credentials_changed: Callable[[ExpiringSession], None] = lambda _session: None
-        self.on_verdict: Callable[[ExpiringSession, str], None] = lambda _session, _failure: None
+        self.on_credentials_changed: Callable[[ExpiringSession], None] = ignore
+        self.on_verdict: Callable[[ExpiringSession, str], None] = ignore
         self._nursery = nursery
         self._metrics = metrics
         self._due: list[tuple[float, int, ExpiringSession]] = []

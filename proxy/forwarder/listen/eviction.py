@@ -17,12 +17,9 @@ from collections.abc import Callable
 
 from proxy.common.logs import get_logger
 from proxy.runtime.fairness.members_by_owner import MembersByOwner
+from proxy.runtime.loop.tasks import ignore
 
 KEPT_PARTS = 8
-
-
-def _ignore() -> None:
-    """Do nothing: it is not known yet how the connection can be closed."""
 
 
 class PreAuthConnection:
@@ -35,7 +32,7 @@ class PreAuthConnection:
 
     def __init__(self, all_: "PreAuthConnections | None" = None, address: str = "") -> None:
         self.address = address
-        self.evict: Callable[[], None] = _ignore
+        self.evict: Callable[[], None] = ignore  # how it can be closed is not known yet
         self._all = all_
         self._is_silent = True
 
@@ -64,7 +61,7 @@ class PreAuthConnection:
                 self._all.remove_silent(self)
             self._all.remove_connection(self)
             self._all = None
-        self.evict = _ignore  # never called again; it would keep the connection in memory
+        self.evict = ignore  # never called again; it would keep the connection in memory
 
 
 class PreAuthConnections:

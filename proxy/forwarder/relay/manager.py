@@ -51,7 +51,7 @@ from proxy.forwarder.relay.relay import (
 from proxy.forwarder.relay.sockets import ip_of, splice_works, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.tasks import read_to_the_end, seconds
+from proxy.runtime.loop.tasks import ignore, read_to_the_end, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.kernel_tls import KernelTlsNotPossible, attach_tls, give_keys
 from proxy.runtime.network.tls import TlsStream
@@ -92,9 +92,9 @@ class RelayCallbacks:
     """
 
     on_end: Callable[[StoredRelay, CloseReason, int, int], None]
-    on_handed_over: Callable[[StoredRelay], None] = lambda _record: None
-    on_left_behind_gone: Callable[[str], None] = lambda _address: None
-    on_live: Callable[[StoredRelay, Callable[[], None]], None] = lambda _record, _give_way: None
+    on_handed_over: Callable[[StoredRelay], None] = ignore
+    on_left_behind_gone: Callable[[str], None] = ignore
+    on_live: Callable[[StoredRelay, Callable[[], None]], None] = ignore
 
 
 @dataclass(frozen=True, slots=True)

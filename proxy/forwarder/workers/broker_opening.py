@@ -26,7 +26,7 @@ from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tasks import ignore, seconds
 from proxy.runtime.loop.tcp_stream import RECEIVE_BYTES, TcpStream
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import (
@@ -53,10 +53,6 @@ Outcome = BrokerLink | BrokerLinkFailed | None
 
 NamedOutcome = NamedLink | BrokerLinkFailed | None
 LinkT = TypeVar("LinkT", BrokerLink, NamedLink)
-
-
-def _ignore(_outcome: object) -> None:
-    """Do nothing: the opening is over."""
 
 
 def start_opening(
@@ -160,7 +156,7 @@ class _Opening(Generic[LinkT]):
     def _end(self) -> None:
         self._is_over = True
         self._deadline.close()
-        self._on_done = _ignore  # which leads back to who has the opening
+        self._on_done = ignore  # which leads back to who has the opening
         sock, self._sock = self._sock, None
         if sock is not None:
             self._reactor.forget(sock.fileno())

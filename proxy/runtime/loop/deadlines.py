@@ -10,14 +10,11 @@ from collections.abc import Callable
 import trio
 
 from proxy.common.logs import get_logger
+from proxy.runtime.loop.tasks import ignore
 
 GRAIN_S = 0.1
 
 OnPassed = Callable[[], None]
-
-
-def _ignore() -> None:
-    """Do nothing: the deadline is closed."""
 
 
 class Deadline:
@@ -47,7 +44,7 @@ class Deadline:
         circle both would wait for a garbage collection.
         """
         self.clear()
-        self.on_passed = _ignore
+        self.on_passed = ignore
 
 
 class Deadlines:

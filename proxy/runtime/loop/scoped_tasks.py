@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import trio
 
+from proxy.runtime.loop.tasks import ignore
+
 
 class TaskSpawner(Protocol):
     """A nursery, or an object that starts tasks like one."""
@@ -12,10 +14,6 @@ class TaskSpawner(Protocol):
     def start_soon(self, async_fn: Callable[..., Awaitable[Any]], /, *args: Any) -> None:
         """Start a task."""
         ...
-
-
-def _ignore(_error: Exception) -> None:
-    """Do nothing: all tasks are over."""
 
 
 class ScopedTasks:
@@ -57,4 +55,4 @@ class ScopedTasks:
     def _drop_callback(self) -> None:
         """Leave no circle of references behind, once all tasks are over."""
         if self._cancelled and not self._scopes:
-            self._on_internal_error = _ignore
+            self._on_internal_error = ignore

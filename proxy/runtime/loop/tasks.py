@@ -12,6 +12,10 @@ def seconds(milliseconds: int) -> float:
     return milliseconds / 1000
 
 
+def ignore(*_args: object) -> None:
+    """Do nothing: a callback that is not set, or that is dropped since it leads back to what is over."""
+
+
 async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
     """Close a stream so that the peer can read what was sent last, as ``read_to_the_end`` has it."""
     await read_to_the_end(stream, linger_s)

@@ -8,15 +8,12 @@ from google.protobuf.message import Message
 
 from proto.rpc_frames import Reply
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
+from proxy.runtime.loop.tasks import ignore
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.rpc.replies import ResponseT, parse_whole, response_of
 
 OutcomeT = TypeVar("OutcomeT")
-
-
-def _ignore(_outcome: object) -> None:
-    """Do nothing: the call is over."""
 
 
 class CallbackCall(Generic[ResponseT, OutcomeT]):
@@ -79,7 +76,7 @@ class CallbackCall(Generic[ResponseT, OutcomeT]):
 
     def _drop_callbacks(self) -> None:
         """Leave no circle of references behind: they lead back to who has the call."""
-        self._on_outcome = self._read = _ignore  # type: ignore[assignment]
+        self._on_outcome = self._read = ignore  # type: ignore[assignment]
 
     def _start_task(self) -> None:
         self._scope = trio.CancelScope()

@@ -42,6 +42,7 @@ from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.handshake import Handshake
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime import denied as denied_module
+from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
@@ -366,6 +367,38 @@ async def test_connections_and_refreshes_are_audit_events(serve: Serve) -> None:
     assert (refresh["event"], refresh["principal"]) == ("authentication_refresh", "alice")
     assert refresh["connection"] == connection_id("192.0.2.2:1", 5)
     assert (failed["event"], failed["reason"]) == ("authentication_refresh_failure", "denied")
+
+
+@pytest.mark.parametrize(
+    ("reason", "counted", "told"),
+    [
+        (CloseReason.NOT_CLOSING, "relay_ended", "relay_ended"),
+        (CloseReason.ERROR_SENT, "relay_ended", "relay_ended"),
+        (CloseReason.EXPIRED, "relay_ended", "session_expired"),
+        (CloseReason.FAILED, "relay_ended", "reauthentication_failed"),
+        (CloseReason.CORRUPT, "relay_ended", "protocol_error"),
+        (CloseReason.STILL_SERVED, "relay_ended", "session_expired"),
+        (CloseReason.MAX_AGE, "max_age", "max_age"),
+        (CloseReason.SHUT_DOWN, "shut_down", "shut_down"),
+        (CloseReason.OUT_OF_TURN, "relay_ended", "relay_ended"),
+        (CloseReason.OVER_SHARE, "over_share", "over_share"),
+        (CloseReason.DENIED, "denied", "denied"),
+        (CloseReason.DISCONNECTED, "disconnected", "disconnected"),
+    ],
+)
+async def test_the_cause_of_a_relays_end(serve: Serve, reason: CloseReason, counted: str, told: str) -> None:
+    """The metric tells a session's end apart only in lookup mode, the audit always."""
+    reader, writer = os.pipe()
+    served = await serve(audit={"events": ["connections"]}, audit_pipe=writer)
+    served.service._admission.adopt_client("192.0.2.2")
+    record = StoredRelay(client_address="192.0.2.2:1", principal="alice", started_at_unix_ms=5)
+    with structlog.testing.capture_logs():
+        served.service._on_relay_end(record, reason, 3, 4)
+    ended = json.loads(os.read(reader, 10_000))
+    for end in (reader, writer):
+        os.close(end)
+    assert served.value("pulsar_proxy_ended_connections_total", cause=counted) == 1
+    assert (ended["cause"], ended["kind"], ended["bytes_to_broker"], ended["bytes_to_client"]) == (told, "relay", 3, 4)
 
 
 async def test_clients_of_other_networks_are_closed_at_once(serve: Serve) -> None:

@@ -37,7 +37,8 @@ from proto.commands import AUTH_REFRESH
 from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, OriginalData, Principal, StoredRelay, StoredSession
-from proxy.forwarder.client.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
+from proxy.forwarder.client.handshake import LISTENER_BIND_MAX
+from proxy.forwarder.client.lifetime import SessionLifetime, reauthenticator_factory
 from proxy.forwarder.client.lookup_control import LifetimeEvent
 from proxy.forwarder.lifetime.session import BROKER_ANSWER_BYTES_MAX
 from proxy.forwarder.lifetime.terms import SessionTerms, stored_grace_ms
