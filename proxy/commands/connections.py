@@ -16,6 +16,7 @@ from proxy.common.errors import ProxyError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
+from proxy.status_text import printable
 from proxy.supervisor.operators.ancestry import supervisor_connector
 
 CALL_TIMEOUT_S = 30.0
@@ -247,11 +248,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.ends_in_s is None else duration_text(row.ends_in_s) if row.ends_in_s > 0 else "over",
         f"{row.forwarder} ({row.pid})",
     )
-
-
-def printable(text: str) -> str:
-    """Return a text for a terminal, whatever a client is called, and whatever a captured forwarder says."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def size_text(size: float) -> str:
