@@ -73,6 +73,7 @@ def lines_of(rated: list[tuple[Row, float, float]], *, by_principal: bool) -> li
             sums[row.principal] = had[0] + to_broker, had[1] + to_client, had[2] + 1
         lines = [Line(name or "-", one[0], one[1], f"{one[2]} connections") for name, one in sums.items()]
     else:
+        lines = []
         for row, to_broker, to_client in rated:
             about = f"{row.principal or '-'}  {row.broker or '-'}  {row.kind}  {duration_text(row.age_s)}"
             lines.append(Line(row.address, to_broker, to_client, about))
