@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from proto.rpc_pb2 import ConnectionFilter, Empty, Method, ReloadRequest, Text
 from proxy import __version__
+from proxy.commands.asking import ask_while
 from proxy.common.connection_kinds import KINDS
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
@@ -471,16 +472,8 @@ def _run_at(path: str, call: Callable[[], Awaitable[LoadedT]], timeout_s: float 
 
 async def _call(path: str, method: int, request: Message = _NOTHING) -> str:
     client = RpcClient(supervisor_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.run)
-        try:
-            answer: Any = await client.call(method, request, Text, timeout_s=_timeout_s(method))
-            return str(answer.text)
-        except RpcError as error:
-            failure = error
-        finally:
-            nursery.cancel_scope.cancel()
-    raise failure
+    call = partial(client.call, method, request, Text, timeout_s=_timeout_s(method))
+    return (await ask_while(client.run, call)).text
 
 
 def _fail(reason: str) -> NoReturn:
