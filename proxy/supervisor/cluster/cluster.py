@@ -362,11 +362,8 @@ class Cluster:
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
         """Return the running workers of some roles, without replaced ones that finish their work."""
-        return [
-            slot.worker
-            for slot in self.slots
-            if slot.role in roles and slot.state is SlotState.RUNNING and slot.worker is not None
-        ]
+        running = (slot.running_worker for slot in self.slots if slot.role in roles)
+        return [worker for worker in running if worker is not None]
 
     def _leaving_forwarders(self) -> list[WorkerProcess]:
         """Return forwarders that were replaced and still have relays."""
