@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from proto.rpc_pb2 import ConnectionFilter, Empty, Method, ReloadRequest, Text
 from proxy import __version__
+from proxy.commands.asking import ask_while
 from proxy.common.connection_kinds import KINDS
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import did_you_mean
@@ -153,39 +154,56 @@ def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's
     click.echo(text if as_json else status_text(msgspec.json.decode(text)))
 
 
-def _filter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options by which connections are named: a connection is meant where all match that are given."""
+def _with_filter(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options by which connections are named, and give a command their filter as ``wanted``.
+
+    A connection is meant where all match that are given.
+    """
+
+    @wraps(command)
+    def with_wanted(
+        principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...], **others: object
+    ) -> None:
+        from proxy.commands.connections import FilterRefused, filter_of
+
+        try:
+            wanted = filter_of(principal, network, broker, kinds)
+        except FilterRefused as refused:
+            _fail(str(refused))
+        command(wanted=wanted, **others)
+
     for option in (
         click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="May be given several times."),
         click.option("--broker", help="HOST, or HOST:PORT."),
         click.option("--address", "network", help="The client's IP address, or a network in CIDR form."),
         click.option("--principal", help="The client's role; empty: clients without one."),
     ):
-        command = option(command)
-    return command
+        with_wanted = option(with_wanted)
+    return with_wanted
+
+
+def _control_path(config_file: Path) -> str:
+    """Return the path of a running cluster's control.sock; its configuration may be invalid by now."""
+    return control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
 
 
 @main.command()
 @_config_option
-@_filter_options
+@_with_filter
 @click.option("--sort", type=click.Choice(["bytes", "age", "rate"]), help="The largest first; rate: since it began.")
 @click.option("--limit", type=click.IntRange(min=1), help="Show only so many.")
 @click.option("--json", "as_json", is_flag=True)
-def connections(  # noqa: PLR0917 -- click's manner
+def connections(
     config_file: Path,
-    principal: str | None,
-    network: str | None,
-    broker: str | None,
-    kinds: tuple[str, ...],
+    wanted: ConnectionFilter,
     sort: str | None,
     limit: int | None,
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001 -- click's manner
 ) -> None:
     """List the clients' connections of a running cluster."""
     from proxy.commands.connections import json_text, pick, table_text
 
-    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
-    rows, failures = _rows_at(path, _filter(principal, network, broker, kinds))
+    rows, failures = _rows_at(_control_path(config_file), wanted)
     rows = pick(rows, sort, limit)
     click.echo(json_text(rows) if as_json else table_text(rows))
     _fail_for(failures)
@@ -193,25 +211,21 @@ def connections(  # noqa: PLR0917 -- click's manner
 
 @main.command()
 @_config_option
-@_filter_options
+@_with_filter
 @click.option("--dry-run", is_flag=True, help="Show which would be ended, and end none.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def disconnect(  # noqa: PLR0917 -- click's manner
+def disconnect(
     config_file: Path,
-    principal: str | None,
-    network: str | None,
-    broker: str | None,
-    kinds: tuple[str, ...],
-    dry_run: bool,  # noqa: FBT001
+    wanted: ConnectionFilter,
+    dry_run: bool,  # noqa: FBT001 -- click's manner
     yes: bool,  # noqa: FBT001
 ) -> None:
     """End clients' connections of a running cluster, gently; clients may come back."""
     from proxy.commands.connections import summary_text, table_text
 
-    if principal is None and network is None and broker is None and not kinds:
+    if wanted == ConnectionFilter():
         _fail("name the connections: --principal, --address, --broker or --kind")
-    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
-    wanted = _filter(principal, network, broker, kinds)
+    path = _control_path(config_file)
     until_unix_ms = int(time.time() * 1000)
     if dry_run or not yes:
         rows, failures = _rows_at(path, wanted, until_unix_ms=until_unix_ms)
@@ -229,28 +243,16 @@ def disconnect(  # noqa: PLR0917 -- click's manner
 
 @main.command()
 @_config_option
-@_filter_options
+@_with_filter
 @click.option("--by", type=click.Choice(["connection", "principal"]), default="connection", help="What a line is of.")
-def top(  # noqa: PLR0917 -- click's manner
-    config_file: Path, principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...], by: str
-) -> None:
+def top(config_file: Path, wanted: ConnectionFilter, by: str) -> None:
     """Watch the bytes a second of a running cluster's connections; `q` ends it."""
     from proxy.commands.top import run_top
 
     if not (_is_terminal() and sys.stdout.isatty()):
         _fail("top needs a terminal; `connections --json` is for programs")
-    path = control_path(_load(config_file, load_unchecked).cluster.runtime_dir)
-    wanted = _filter(principal, network, broker, kinds)
+    path = _control_path(config_file)
     _run_at(path, partial(run_top, path, wanted, by_principal=by == "principal"))
-
-
-def _filter(principal: str | None, network: str | None, broker: str | None, kinds: tuple[str, ...]) -> ConnectionFilter:
-    from proxy.commands.connections import FilterRefused, filter_of
-
-    try:
-        return filter_of(principal, network, broker, kinds)
-    except FilterRefused as refused:
-        _fail(str(refused))
 
 
 def _rows_at(
@@ -470,16 +472,8 @@ def _run_at(path: str, call: Callable[[], Awaitable[LoadedT]], timeout_s: float 
 
 async def _call(path: str, method: int, request: Message = _NOTHING) -> str:
     client = RpcClient(supervisor_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.run)
-        try:
-            answer: Any = await client.call(method, request, Text, timeout_s=_timeout_s(method))
-            return str(answer.text)
-        except RpcError as error:
-            failure = error
-        finally:
-            nursery.cancel_scope.cancel()
-    raise failure
+    call = partial(client.call, method, request, Text, timeout_s=_timeout_s(method))
+    return (await ask_while(client.run, call)).text
 
 
 def _fail(reason: str) -> NoReturn:

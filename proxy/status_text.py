@@ -23,12 +23,12 @@ def status_text(status: dict[str, Any]) -> str:
         lines.extend(_deny_list(worker.get("deny_list")))
     for worker in status.get("leaving_workers", ()):
         lines += [_worker_line(worker), *_deny_list(worker.get("deny_list"))]
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(printable, lines))
 
 
-def _printable(line: str) -> str:
-    """Return a line for a terminal, whatever a captured worker says of itself."""
-    return "".join(character if character.isprintable() else "?" for character in line)
+def printable(text: str) -> str:
+    """Return a text for a terminal, whatever a client is called, and whatever a captured worker says."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _title(status: dict[str, Any]) -> str:

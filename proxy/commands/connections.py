@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import trio
-
 from proto.rpc_pb2 import Connection, ConnectionFilter, ConnectionsPage, ConnectionsRequest, Method
+from proxy.commands.asking import ask_while
 from proxy.common.errors import ProxyError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcClient
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused
+from proxy.status_text import printable
 from proxy.supervisor.operators.ancestry import supervisor_connector
 
 CALL_TIMEOUT_S = 30.0
@@ -176,18 +176,11 @@ async def collect(
 ) -> tuple[list[Row], list[str]]:
     """Return all rows, and which forwarders could not be asked, and why. Raises RpcError, OSError."""
     client = ConnectionsClient(path)
-    failure: RpcError | None = None
-    rows: list[Row] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.run)
-        try:
-            rows = [row async for row in client.rows(wanted, until_unix_ms=until_unix_ms, ends=ends)]
-        except RpcError as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return rows, client.failures
+
+    async def rows() -> list[Row]:
+        return [row async for row in client.rows(wanted, until_unix_ms=until_unix_ms, ends=ends)]
+
+    return await ask_while(client.run, rows), client.failures
 
 
 def pick(rows: list[Row], sort: str | None, limit: int | None) -> list[Row]:
@@ -247,11 +240,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.ends_in_s is None else duration_text(row.ends_in_s) if row.ends_in_s > 0 else "over",
         f"{row.forwarder} ({row.pid})",
     )
-
-
-def printable(text: str) -> str:
-    """Return a text for a terminal, whatever a client is called, and whatever a captured forwarder says."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def size_text(size: float) -> str:

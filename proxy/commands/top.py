@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import trio
 
 from proto.rpc_pb2 import ConnectionFilter
-from proxy.commands.connections import Row, collect, duration_text, printable, size_text
+from proxy.commands.connections import Row, collect, duration_text, size_text
 from proxy.runtime.rpc.errors import RpcError
+from proxy.status_text import printable
 
 REFRESH_S = 2.0
 
@@ -65,7 +66,6 @@ def _key(row: Row) -> Key:
 
 def lines_of(rated: list[tuple[Row, float, float]], *, by_principal: bool) -> list[Line]:
     """Return the lines of the view, the busiest first."""
-    lines = []
     if by_principal:
         sums: dict[str, tuple[float, float, int]] = {}
         for row, to_broker, to_client in rated:
@@ -73,6 +73,7 @@ def lines_of(rated: list[tuple[Row, float, float]], *, by_principal: bool) -> li
             sums[row.principal] = had[0] + to_broker, had[1] + to_client, had[2] + 1
         lines = [Line(name or "-", one[0], one[1], f"{one[2]} connections") for name, one in sums.items()]
     else:
+        lines = []
         for row, to_broker, to_client in rated:
             about = f"{row.principal or '-'}  {row.broker or '-'}  {row.kind}  {duration_text(row.age_s)}"
             lines.append(Line(row.address, to_broker, to_client, about))

@@ -1,7 +1,7 @@
 """Differences between two configurations, sorted by what a running cluster needs to take them over."""
 
 from proxy.config.binds import all_binds, keys_of_overlapping_binds
-from proxy.config.types import Config, Listener
+from proxy.config.types import Config, HttpListener, Listener
 
 
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
@@ -25,31 +25,30 @@ def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
     overlaps = keys_of_overlapping_binds(old, new)
     if old.admin.bind != new.admin.bind and "admin.bind" not in overlaps:
         changed.append("admin.bind")
-    before, after = (
-        [_fixed_properties(listener) for listener in old.listener],
-        [_fixed_properties(listener) for listener in new.listener],
-    )
-    if before != after and not any(key.startswith("listener") for key in overlaps):
-        changed.append("listener")
-    https = [[(one.bind, one.tls is not None) for one in config.http_listener] for config in (old, new)]
-    if https[0] != https[1] and not any(key.startswith("http_listener") for key in overlaps):
-        changed.append("http_listener")
+    for table in ("listener", "http_listener"):
+        before, after = ([_fixed_properties(one) for one in getattr(config, table)] for config in (old, new))
+        if before != after and table not in map(_kind, overlaps):
+            changed.append(table)
     return changed
 
 
-def _fixed_properties(listener: Listener) -> tuple[str, bool, str]:
+def _fixed_properties(listener: Listener | HttpListener) -> tuple[str, bool, str]:
     """Return the properties of a listener that are fixed while it is open; its certificate may change."""
-    return listener.bind, listener.tls is not None, listener.routing
+    routing = listener.routing if isinstance(listener, Listener) else ""
+    return listener.bind, listener.tls is not None, routing
 
 
 def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
-    """Return the addresses that only the new configuration binds, with their keys."""
+    """Return the addresses that only the new configuration binds, with their keys.
+
+    A socket is handed on to the next program for a listener of the same kind alone.
+    """
     before = {(_kind(key), bind) for key, bind in all_binds(old)}
     return [(key, bind) for key, bind in all_binds(new) if (_kind(key), bind) not in before]
 
 
 def _kind(key: str) -> str:
-    """Return of which kind of listener a key is: a socket is handed on to the next program for the same kind alone."""
+    """Return of which kind of listener a key is."""
     return key.partition("[")[0]
 
 

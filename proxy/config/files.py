@@ -1,12 +1,12 @@
 """The files that workers read after their start, by role: what the supervisor opens for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from proto.addresses import speaks_tls
 from proto.roles import Role
 from proxy.common.files import SYSTEM_AUTHORITIES
 from proxy.config.http import web_uses_tls
-from proxy.config.types import Authentication, Brokers, Config, ListenerTls
+from proxy.config.types import Authentication, Brokers, Config, HttpListener, Listener, ListenerTls
 
 RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"
@@ -22,21 +22,21 @@ def _admin_files(config: Config) -> Iterator[str]:
 
 
 def _forwarder_files(config: Config) -> Iterator[str]:
-    yield from (RESOLV_CONF, HOSTS)  # for the names of brokers.service_url
     yield from _broker_tls_files(config.brokers)
-    yield config.authentication.deny_file
-    yield config.audit.role_key_file
-    for listener in config.listener:
-        yield from _listener_files(listener.tls)
+    yield from _files_for_clients(config, config.listener)
 
 
 def _http_files(config: Config) -> Iterator[str]:
-    yield from (RESOLV_CONF, HOSTS)  # for the names of upstreams
     if web_uses_tls(config):
         yield from _tls_files(config.brokers)
+    yield from _files_for_clients(config, config.http_listener)
+
+
+def _files_for_clients(config: Config, listeners: Iterable[Listener | HttpListener]) -> Iterator[str]:
+    yield from (RESOLV_CONF, HOSTS)  # for the names of brokers.service_url, or of upstreams
     yield config.authentication.deny_file
     yield config.audit.role_key_file
-    for listener in config.http_listener:
+    for listener in listeners:
         yield from _listener_files(listener.tls)
 
 

@@ -11,22 +11,16 @@ from typing import Any
 
 import pulsar
 import pytest
-from local.ports import free_port
 from local.standalone import Standalone
 from local.tokens import make_token
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.forwarder.lifetime.reauthentication import DISCONNECTED
 
-from .conftest import running
-from .lab.certificates import Authority
-from .lab.cluster import HOST, ProxyCluster, Tables
-from .lab.fakes import FakeBroker, LookupBroker
-from .lab.listeners import ManyListenersCluster
-from .lab.schema import LOOKUP_CONNECT
+from .lab.cluster import HOST, ProxyCluster
 from .lab.security import NAMESPACE
 from .lab.waiting import eventually
-from .test_denied_credentials import ENDED, KEY, LIFETIME_S, Client, trusting
+from .test_denied_credentials import ENDED, KEY, LIFETIME_S, clients_of_a_cluster
 from .test_relays_survive import TOOK_OVER, kill_forwarder
 
 
@@ -50,32 +44,12 @@ def kinds(rows: list[dict[str, Any]]) -> list[str]:
 def test_all_kinds_of_one_principal_end_and_no_others(tmp_path: Path, adopted: bool) -> None:
     """Spliced, framed and copied relays and lookup mode; adopted relays, too. A client is told where frames are
     followed."""
-    authority, key, port = Authority(tmp_path, "authority"), tmp_path / "key", free_port()
-    key.write_bytes(KEY)
-    server, pair = authority.server("server"), authority.client("alice")
-    tables: Tables = {
-        "cluster": {"forwarders": 2 - adopted},
-        "authentication": {"enabled": True},
-        "authentication.token": {"secret_key": str(key)},
-        "authentication.tls": {},
-    }
-    tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
-    fake = LookupBroker({"response": LOOKUP_CONNECT, "broker_service_url": "pulsar://127.0.0.1:1"})
-    with ExitStack() as stack:
-        stack.enter_context(FakeBroker(fake, port))
-        tables["brokers"] = {"service_url": f"pulsar://{HOST}:{port}", "allowed_ports": [port]}
-        cluster = ManyListenersCluster(tables, {"tls": tls})
-        stack.enter_context(running(cluster))
-        broker = f"{HOST}:{port}"
-
-        def client(token: str = "", *, secured: bool = False, target: str = broker) -> Client:
-            one = stack.enter_context(Client(cluster, token, trusting(authority, pair) if secured else None))
-            assert one.begin(target).type == BaseCommand.CONNECTED
-            return one
-
+    with clients_of_a_cluster(tmp_path, forwarders=2 - adopted) as clients:
+        cluster, broker, client = clients.cluster, clients.target, clients.add
+        pair = clients.authority.client("alice")
         blind, framed = make_token(KEY, "alice"), make_token(KEY, "alice", LIFETIME_S)
         told = [client(framed)] if adopted else [client(framed), client(blind, target="")]
-        hers = [*told, client(blind)] if adopted else [*told, client(blind), client(secured=True)]
+        hers = [*told, client(blind)] if adopted else [*told, client(blind), client(pair=pair)]
         others = [client(make_token(KEY, "bob")), client(make_token(KEY, "bob", LIFETIME_S))]
         if adopted:
             kill_forwarder(cluster)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,45 @@ def trusting(authority: Authority, pair: Pair) -> ssl.SSLContext:
     return context
 
 
+@dataclass(frozen=True)
+class Clients:
+    """Clients of one cluster, each connected until it ends, or the cluster does. ``target``: their broker."""
+
+    stack: ExitStack
+    cluster: ManyListenersCluster
+    authority: Authority
+    target: str
+
+    def add(self, token: str = "", pair: Pair | None = None, target: str | None = None) -> Client:
+        """Connect one by a token, or a certificate through TLS. ``target``: empty for lookup mode."""
+        context = trusting(self.authority, pair) if pair else None
+        one = self.stack.enter_context(Client(self.cluster, token, context))
+        assert one.begin(self.target if target is None else target).type == BaseCommand.CONNECTED
+        return one
+
+
+@contextmanager
+def clients_of_a_cluster(folder: Path, forwarders: int, **authentication: Any) -> Iterator[Clients]:
+    """Run a cluster that takes tokens, by KEY, and certificates, in front of a fake broker."""
+    authority, key, port = Authority(folder, "authority"), folder / "key", free_port()
+    key.write_bytes(KEY)
+    server, target = authority.server("server"), f"{HOST}:{port}"
+    tables: Tables = {
+        "cluster": {"forwarders": forwarders},
+        "authentication": {"enabled": True, **authentication},
+        "authentication.token": {"secret_key": str(key)},
+        "authentication.tls": {},
+        "brokers": {"service_url": f"pulsar://{target}", "allowed_ports": [port]},
+    }
+    tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
+    broker = LookupBroker({"response": LOOKUP_CONNECT, "broker_service_url": "pulsar://127.0.0.1:1"})
+    with ExitStack() as stack:
+        stack.enter_context(FakeBroker(broker, port))
+        cluster = ManyListenersCluster(tables, {"tls": tls})
+        stack.enter_context(running(cluster))
+        yield Clients(stack, cluster, authority, target)
+
+
 def fingerprint(pair: Pair) -> str:
     data = x509.load_pem_x509_certificate(Path(pair.certificate).read_bytes()).public_bytes(Encoding.DER)
     return hashlib.sha256(data).hexdigest()
@@ -70,30 +111,9 @@ def fingerprint(pair: Pair) -> str:
 
 def test_live_connections_of_leaked_credentials_end(tmp_path: Path, denied: Path) -> None:
     """Spliced, framed and copied relays and lookup mode; an adopted relay, too; nobody else's."""
-    authority, key, port = Authority(tmp_path, "authority"), tmp_path / "key", free_port()
-    key.write_bytes(KEY)
-    server, leaked_pair, other_pair = authority.server("server"), authority.client("bob"), authority.client("eve")
-    tables: Tables = {
-        "cluster": {"forwarders": 1},
-        "authentication": {"enabled": True, "failure_delay_ms": 0, "deny_file": str(denied)},
-        "authentication.token": {"secret_key": str(key)},
-        "authentication.tls": {},
-    }
-    tls = {"certificate": server.certificate, "key": server.key, "client_ca": authority.file}
-    broker = LookupBroker({"response": LOOKUP_CONNECT, "broker_service_url": "pulsar://127.0.0.1:1"})
-    with ExitStack() as stack:
-        stack.enter_context(FakeBroker(broker, port))
-        tables["brokers"] = {"service_url": f"pulsar://{HOST}:{port}", "allowed_ports": [port]}
-        cluster = ManyListenersCluster(tables, {"tls": tls})
-        stack.enter_context(running(cluster))
-        target = f"{HOST}:{port}"
-
-        def client(token: str = "", pair: Pair | None = None, target: str = target) -> Client:
-            context = trusting(authority, pair) if pair else None
-            one = stack.enter_context(Client(cluster, token, context))
-            assert one.begin(target).type == BaseCommand.CONNECTED
-            return one
-
+    with clients_of_a_cluster(tmp_path, forwarders=1, failure_delay_ms=0, deny_file=str(denied)) as clients:
+        cluster, authority, client = clients.cluster, clients.authority, clients.add
+        leaked_pair, other_pair = authority.client("bob"), authority.client("eve")
         blind = make_token(KEY, "alice", jti="leaked")
         framed = make_token(KEY, "alice", LIFETIME_S, jti="1")
         kept, late = make_token(KEY, "dora", jti="kept"), make_token(KEY, "alice", LIFETIME_S, jti="late")
@@ -115,7 +135,7 @@ def test_live_connections_of_leaked_credentials_end(tmp_path: Path, denied: Path
         for token, pair in ((blind, None), (framed, None), ("", leaked_pair)):
             with Client(cluster, token, trusting(authority, pair) if pair else None) as again:
                 # Whether or not its auth worker has read the file by now: the forwarder has.
-                answer = again.begin(target)
+                answer = again.begin(clients.target)
                 assert answer.type == BaseCommand.ERROR, answer
                 assert answer.error.message == "Failed to authenticate"
 

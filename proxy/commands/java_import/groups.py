@@ -180,10 +180,11 @@ def _listeners(java: Java, result: Result) -> None:
 
 def _http(java: Java, result: Result) -> None:
     convert_http(java, result, _stores(java), _listener_tls)
-    if not any(table in result.tables for table in ("TLS listener", "TLS http_listener")):
-        for name in (*_TLS_FILES, "tlsEnabledWithKeyStore", "tlsKeyStore", "tlsTrustStore", _REQUIRED):
-            if java.missing(TLS_PORT) == "" and not java.is_default(name):
-                result.skip(name, "webServicePortTls, which alone needs it, is not carried over")
+    if java.missing(TLS_PORT) or any(table in result.tables for table in ("TLS listener", "TLS http_listener")):
+        return
+    for name in (*_TLS_FILES, "tlsEnabledWithKeyStore", "tlsKeyStore", "tlsTrustStore", _REQUIRED):
+        if not java.is_default(name):
+            result.skip(name, "webServicePortTls, which alone needs it, is not carried over")
 
 
 _REQUIRED = "tlsRequireTrustedClientCertOnConnect"

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -226,33 +227,32 @@ class Cluster:
         return self.all_started.is_set()
 
     def _new_slot(self, role: Role, index: int) -> WorkerSlot:
+        serves: dict[Role, ServeChannel | None] = {
+            Role.ADMIN: self._serve_admin,
+            Role.HTTP: self._serve_http_listeners,
+            Role.FORWARDER: partial(self._serve_fd_store, index),
+        }
+        hooks = SlotHooks(
+            spawn=partial(self._spawn, role, **self._descriptors_for(role, index)),
+            start=self._start_worker,
+            on_end=self._on_worker_ended,
+            allowed_files=partial(self._files_of, role),
+            serve_channel=serves.get(role),
+        )
         if role is Role.FORWARDER:
-            hooks = SlotHooks(
-                spawn=partial(
-                    self._spawn,
-                    role,
-                    connections=self._connections_fd,
-                    relay_requests=self._relay_requests[0].fileno(),
-                    audit_pipe=self.audit_pipe[1],
-                ),
-                start=self._start_worker,
-                on_end=self._on_worker_ended,
-                allowed_files=partial(self._files_of, role),
-                serve_channel=partial(self._serve_fd_store, index),
-                on_process_ended=self.fd_store_slots[index].on_process_ended,
-            )
-        else:
-            service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
-            http_own = {"relay_requests": self._relay_requests[1].fileno(), "audit_pipe": self.audit_pipe[1]}
-            own = http_own if role is Role.HTTP else {"service": service}
-            hooks = SlotHooks(
-                spawn=partial(self._spawn, role, **own),
-                start=self._start_worker,
-                on_end=self._on_worker_ended,
-                allowed_files=partial(self._files_of, role),
-                serve_channel={Role.ADMIN: self._serve_admin, Role.HTTP: self._serve_http_listeners}.get(role),
-            )
+            hooks = replace(hooks, on_process_ended=self.fd_store_slots[index].on_process_ended)
         return WorkerSlot(role, index, hooks)
+
+    def _descriptors_for(self, role: Role, index: int) -> dict[str, int]:
+        """Return what a slot's workers get beside their channels, as WorkerProcess.spawn names it."""
+        if role in SEAL_KEY_ROLES:
+            return {"service": self._services[role, index].fileno()}
+        if role is Role.HTTP:
+            return {"relay_requests": self._relay_requests[1].fileno(), "audit_pipe": self.audit_pipe[1]}
+        if role is Role.FORWARDER:
+            relay_requests, audit_pipe = self._relay_requests[0].fileno(), self.audit_pipe[1]
+            return {"connections": self._connections_fd, "relay_requests": relay_requests, "audit_pipe": audit_pipe}
+        return {}
 
     async def _spawn(self, role: Role, **descriptors: int) -> WorkerProcess:
         own_files = files_of_libraries(self.config) if role is Role.AUTH else NO_FILES
@@ -362,11 +362,8 @@ class Cluster:
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
         """Return the running workers of some roles, without replaced ones that finish their work."""
-        return [
-            slot.worker
-            for slot in self.slots
-            if slot.role in roles and slot.state is SlotState.RUNNING and slot.worker is not None
-        ]
+        running = (slot.running_worker for slot in self.slots if slot.role in roles)
+        return [worker for worker in running if worker is not None]
 
     def _leaving_forwarders(self) -> list[WorkerProcess]:
         """Return forwarders that were replaced and still have relays."""

@@ -93,6 +93,11 @@ class WorkerSlot:
         return f"{self.role}-{self.index}"
 
     @property
+    def running_worker(self) -> WorkerProcess | None:
+        """The slot's worker, if it can be called; none that is only starting."""
+        return self.worker if self.state is SlotState.RUNNING else None
+
+    @property
     def leaving_runs(self) -> list[WorkerRun]:
         """Runs of workers that were replaced and finish their work, the oldest first."""
         return [run for run in self.runs if run.retired and run.worker is not self.worker]

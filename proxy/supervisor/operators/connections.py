@@ -10,7 +10,6 @@ from proxy.common.connection_kinds import KINDS
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 from proxy.runtime.rpc.server import RpcRefused
 from proxy.supervisor.cluster.cluster import Cluster
-from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 PAGE_TIMEOUT_S = 20.0
@@ -37,8 +36,8 @@ class ClusterConnections:
         found: dict[int, tuple[int, WorkerProcess]] = {}
         for slot in self._cluster.slots_of(Role.FORWARDER):
             workers = [run.worker for run in slot.leaving_runs]
-            if slot.state is SlotState.RUNNING and slot.worker is not None:
-                workers.append(slot.worker)
+            if slot.running_worker is not None:
+                workers.append(slot.running_worker)
             found |= {worker.pid: (slot.index, worker) for worker in workers}
         return found
 

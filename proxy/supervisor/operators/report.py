@@ -146,8 +146,8 @@ class ClusterReport:
         """Return the workers that can be called: of each slot its own, then replaced ones that finish their work."""
         processes = []
         for slot in self._cluster.slots:
-            if slot.state is SlotState.RUNNING and slot.worker is not None:
-                processes.append(_ReportedWorker(slot, slot.worker, is_leaving=False))
+            if slot.running_worker is not None:
+                processes.append(_ReportedWorker(slot, slot.running_worker, is_leaving=False))
             processes += [_ReportedWorker(slot, run.worker, is_leaving=True) for run in slot.leaving_runs]
         return processes
 

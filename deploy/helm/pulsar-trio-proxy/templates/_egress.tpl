@@ -96,18 +96,24 @@
 {{- if not $own -}}{{- (index . 1).brokers.web_service_url -}}{{- end -}}
 {{- end -}}
 
+{{/* The URLs of HTTP's upstreams other than the brokers (JSON list of texts). Call with the effective configuration. */}}
+{{- define "pulsar-trio-proxy.furtherWebUrls" -}}
+{{- $urls := list .http.function_worker_url .http.websocket_url -}}
+{{- range .http.routes -}}
+{{- $urls = append $urls .url -}}
+{{- end -}}
+{{- without $urls "" | toJson -}}
+{{- end -}}
+
 {{/* The ports of HTTP's upstreams, but those of a Pulsar release's brokers (JSON list of texts); brokers may redirect to
      `allowed_ports`. Call: (list . $effectiveConfig) */}}
 {{- define "pulsar-trio-proxy.webPorts" -}}
 {{- $config := index . 1 -}}
 {{- $ports := list -}}
 {{- if $config.http_listener -}}
-{{- $urls := list $config.http.function_worker_url $config.http.websocket_url -}}
+{{- $urls := include "pulsar-trio-proxy.furtherWebUrls" $config | fromJsonArray -}}
 {{- if not (include "pulsar-trio-proxy.derivedWebUrl" .) -}}
 {{- $urls = append $urls $config.brokers.web_service_url -}}
-{{- end -}}
-{{- range $config.http.routes -}}
-{{- $urls = append $urls .url -}}
 {{- end -}}
 {{- range $urls -}}
 {{- $default := ternary "443" "80" (hasPrefix "https:" .) -}}

@@ -85,12 +85,8 @@ tls.clientCrl.key: tls.clientCrl.secret is set
 {{- if ne .tls.minimumVersion "1.2" }}
 tls.ciphers: tls.minimumVersion is 1.2
 {{- end }}
-{{- $webUrls := list $config.brokers.web_service_url $config.http.function_worker_url $config.http.websocket_url }}
-{{- range $config.http.routes }}
-{{- $webUrls = append $webUrls .url }}
-{{- end }}
-{{- $webTls := false }}
-{{- range $webUrls }}
+{{- $webTls := hasPrefix "https:" $config.brokers.web_service_url }}
+{{- range include "pulsar-trio-proxy.furtherWebUrls" $config | fromJsonArray }}
 {{- $webTls = or $webTls (hasPrefix "https:" .) }}
 {{- end }}
 {{- if not (or $webTls (hasPrefix "pulsar+ssl" $config.brokers.service_url)) }}

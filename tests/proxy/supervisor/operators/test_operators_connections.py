@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from proto.roles import Role
 from proto.rpc_pb2 import (
     Connection,
     ConnectionFilter,
@@ -22,7 +23,7 @@ from proxy.forwarder.client.listing import SCANNED_MAX
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 from proxy.runtime.rpc.server import RPC_FRAME_OVERHEAD_BYTES, RpcRefused
-from proxy.supervisor.cluster.slot import SlotState
+from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
 from proxy.supervisor.operators.connections import (
     PAGE_BYTES_MAX,
     ROWS_MAX,
@@ -56,15 +57,11 @@ def workers() -> list[Worker]:
 @pytest.fixture
 def connections(workers: list[Worker]) -> ClusterConnections:
     """A forwarder with a predecessor, and one that is only starting."""
-    slots = [
-        SimpleNamespace(
-            index=0,
-            state=SlotState.RUNNING,
-            worker=workers[0],
-            leaving_runs=[SimpleNamespace(worker=workers[1])],
-        ),
-        SimpleNamespace(index=1, state=SlotState.STARTING, worker=workers[2], leaving_runs=[]),
-    ]
+    hooks: Any = None
+    slots: list[Any] = [WorkerSlot(Role.FORWARDER, index, hooks) for index in range(2)]
+    slots[0].state, slots[0].worker = SlotState.RUNNING, workers[0]
+    slots[0].runs.append(SimpleNamespace(worker=workers[1], retired=True))
+    slots[1].state, slots[1].worker = SlotState.STARTING, workers[2]
     cluster: Any = SimpleNamespace(slots_of=lambda _role: slots)
     return ClusterConnections(cluster)
 
