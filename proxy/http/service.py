@@ -1,9 +1,9 @@
 """The HTTP worker's service: accepts clients at the listeners of `[[http_listener]]` and serves each in a task."""
 
-import errno
 import itertools
 import socket
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -30,6 +30,7 @@ from proxy.http.upstream import Dial, UpstreamPool, dial_brokers
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.accepting import accept_waiting
 from proxy.runtime.network.proxy_header import read_header
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.audit import AuditLog
@@ -39,15 +40,10 @@ from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
 from proxy.runtime.shared.relay_request_channel import RelayRequestChannel
 
-ACCEPTED_PER_WAKE_UP_MAX = 16
-NO_DESCRIPTORS_PAUSE_S = 0.1
-
 HEADERS_AWAITED_MAX = 256
 """Connections of load balancers of which the PROXY header, and so the client, is not there yet, in one worker. For one
 more, the oldest is closed. They are beside `http.max_connections`, which is shared between clients' addresses.
 """
-
-_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HttpService:
@@ -159,23 +155,13 @@ class HttpService:
         with listener:
             while True:
                 await trio.lowlevel.wait_readable(listener)
-                for _ in range(ACCEPTED_PER_WAKE_UP_MAX):
-                    try:
-                        sock, address = listener.accept()
-                    except BlockingIOError:
-                        break  # there is no other, or another worker was faster
-                    except OSError as error:
-                        if error.errno in _NO_DESCRIPTORS:
-                            get_logger().error("cannot accept HTTP clients; raise ulimit -n", reason=error.strerror)
-                            await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
-                        break  # any other error is of this one client, which has gone again
-                    sock.setblocking(False)
-                    self._take_in(index, TcpStream(sock), address[0], address[1])
+                await accept_waiting(listener, partial(self._take_in, index), "HTTP clients")
 
-    def _take_in(self, index: int, stream: TcpStream, ip: str, port: int) -> None:
+    def _take_in(self, index: int, stream: TcpStream, peer: tuple[str, int]) -> None:
         """Serve a client that a listener has accepted, or close it. A load balancer may announce its address first."""
         proxy = self._transports[index].proxy
         deadline = trio.current_time() + self._head_timeout_s
+        ip, port = peer
         if proxy.refuses(ip):
             self._refuse(stream, "proxy_protocol")
         elif not proxy.expects_header(ip):

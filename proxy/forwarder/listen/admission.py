@@ -7,18 +7,17 @@ away.
 """
 
 import enum
-import errno
 import socket
 from collections import Counter
 from collections.abc import Callable
 
 import trio
 
-from proxy.common.logs import get_logger
 from proxy.common.networks import network_of
 from proxy.config.types import Limits
 from proxy.forwarder.listen.eviction import ConnectionShares, Place, PreAuthConnection, PreAuthConnections
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.accepting import accept_waiting
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
@@ -35,16 +34,10 @@ FULL_LOOK_S = 0.005
 FULL_MAX_S = 1.0
 """How long a forwarder without room leaves clients in the queue: for others, or until it has room itself."""
 
-NO_DESCRIPTORS_PAUSE_S = 0.1
 TURN_AWAY_S = 1.0
 """How long a forwarder turns clients away at once, after it has waited for room in vain."""
 
-ACCEPTED_PER_WAKE_UP_MAX = 16
-"""Clients that are accepted one after the other, before what they send is looked at."""
-
 _SENDER = "sender "
-
-_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Refusal(enum.StrEnum):
@@ -249,6 +242,11 @@ async def accept_clients(
 ) -> None:
     """Accept until cancelled. ``on_client`` is called with each connection, and its IP address and port."""
     turning_away_until = float("-inf")
+
+    def take_in(stream: TcpStream, address: tuple[str, int]) -> bool:
+        on_client(stream, address)
+        return _should_wait(admission) or admission.has_more_than_its_share()
+
     with listener:  # closed at the end, so that no client waits in its queue for nothing
         while True:
             await trio.lowlevel.wait_readable(listener)
@@ -258,20 +256,7 @@ async def accept_clients(
                     turning_away_until = trio.current_time() + TURN_AWAY_S
             elif admission.has_more_than_its_share():
                 await trio.sleep(GIVE_WAY_S)
-            for _ in range(ACCEPTED_PER_WAKE_UP_MAX):
-                try:
-                    sock, address = listener.accept()
-                except BlockingIOError:
-                    break  # there is no other, or another forwarder was faster
-                except OSError as error:
-                    if error.errno in _NO_DESCRIPTORS:
-                        get_logger().error("cannot accept clients; raise ulimit -n", reason=error.strerror)
-                        await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
-                    break  # any other error is of this one client, which has gone again
-                sock.setblocking(False)
-                on_client(TcpStream(sock), address[:2])
-                if _should_wait(admission) or admission.has_more_than_its_share():
-                    break
+            await accept_waiting(listener, take_in, "clients")
 
 
 def _should_wait(admission: Admission) -> bool:

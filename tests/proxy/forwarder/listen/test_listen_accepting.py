@@ -18,6 +18,7 @@ from proxy.config.types import Limits
 from proxy.forwarder.listen import admission as accepting
 from proxy.forwarder.listen.admission import Admission, accept_clients
 from proxy.runtime.loop.tcp_stream import TcpStream
+from proxy.runtime.network.accepting import NO_DESCRIPTORS_PAUSE_S
 from proxy.runtime.shared.connection_count import SLACK_PART, ConnectionCounters, create_shared_counters
 
 
@@ -31,6 +32,7 @@ class SharedListener:
         memory = create_shared_counters(forwarders)
         self.admissions = [Admission(Limits(), ConnectionCounters(memory), number) for number in range(forwarders)]
         self.taken: list[int] = []
+        self.is_taken = trio.Event()
         self.addresses: list[tuple[str, int]] = []
         self.clients: list[socket.socket] = []
         self.streams: list[TcpStream] = []
@@ -48,6 +50,7 @@ class SharedListener:
             self.addresses.append(address)
             self.streams.append(stream)
             self.admissions[forwarder].admit_client(address[0])
+            self.is_taken.set()
 
         async def accept() -> None:
             with scope:
@@ -57,9 +60,9 @@ class SharedListener:
 
     async def come(self) -> None:
         """A client, until it is taken."""
-        before = len(self.taken)
+        self.is_taken = trio.Event()
         self.clients.append(socket.create_connection(self.listener.getsockname()))
-        await until(lambda: len(self.taken) > before)
+        await self.is_taken.wait()
 
 
 @pytest.fixture
@@ -93,12 +96,16 @@ async def test_a_forwarder_above_its_fair_share_leaves_the_client_to_another(
     assert shared.taken == [1]
 
 
-async def test_shares_become_even(shared: SharedListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.05)
+async def test_shares_become_even(
+    shared: SharedListener, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setattr(accepting, "GIVE_WAY_S", 1)
+    mock_clock.autojump_threshold = 0.02  # once nothing has come for so long; each that gives way wakes up on its own
     shared.open(0)
     shared.open(1)
     for come in range(1, 31):
         await shared.come()
+        mock_clock.jump(0.001)
         difference = abs(shared.taken.count(0) - shared.taken.count(1))
         assert difference <= (1 if come < SLACK_PART else 1 + come // SLACK_PART)
 
@@ -162,7 +169,7 @@ async def test_no_descriptors_left(
     with structlog.testing.capture_logs() as logs:
         shared.open(0, sock=listener)
         await shared.come()
-    assert trio.current_time() >= 3 * accepting.NO_DESCRIPTORS_PAUSE_S
+    assert trio.current_time() >= 3 * NO_DESCRIPTORS_PAUSE_S
     assert [entry["log_level"] for entry in logs] == ["error"] * 3
     assert {entry["reason"] for entry in logs} == {"none left"}
 
