@@ -532,7 +532,7 @@ class ForwarderService:
         else:
             self._release_connection(admitted, connection.cause)
             handshake = connection.handshake
-            kind = "lookups" if handshake.is_complete else "handshake"
+            kind = "lookups" if handshake.serves_lookups else "handshake"
             self._audit.on_connection_end(partial(handshake.audit_record, connection.identity), kind, connection.cause)
             match connection.cause:
                 case DisconnectCause.GAVE_WAY:

@@ -10,6 +10,7 @@ import random
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,17 +184,25 @@ def test_1_without_close_notify_a_record_is_lost(tmp_path: Path, end: str) -> No
 
 
 def fill(connection: Connection, size: int = 20_000) -> int:
-    """Splice until the kernel has no room; return how many bytes it has accepted."""
-    total = 0
-    while True:
-        left = os.write(connection.pipe.writing, bytes(size))
-        while left:
-            sent = connection.pipe.splice_to(connection.kernel, left)
-            if sent == "EAGAIN":
-                return total
-            assert isinstance(sent, int)
-            left -= sent
-            total += sent
+    """Splice until the kernel has no room; return how many bytes it has accepted.
+
+    An acknowledgement that comes late makes room once more (the peer's kernel waits with it for up to 0.2 s): no room
+    is what lasts for a second.
+    """
+    total = left = 0
+    accepted_at = time.monotonic()
+    while time.monotonic() - accepted_at < 1:
+        if not left:
+            left = os.write(connection.pipe.writing, bytes(size))
+        sent = connection.pipe.splice_to(connection.kernel, left)
+        if sent == "EAGAIN":
+            time.sleep(0.02)
+            continue
+        assert isinstance(sent, int)
+        left -= sent
+        total += sent
+        accepted_at = time.monotonic()
+    return total
 
 
 def test_2_nothing_is_not_always_the_end(connection: Connection) -> None:

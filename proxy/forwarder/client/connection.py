@@ -497,8 +497,7 @@ class ClientConnection:
         self._age.start_deadline()
         if self.phase is Phase.DRAINING:
             self.drain()
-        self.handshake.record_duration("total")
-        self.handshake.finish_handshake()
+        self.handshake.finish_for_lookups()
 
     # ---- the relay
 

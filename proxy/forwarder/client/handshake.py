@@ -71,7 +71,7 @@ class Handshake:
 
     def __init__(self, client: ClientEndpoint, services: ConnectionServices, tasks: TaskSpawner) -> None:
         self.target = ""
-        self.is_complete = False
+        self.serves_lookups = False
         self.connect: CommandConnect
         self._client = client
         self._workers = services.workers
@@ -104,6 +104,12 @@ class Handshake:
         if self._is_counted:
             self._is_counted = False
             self._services.handshakes.decrement()
+
+    def finish_for_lookups(self) -> None:
+        """Note that the connection serves lookups from now on."""
+        self.serves_lookups = True
+        self.record_duration("total")
+        self.finish_handshake()
 
     def abandon_handshake(self) -> None:
         """Let the auth worker forget rounds that no client will finish, connect to no broker, and count no more: the
@@ -279,7 +285,6 @@ class Handshake:
 
     def record_duration(self, stage: Literal["authentication", "broker", "total"]) -> None:
         """Record how long a stage took that ends now. All but "broker" begin when the client was accepted."""
-        self.is_complete |= stage == "total"
         since = self._broker_started_at if stage == "broker" else self._client.accepted_at
         self._services.metrics.handshake_seconds[stage].observe(self._tick.now - since)
 

@@ -166,6 +166,10 @@ class PassedConnections:
         except (RelayStartFailed, OSError) as error:
             admission.release_client(ip_of(stored))
             self._refuse(passing, stored, "not_begun", str(error))
+        except BaseException:
+            admission.release_client(ip_of(stored))
+            admission.shares.leave_place(place)
+            raise
         else:
             self._accept(passing)
         admission.shares.leave_place(place)

@@ -20,6 +20,7 @@ from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixtu
 from proto.rpc_pb2 import RelayRequest
 from proxy.forwarder.client import passed
 from proxy.forwarder.relay import blocked_splice
+from proxy.forwarder.relay.relay import RelayStart
 from proxy.runtime.shared.relay_request_channel import (
     ACCEPTED,
     REFUSED,
@@ -178,6 +179,22 @@ async def test_a_relay_that_cannot_begin(worker: Worker) -> None:
     assert (await worker.relay(request_of()))[0] == REFUSED
     ledger.is_handing_over = False
     assert worker.results("not_begun") == 1
+    assert worker.served.service._admission.connections == 0
+    await worker.works()
+
+
+async def test_a_defect_in_the_start_of_a_relay_takes_no_place(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start_worker(limits={"max_connections": 2})  # of two forwarders: there is one place
+
+    def fail(_start: RelayStart) -> bool:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(worker.served.service._relays, "start_relay_now", fail)
+        assert (await worker.relay(request_of()))[0] == b""
+    assert [one["event"] for one in logs] == ["a request of an HTTP worker met a defect"]
     assert worker.served.service._admission.connections == 0
     await worker.works()
 

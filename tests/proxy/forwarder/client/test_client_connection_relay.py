@@ -218,6 +218,7 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
         assert await it.end() == "relay_not_begun"
     assert (code, text) == (ServerError.ServiceNotReady, "The proxy cannot relay at the moment")
     assert it.session.phase is Phase.ENDING
+    assert not it.session.handshake.serves_lookups, "what its audit event says"
     [entry] = logs
     assert (entry["cause"], entry["reason"], entry["target"]) == ("relay_not_begun", "for the log", TARGET)
     assert await it.workers.broker.read_all() == b"", "the broker's side is closed"
