@@ -241,7 +241,7 @@ async def test_a_hello_that_comes_back(it: Scene) -> None:
 
 
 async def test_a_client_without_a_place(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: False)
+    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: "max_connections")
     it.know_broker()
     it.receive(HELLO)
     assert await it.alert() == INTERNAL
