@@ -123,9 +123,9 @@ class Limits(Strict, frozen=True):
 
 class Quota(Strict, frozen=True):
     """Limits on single principals, tenants or addresses; one table `[[quota]]` for each, none by default
-    (docs/security.md). For each client the first table that matches it applies, of those `by` principal or address, of
-    those by tenant and of those by address each; tables with `dry_run` before it are counted beside it. All limits are
-    the cluster's, of which each process enforces an equal part.
+    (docs/security.md). Of each limit the first table counts that sets it and matches the client, of those `by`
+    principal, by tenant and by address each; tables with `dry_run` before it are counted beside it. All limits are the
+    cluster's, of which each process enforces an equal part.
 
     burst_ms: how much of a rate may come at once: the number of this time, at least one in each process
     by: whose limits they are. `principal`: each principal's, and without one (or with `anonymous_role`) each IP
