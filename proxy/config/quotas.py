@@ -46,4 +46,4 @@ def _check_tenant(key: str, quota: Quota, limits: Sequence[str]) -> None:
     if of_connections and not quota.principals:
         raise ConfigError(f"{key}.{of_connections[0]}: for a tenant it needs principals, which count together")
     if quota.principals and not of_connections:
-        raise ConfigError(f"{key}.principals: a tenant's lookups count whoever asks; leave this key out")
+        raise ConfigError(f"{key}.principals: a tenant's lookups count for all clients; leave this key out")

@@ -130,7 +130,7 @@ class Quota(Strict, frozen=True):
     burst_ms: how much of a rate may come at once: the number of this time, at least one in each process
     by: whose limits they are. `principal`: each principal's, and without one (or with `anonymous_role`) each IP
         address's (of IPv6 each /64), checked once a client has authenticated. `tenant`: those of `tenant`. `address`:
-        each IP address's, whoever its clients are, checked before anything is read from them; not behind a load
+        all clients of each IP address together, checked before anything is read from them; not behind a load
         balancer that does not announce addresses (`proxy_protocol`)
     dry_run: whether the limits are only counted (`pulsar_proxy_quota_refusals_total`, with `dry_run="true"`) and logged
     lookups_per_second: requests of lookup mode; those above it get `TooManyRequests`. 0: no limit, as below
@@ -140,7 +140,7 @@ class Quota(Strict, frozen=True):
         clients retry
     principals: roles to which the table applies; `*` at the end stands for any rest. Empty: to all clients. With
         `tenant`: the roles that count together as the tenant for connections
-    tenant: tenant of the topics and namespaces whose lookups count, whoever asks; `*`: each tenant by itself
+    tenant: tenant of the topics and namespaces whose lookups count, of all clients; `*`: each tenant by itself
     """
 
     burst_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000

@@ -14,7 +14,7 @@ from proxy.runtime.fairness.owners import name_of_principal
 from proxy.runtime.fairness.token_buckets import NAME_CHARACTERS_MAX, TokenBucket, TokenBuckets
 
 OWNERS_MAX = 4096
-"""Owners of which it is remembered which quotas apply to them."""
+"""Owners, and tenants, of which it is remembered which quotas apply to them."""
 
 EACH_TENANT = "*"
 
@@ -43,7 +43,7 @@ class QuotaRules:
 
     def __init__(self, quotas: Iterable[Quota], limit: Limit) -> None:
         self.quotas = tuple(quotas)
-        self._has_members = limit != "lookups_per_second"  # these are a tenant's by their topic, whoever asks
+        self._has_members = limit != "lookups_per_second"  # these are a tenant's by their topic, of all clients
         numbered = [(index, one) for index, one in enumerate(self.quotas) if getattr(one, limit)]
         self._by_kind = {
             kind: [one for one in numbered if one[1].by == kind] for kind in ("principal", "tenant", "address")
@@ -51,6 +51,7 @@ class QuotaRules:
         self.are_empty = not numbered
         self.know_tenants = bool(self._by_kind["tenant"])
         self._cached_for_owner = lru_cache(OWNERS_MAX)(self._for_owner)
+        self._cached_for_tenant = lru_cache(OWNERS_MAX)(self._for_tenant)
 
     def for_owner(self, owner: str) -> tuple[AppliedQuota, ...]:
         """Return the quotas by principal that apply to an owner, and for connections those by tenant that it is of."""
@@ -69,7 +70,10 @@ class QuotaRules:
         )
 
     def for_tenant(self, tenant: str) -> tuple[AppliedQuota, ...]:
-        """Return the quotas by tenant that apply to a topic's tenant."""
+        """Return the quotas by tenant that apply to a topic's tenant, a name that its client chooses."""
+        return self._cached_for_tenant(tenant) if len(tenant) <= NAME_CHARACTERS_MAX else self._for_tenant(tenant)
+
+    def _for_tenant(self, tenant: str) -> tuple[AppliedQuota, ...]:
         found = ((index, one) for index, one in self._by_kind["tenant"] if one.tenant in {tenant, EACH_TENANT})
         return tuple(_up_to_enforced(found, lambda _: f"tenant {tenant}"))
 

@@ -810,7 +810,7 @@ async def test_without_a_principal_by_address(make: Make) -> None:
 
 
 async def test_lookups_a_second_of_a_tenant(make: Make) -> None:
-    """Security: whoever asks, and however the topic is written."""
+    """Security: of all clients, however the topic is written."""
     it = make(quota=[{"by": "tenant", "tenant": "acme", **TWO_A_SECOND}])
     it.ask(lookup("persistent://acme/ns/a"), who="alice")
     it.ask(lookup("acme/ns/b"), who="bob")

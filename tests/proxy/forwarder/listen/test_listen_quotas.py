@@ -169,7 +169,7 @@ async def test_a_reload_counts_what_is_there_and_fills_no_bucket(make: Make) -> 
     assert not forwarder.admission.quotas._held
 
 
-async def test_by_default_one_credential_that_takes_all_connections_keeps_nobody_out(make: Make) -> None:
+async def test_by_default_one_credential_that_takes_all_connections_keeps_no_other_out(make: Make) -> None:
     """Security: with no quota at all, over both forwarders; each newcomer gets all that it needs."""
     forwarders = [make(), make(number=1)]
     part = Limits().max_connections // 2

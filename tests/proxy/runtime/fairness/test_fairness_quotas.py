@@ -79,12 +79,14 @@ def test_each_tenant_by_itself() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """Security: of owners with short names so many, of others none."""
-    rules = QuotaRules([rate()], LIMIT)
+    rules = QuotaRules([rate(), rate(by="tenant", tenant="*")], LIMIT)
     for number in range(OWNERS_MAX + 100):
         rules.for_owner(f"principal {number}")
-    rules.for_owner("principal " + "x" * 10**6)
-    assert rules._cached_for_owner.cache_info().currsize == OWNERS_MAX
-    assert rules._cached_for_owner.cache_info().misses == OWNERS_MAX + 100
+        rules.for_tenant(f"{number}")
+    assert len(rules.for_owner("principal " + "x" * 10**6)) == len(rules.for_tenant("x" * 10**6)) == 1
+    for cached in (rules._cached_for_owner, rules._cached_for_tenant):
+        assert cached.cache_info().currsize == OWNERS_MAX
+        assert cached.cache_info().misses == OWNERS_MAX + 100
 
 
 class Refused(list[tuple[int, str, str]]):

@@ -39,7 +39,7 @@ def test_a_small_rate_lets_one_in() -> None:
     assert takes(buckets, "a", 10.0, 2) == 1
 
 
-def test_many_owners_take_bounded_memory_and_give_nobody_a_new_bucket() -> None:
+def test_many_owners_take_bounded_memory_and_give_no_owner_a_new_bucket() -> None:
     """Security: a million principals or addresses neither grow the table nor have an emptied bucket forgotten."""
     buckets = TokenBuckets(1.0, 2.0, owners_max=4, shared_max=8)
     known = [f"known{number}" for number in range(4)]
