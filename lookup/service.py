@@ -49,6 +49,7 @@ from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dial_rules import TargetDenied
 from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.observability.quota_refusals import QuotaRefusals
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import AnyHandler, EagerHandler, ReplyStream, RpcRefused, StreamingHandler
@@ -72,7 +73,8 @@ class LookupService:
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
         lookups = self._build_collaborators(context.config, None, None, None)
-        self._scheduler = LookupScheduler(context.config, lookups, self._metrics, context.nursery)
+        on_quota_exceeded = QuotaRefusals(context.registry).count_refusal
+        self._scheduler = LookupScheduler(context.config, lookups, self._metrics, context.nursery, on_quota_exceeded)
 
     def _build_collaborators(
         self,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from proto.commands import parse_command
 from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, kind_of, strip_identity
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, kind_of, strip_identity, subject_of
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import check_request
 from proto.varints import tag, varint
@@ -58,6 +58,24 @@ class LookupRequest(NamedTuple):
         head = heads[size] if heads is not None and size < _HEADS_KEPT else _head(prefix, size)
         return head + body + _ID_TAGS[kind] + proxy_id
 
+    @property
+    def subject(self) -> str:
+        """The topic or namespace, the client's text.
+
+        Mostly it is the body's first field: the id, which may have a lower number, is left out.
+        """
+        if self.body[0] != _SUBJECT_TAGS[self.kind]:
+            return subject_of(self.to_command(), self.kind)
+        size = shift = 0
+        at = 1
+        while True:
+            byte = self.body[at]
+            size |= (byte & _ONE_BYTE_MAX) << shift
+            at += 1
+            if byte <= _ONE_BYTE_MAX:
+                return self.body[at : at + size].decode(errors="replace")
+            shift += 7
+
     def to_command(self) -> BaseCommand:
         """Return the request as a message, with request id 0."""
         return parse_command(self.frame_with_id(_ZERO)[_SIZES_BYTES:])
@@ -77,6 +95,12 @@ def _id_tag(kind: LookupKind) -> bytes:
 
 
 _ID_TAGS = {kind: _id_tag(kind) for kind in KINDS.values()}
+_SUBJECT_TAGS = {
+    kind: tag(getattr(BaseCommand(), kind.request_field).DESCRIPTOR.fields_by_name[kind.subject_field].number, _BYTES)[
+        0
+    ]
+    for kind in KINDS.values()
+}
 _TAGS = {kind: tag(_field_number(kind), _BYTES) for kind in KINDS.values()}
 
 

@@ -5,6 +5,8 @@ what comes back is the answer. Everything else (a connection to be opened, a red
 slow path, a task.
 """
 
+from typing import Final
+
 import trio
 
 from lookup.connections.broker_connection import BrokerConnection
@@ -17,17 +19,22 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_kinds import LookupKind, failure_answer
 from proto.lookup_requests import LookupRequest
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.tenants import tenant_of
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.loop.tasks import InFlightCounter, run_every, seconds
+from proxy.runtime.fairness.quotas import OnExceeded, RateQuotas
+from proxy.runtime.loop.tasks import InFlightCounter, ignore, run_every, seconds
 from proxy.runtime.loop.tick import current_tick
 
 OVERDUE_CHECK_S = 0.25
 
+TOO_MANY_TEXT = "The proxy has too many lookups under way"
 NO_ROOM_TEXT = "The proxy has too many large answers under way"
+
+_RATE: Final = "lookups_per_second"
 
 LookupKey = tuple[LookupExecutor, LookupPrincipal, bytes, bytes]
 """What makes two lookups equal: executor, principal, and a LookupRequest's prefix and body."""
@@ -110,7 +117,16 @@ class PendingLookup:
 class LookupScheduler:
     """Admission, deduplication and completion of lookups. ``submit_request`` never waits."""
 
-    def __init__(self, config: Config, executor: LookupExecutor, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        config: Config,
+        executor: LookupExecutor,
+        metrics: LookupMetrics,
+        nursery: trio.Nursery,
+        on_quota_exceeded: OnExceeded = ignore,
+    ) -> None:
+        self._on_quota_exceeded = on_quota_exceeded
+        self._quotas = RateQuotas((), _RATE, 1, on_quota_exceeded)
         self.under_way = InFlightCounter()
         self._metrics = metrics
         self._tick = current_tick()
@@ -130,6 +146,8 @@ class LookupScheduler:
         self._large_answer_room.resize(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self._budget.resize(config.limits.max_lookup_bytes)
         self._executor = executor
+        if config.quota != self._quotas.rules.quotas:  # a reload that changes none fills no bucket
+            self._quotas = RateQuotas(config.quota, _RATE, config.cluster.lookup_workers, self._on_quota_exceeded)
 
     async def run(self) -> None:
         """Fail lookups whose time is over, until cancelled."""
@@ -149,6 +167,11 @@ class LookupScheduler:
             return
         if not batch.owner:
             batch.owner = owner_of(principal_name, batch.client_address, self._anonymous_role)
+        if not self._quotas.rules.are_empty:
+            limit = self._take_quota(request, batch)
+            if limit is not None:
+                self._reject_request(kind, request_id, index, batch, f"The proxy has reached its limit ({limit})")
+                return
         if not self._budget.reserve_bytes(batch.owner, _budgeted_bytes(prefix, body)):
             self._reject_request(kind, request_id, index, batch)
             return
@@ -178,9 +201,18 @@ class LookupScheduler:
         self._metrics.count_request(request.kind.name)
         self._reject_request(request.kind, request_id, index, batch)
 
-    def _reject_request(self, kind: LookupKind, request_id: bytes, index: int, batch: RequestBatch) -> None:
+    def _take_quota(self, request: LookupRequest, batch: RequestBatch) -> str | None:
+        """Count a request for its principal and its topic's tenant; return the key of the limit that refuses it."""
+        rules = self._quotas.rules
+        applied = rules.for_owner(batch.owner)
+        if rules.know_tenants:
+            applied += rules.for_tenant(tenant_of(request.subject))
+        return self._quotas.take(applied, trio.current_time(), batch.owner)
+
+    def _reject_request(
+        self, kind: LookupKind, request_id: bytes, index: int, batch: RequestBatch, text: str = TOO_MANY_TEXT
+    ) -> None:
         self._metrics.count_rejected_request(kind.name)
-        text = "The proxy has too many lookups under way"
         refusal = ClientAnswer(failure_answer(kind, 0, ServerError.TooManyRequests, text))
         batch.reply.add_answer(index, refusal.frame_for(request_id))
 

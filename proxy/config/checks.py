@@ -21,6 +21,7 @@ from proxy.config.http import check_http, check_proxy_protocol, uses_broker_tls
 from proxy.config.issuer_roles import check_allowed_roles
 from proxy.config.principal_rules import compile_principal_rules
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
+from proxy.config.quotas import check_quotas
 from proxy.config.sni import has_tls_port
 from proxy.config.targets import check_targets, is_publicly_registrable
 from proxy.config.types import (
@@ -76,6 +77,7 @@ def validate_config(config: Config) -> Config:
     check_targets(config)
     _check_authentication(config)
     _check_session(config)
+    check_quotas(config.quota)
     check_binds(config)
     return config
 

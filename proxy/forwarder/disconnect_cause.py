@@ -8,8 +8,8 @@ class DisconnectCause(enum.StrEnum):
 
     ``DENIED``: the deny list names its credentials. ``DISCONNECTED``: an operator has ended it.
     ``GAVE_WAY``: evicted for a newcomer before it had authenticated. ``OVER_SHARE``: closed for a newcomer, since its
-    principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``DEFECT``: an
-    internal error of the proxy.
+    principal or address had most connections. ``MAX_CONNECTIONS``: no connection gave way to it. ``QUOTA``: a
+    quota of its principal or tenant is used up. ``DEFECT``: an internal error of the proxy.
     """
 
     CLIENT_CLOSED = "client_closed"
@@ -34,6 +34,7 @@ class DisconnectCause(enum.StrEnum):
     GAVE_WAY = "gave_way"
     OVER_SHARE = "over_share"
     MAX_CONNECTIONS = "max_connections"
+    QUOTA = "quota"
     KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"
     CLIENT_DOES_NOT_READ = "client_does_not_read"
     RELAY_ENDED = "relay_ended"

@@ -57,6 +57,7 @@ from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.kernel_tls import usable_ciphers, use_kernel_tls
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
+from proxy.runtime.observability.quota_refusals import QuotaRefusals
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
@@ -91,7 +92,14 @@ class ForwarderService:
             gauge.set_function(partial(self._count_in, state))
         counters = ConnectionCounters(context.descriptors.connections)
         self._address_tables = AddressTables()
-        self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
+        self._admission = Admission(
+            context.config.limits,
+            counters,
+            context.index,
+            self._address_tables,
+            QuotaRefusals(context.registry).count_refusal,
+        )
+        self._admission.set_quotas(context.config.quota)
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
         use_kernel_tls(context.config.relay.kernel_tls)  # before any context is made
@@ -281,6 +289,7 @@ class ForwarderService:
         if not self._accepting.cancel_called:
             self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
+            self._admission.set_quotas(config.quota)
             self._relays.enforcement.configure(config)
             self._tune_listeners(config)
         self._denied.use_file(denied)
@@ -426,7 +435,7 @@ class ForwarderService:
             refusal = self._announced.await_header(
                 index, stream, peer, required=proxy.required, accepted_at=accepted_at, deadline=deadline
             )
-            key = f"limits.{refusal}"
+            key = "" if refusal is None else refusal.key
         else:
             self._admit_known_client(index, stream, peer, accepted_at)
         if refusal is not None:
@@ -448,7 +457,7 @@ class ForwarderService:
         refusal = self._admission.check_admission(ip, owner)
         if refusal is not None:
             mute = listener.uses_tls or listener.routes_sni
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, f"limits.{refusal}", mute=mute))
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, refusal.key, mute=mute))
             return
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
@@ -563,7 +572,7 @@ class ForwarderService:
         self._turning_away += 1
         try:
             # Clients that come again soon will find room among the handshakes.
-            again = reason is Refusal.UNAUTHENTICATED
+            again = reason in {Refusal.UNAUTHENTICATED, Refusal.RATE_OF_ADDRESS}
             code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):
                 await stream.send_all(commands.error(NO_REQUEST_ID, code, limit_text(reason)))

@@ -123,7 +123,7 @@ def test_check_has_nothing_against_it(block: Block, files: Files, tmp_path: Path
 
 def _written(tree: dict[str, Any]) -> str:
     """A tree as TOML, its tables inline."""
-    kinds = ("listener", "http_listener")
+    kinds = ("listener", "http_listener", "quota")
     plain = {name: value for name, value in tree.items() if name not in kinds}
     return "".join(to_toml({kind: one}) for kind in kinds for one in tree.get(kind, ())) + to_toml(plain)
 

@@ -397,3 +397,20 @@ def test_a_number_outside_of_the_range_of_proxy_ids_is_not_encoded(number: int) 
 @pytest.mark.parametrize("number", [PROXY_ID_MIN, PROXY_ID_MIN + 4711, PROXY_ID_MAX])
 def test_a_proxy_id_is_encoded_as_a_varint(number: int) -> None:
     assert encode_proxy_id(number) == varint(number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [3, 100, 128, 20_000])
+def test_the_subject(kind: int, size: int) -> None:
+    """Whether it was cut by hand or parsed, also where fields that are newer stand around it."""
+    name = {TOPICS: "namespace"}.get(kind, "topic")
+    text = subject(kind, size)
+    message = BaseCommand(type=kind, **{FIELDS[kind]: {"request_id": 7, name: text}})  # type: ignore[arg-type]
+    if kind == LOOKUP:
+        message.lookup_topic.authoritative = True
+    getattr(message, FIELDS[kind]).MergeFromString(field(99, b"newer"))
+    for _ in range(2):
+        request, _ = parse_request(message.SerializeToString())
+        assert request.subject == text
+        odd = LookupRequest(request.kind, request.prefix, field(99, b"newer") + request.body)
+        assert odd.subject == text

@@ -34,13 +34,16 @@ from proxy.config.types.base import (
     Workers,
 )
 from proxy.config.types.brokers import BrokerCredentials, Brokers, BrokerTls
-from proxy.config.types.connections import Limits, Relay, Session
+from proxy.config.types.connections import Limits, Quota, Relay, Session
 from proxy.config.types.http import Http, HttpListener, HttpRoute
 from proxy.config.types.listeners import Listener, ListenerCertificate, ListenerTls
 from proxy.config.types.operation import Admin, Audit, Cluster, Log, Metrics, Reload, Shutdown
 
 HTTP_LISTENERS_MAX = 32
 """Listeners that a worker gets in one message."""
+
+QUOTAS_MAX = 64
+"""Tables `[[quota]]`: each is looked at for each new principal."""
 
 
 class Config(Strict, frozen=True):
@@ -55,6 +58,7 @@ class Config(Strict, frozen=True):
     session: Session = Session()
     relay: Relay = Relay()
     limits: Limits = Limits()
+    quota: Annotated[tuple[Quota, ...], Meta(max_length=QUOTAS_MAX)] = ()
     shutdown: Shutdown = Shutdown()
     reload: Reload = Reload()
     metrics: Metrics = Metrics()

@@ -119,3 +119,35 @@ class Limits(Strict, frozen=True):
     max_broker_frame_bytes: Annotated[int, Meta(ge=1024, le=128 * MIB)] = PULSAR_FRAME_BYTES_MAX
     max_connection_age_ms: NonNegative = 0
     drain_timeout_ms: NonNegative = 30_000
+
+
+class Quota(Strict, frozen=True):
+    """Limits on single principals, tenants or addresses; one table `[[quota]]` for each, none by default
+    (docs/security.md). Of each limit the first table counts that sets it and matches the client, of those `by`
+    principal, by tenant and by address each; tables with `dry_run` before it are counted beside it. All limits are the
+    cluster's, of which each process enforces an equal part.
+
+    burst_ms: how much of a rate may come at once: the number of this time, at least one in each process
+    by: whose limits they are. `principal`: each principal's, and without one (or with `anonymous_role`) each IP
+        address's (of IPv6 each /64), checked once a client has authenticated. `tenant`: those of `tenant`. `address`:
+        all clients of each IP address together, checked before anything is read from them; not behind a load
+        balancer that does not announce addresses (`proxy_protocol`)
+    dry_run: whether the limits are only counted (`pulsar_proxy_quota_refusals_total`, with `dry_run="true"`) and logged
+    lookups_per_second: requests of lookup mode; those above it get `TooManyRequests`. 0: no limit, as below
+    max_connections: connections at a time; a client above it gets an error upon which clients retry. Not by address:
+        see `limits.max_connections_per_address`
+    new_connections_per_second: connections that are let in, a second; a client above it gets an error upon which
+        clients retry
+    principals: roles to which the table applies; `*` at the end stands for any rest. Empty: to all clients. With
+        `tenant`: the roles that count together as the tenant for connections
+    tenant: tenant of the topics and namespaces whose lookups count, of all clients; `*`: each tenant by itself
+    """
+
+    burst_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5_000
+    by: Literal["principal", "tenant", "address"] = "principal"
+    dry_run: bool = False
+    lookups_per_second: NonNegative = 0
+    max_connections: NonNegative = 0
+    new_connections_per_second: NonNegative = 0
+    principals: Annotated[tuple[NonEmpty, ...], Meta(max_length=1024)] = ()
+    tenant: str = ""

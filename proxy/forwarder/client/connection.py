@@ -31,8 +31,8 @@ from proxy.forwarder.client.failures import (
     disconnected_failure,
     envelope_unsupported_failure,
     handshake_timeout_failure,
-    max_connections_failure,
     no_memory_failure,
+    refusal_failure,
     relay_start_failure,
 )
 from proxy.forwarder.client.handshake import Handshake, RoundOutcome
@@ -466,8 +466,9 @@ class ClientConnection:
         if not self._is_served:
             return
         owner = owner_of(identity.role, self.address, config.authentication.anonymous_role)
-        if not self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE)):
-            self._fail(max_connections_failure())
+        refused = self._pre_auth.take_place(owner, partial(self.evict, DisconnectCause.OVER_SHARE))
+        if refused is not None:
+            self._fail(refusal_failure(refused))
             return
         self._inbound.set_owner(owner)
         self.lifetime.on_authenticated(self.handshake.connect, identity.principal)

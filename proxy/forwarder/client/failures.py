@@ -83,6 +83,14 @@ def max_connections_failure() -> ConnectionFailure:
     return ConnectionFailure(Event.DENIED, cause, code, limit_text(Refusal.MAX_CONNECTIONS))
 
 
+def refusal_failure(limit: str) -> ConnectionFailure:
+    """Return the failure of a client for the limit that ``PreAuthConnection.take_place`` has named."""
+    if limit == Refusal.MAX_CONNECTIONS:
+        return max_connections_failure()
+    cause, code = DisconnectCause.QUOTA, ServerError.ServiceNotReady
+    return ConnectionFailure(Event.DENIED, cause, code, limit_text(limit))
+
+
 def envelope_unsupported_failure() -> ConnectionFailure:
     """Return the failure of a client whose Envelopes have a version that the lookup worker does not know."""
     cause, code = DisconnectCause.ENVELOPE_UNSUPPORTED, ServerError.ServiceNotReady

@@ -150,7 +150,10 @@ class PassedConnections:
             self._refuse(passing, stored, "max_connections", "half of limits.max_connections is used by them")
             return
         if (refusal := admission.check_admission(ip_of(stored), owner)) is not None:
-            self._refuse(passing, stored, refusal.value, f"limits.{refusal}")
+            self._refuse(passing, stored, refusal.value, refusal.key)
+            return
+        if (limit := admission.quotas.check_owner(owner)) is not None:
+            self._refuse(passing, stored, "quota", limit)
             return
         place = admission.shares.take_place(owner, ignore)  # until the relay has one; what starts now cannot give way
         if place is None:

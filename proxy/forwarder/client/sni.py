@@ -21,7 +21,7 @@ from proxy.forwarder.client.listing import ListedConnection, connection_of
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.timeouts import ConnectionAge
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.listen.admission import AdmittedConnection
+from proxy.forwarder.listen.admission import AdmittedConnection, Refusal
 from proxy.forwarder.relay.relay import RelayStart, RelayStartFailed
 from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.broker_links import NamedLink, NamedRequest, TargetRefused
@@ -185,9 +185,12 @@ class SniConnection:
             self._refuse(HelloRefused("circle", INTERNAL_ERROR, detail, name), DisconnectCause.TARGET_DENIED)
             return
         owner = owner_of("", self._client.address)
-        if not self._admitted.take_place(owner, lambda: self.evict(DisconnectCause.OVER_SHARE)):
-            refused = HelloRefused("max_connections", INTERNAL_ERROR, "limits.max_connections", name)
-            self._refuse(refused, DisconnectCause.MAX_CONNECTIONS)
+        limit = self._admitted.take_place(owner, lambda: self.evict(DisconnectCause.OVER_SHARE))
+        if limit is not None:
+            is_quota = limit != Refusal.MAX_CONNECTIONS
+            cause = DisconnectCause.QUOTA if is_quota else DisconnectCause.MAX_CONNECTIONS
+            detail = limit if is_quota else f"limits.{limit}"
+            self._refuse(HelloRefused(cause.value, INTERNAL_ERROR, detail, name), cause)
             return
         self._deadline.clear()
         self._admitted.mark_busy()

@@ -9,13 +9,16 @@ away.
 import enum
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
 from proxy.common.networks import network_of
-from proxy.config.types import Limits
+from proxy.config.types import Limits, Quota
 from proxy.forwarder.listen.eviction import ConnectionShares, Place, PreAuthConnection, PreAuthConnections
+from proxy.forwarder.listen.quotas import ConnectionQuotas
+from proxy.runtime.fairness.quotas import OnExceeded
+from proxy.runtime.loop.tasks import ignore
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.accepting import accept_waiting
 from proxy.runtime.shared.address_tables import AddressTables
@@ -48,8 +51,14 @@ class Refusal(enum.StrEnum):
     MAX_CONNECTIONS = "max_connections"
     PER_ADDRESS = "max_connections_per_address"
     UNAUTHENTICATED = "max_unauthenticated_connections"
+    RATE_OF_ADDRESS = "new_connections_per_second"
     NETWORK = "network"
     PROXY_PROTOCOL = "proxy_protocol"
+
+    @property
+    def key(self) -> str:
+        """Where the configuration has the limit."""
+        return f"{'quota' if self is Refusal.RATE_OF_ADDRESS else 'limits'}.{self}"
 
 
 def sender_key(address: str) -> str:
@@ -69,11 +78,19 @@ class AdmittedConnection(PreAuthConnection):
         self._admission: Admission | None = admission
         self._place: Place | None = None
 
-    def take_place(self, owner: str, give_way: Callable[[], None]) -> bool:
-        """Count the connection for its owner; return False if all places are taken, and none gives way to it."""
-        if self._admission is not None:
-            self._place = self._admission.shares.take_place(owner, give_way)
-        return self._place is not None
+    def take_place(self, owner: str, give_way: Callable[[], None]) -> str | None:
+        """Count the connection for its owner; return the limit for which it has to close, or None.
+
+        That is a quota, or MAX_CONNECTIONS if all places are taken, and none gives way to it.
+        """
+        admission = self._admission
+        if admission is None:
+            return Refusal.MAX_CONNECTIONS
+        refused = admission.quotas.check_owner(owner)
+        if refused is not None:
+            return refused
+        self._place = admission.shares.take_place(owner, give_way)
+        return Refusal.MAX_CONNECTIONS if self._place is None else None
 
     def _leave_place(self) -> None:
         if self._admission is not None and self._place is not None:
@@ -99,12 +116,18 @@ class Admission:
     """The admission of one forwarder: counts its clients in total, by address, and before authentication."""
 
     def __init__(
-        self, limits: Limits, counters: ConnectionCounters, forwarder: int, addresses: AddressTables | None = None
+        self,
+        limits: Limits,
+        counters: ConnectionCounters,
+        forwarder: int,
+        addresses: AddressTables | None = None,
+        on_quota_exceeded: OnExceeded = ignore,
     ) -> None:
         self.connections = 0
         self._by_address: Counter[str] = Counter()
         self._pre_auth = PreAuthConnections()
-        self.shares = ConnectionShares(0)
+        self.quotas = ConnectionQuotas(on_quota_exceeded)
+        self.shares = ConnectionShares(0, self.quotas.count)
         self._counters = counters
         self._forwarder = forwarder
         self._retired = False
@@ -129,6 +152,10 @@ class Admission:
         self._pre_auth_max = pre_auth_max
         self._pre_auth_of_address_max = max(1, pre_auth_max // 2)
         self._addresses.track_connections(self._by_address if limits.max_connections_per_address else None)
+
+    def set_quotas(self, quotas: Iterable[Quota]) -> None:
+        """Enforce these quotas for connections that come from now on."""
+        self.quotas.configure(quotas, self._counters.forwarders, self._part_of, self.shares.counts())
 
     @property
     def part(self) -> int:
@@ -173,6 +200,9 @@ class Admission:
         per_address = self._limits.max_connections_per_address
         if per_address and not address.startswith(_SENDER) and self._connections_of(address) >= per_address:
             return Refusal.PER_ADDRESS
+        # Before any connection is evicted: who comes too often takes nobody's place.
+        if not address.startswith(_SENDER) and self.quotas.check_address(address) is not None:
+            return Refusal.RATE_OF_ADDRESS
         pre_auth = self._pre_auth
         if pre_auth.count_of_address(address) >= self._pre_auth_of_address_max:
             if not self._evict(address):

@@ -36,9 +36,12 @@ class PreAuthConnection:
         self._all = all_
         self._is_silent = True
 
-    def take_place(self, _owner: str, _give_way: Callable[[], None]) -> bool:
-        """Count the connection for its owner, which is known now; return False if it has to close."""
-        return True
+    def take_place(self, _owner: str, _give_way: Callable[[], None]) -> str | None:
+        """Count the connection for its owner, which is known now; return the limit for which it has to close, or None.
+
+        The limit's name is that of the configuration, without its table for those of `[limits]`.
+        """
+        return None
 
     def mark_busy(self) -> None:
         """Protect the connection from eviction: the proxy works for it."""
@@ -121,9 +124,13 @@ class Place:
 
 
 class ConnectionShares:
-    """The places of one forwarder, for connections of which the owner is known."""
+    """The places of one forwarder, for connections of which the owner is known.
 
-    def __init__(self, places: int) -> None:
+    ``on_change`` is called with an owner, and by how much the number of its places has changed.
+    """
+
+    def __init__(self, places: int, on_change: Callable[[str, int], None] = ignore) -> None:
+        self._on_change = on_change
         self._held: MembersByOwner[Place] = MembersByOwner()
         self.resize(places)
 
@@ -152,13 +159,19 @@ class ConnectionShares:
         """Take a place for a connection that has been let in before, whatever is free."""
         place = Place(owner, give_way)
         self._held.add(owner, place)
+        self._on_change(owner, 1)
         return place
 
     def leave_place(self, place: Place) -> None:
         """Leave a place, if it has not been taken away."""
         if place.owner:
             self._held.remove(place.owner, place)
+            self._on_change(place.owner, -1)
             place.owner = ""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many places each owner holds."""
+        return self._held.counts()
 
 
 def log_eviction(client: str) -> None:

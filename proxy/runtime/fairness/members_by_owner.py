@@ -35,6 +35,10 @@ class MembersByOwner(Generic[MemberT]):
         """Return how many members an owner has."""
         return len(self._members.get(owner, ()))
 
+    def counts(self) -> dict[str, int]:
+        """Return how many members each owner has."""
+        return {owner: len(members) for owner, members in self._members.items()}
+
     def owner_with_most(self) -> str:
         """Return the owner with most members; "" if there are none."""
         return next(iter(self._owners_with[self.most])) if self.most else ""

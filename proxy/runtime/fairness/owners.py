@@ -15,6 +15,8 @@ ADDRESSES_MAX = 4096
 ADDRESS_CHARACTERS_MAX = 256
 """Of a client's address, which a captured forwarder can make as long as an RPC frame."""
 
+_PRINCIPAL = "principal "
+
 
 def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> str:
     """Name the owner of what a client takes: its principal, or its IP address (of IPv6 its /64 network).
@@ -23,9 +25,14 @@ def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> s
     ``anonymous_role``: ``authentication.anonymous_role``; empty where there is none.
     """
     if principal and principal != anonymous_role:
-        return f"principal {principal}"
+        return f"{_PRINCIPAL}{principal}"
     client_address = client_address[:ADDRESS_CHARACTERS_MAX]
     return f"address {_network_of(client_address.rpartition(':')[0]) or client_address}"
+
+
+def name_of_principal(owner: str) -> str | None:
+    """Return the principal that an owner is; None: it is an address."""
+    return owner.removeprefix(_PRINCIPAL) if owner.startswith(_PRINCIPAL) else None
 
 
 @lru_cache(ADDRESSES_MAX)

@@ -60,10 +60,10 @@ def merged(*layers: Tables) -> dict[str, dict[str, Any]]:
 
 
 def to_toml(tables: Tables) -> str:
-    """Tables of plain values as TOML; `listener` and `http_listener` become arrays of tables."""
+    """Tables of plain values as TOML; `listener`, `http_listener` and `quota` become arrays of tables."""
     lines: list[str] = []
     for name, keys in tables.items():
-        lines.append(f"[[{name}]]" if name in {"listener", "http_listener"} else f"[{name}]")
+        lines.append(f"[[{name}]]" if name in {"listener", "http_listener", "quota"} else f"[{name}]")
         lines += [f"{key} = {_value(value)}" for key, value in keys.items()]
         lines.append("")
     return "\n".join(lines)

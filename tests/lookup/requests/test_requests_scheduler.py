@@ -4,7 +4,7 @@ its own id."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,7 @@ from proto.lookup_kinds import error_of, failure_answer, response_request_id
 from proto.lookup_requests import LookupRequest, RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.observability.quota_refusals import QuotaRefusals
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 8})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 9})
@@ -141,7 +142,7 @@ class FakeExecutor:
 class Setup:
     """A scheduler, its brokers, and what its clients receive."""
 
-    def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
+    def __init__(self, nursery: trio.Nursery, quota: Sequence[dict[str, Any]] = (), **limits: int) -> None:
         self.lookups = FakeExecutor()
         self.turn = current_tick()
         self.askers = LookupPrincipals()
@@ -152,8 +153,10 @@ class Setup:
         self.sent.set()
         self.heard: list[tuple[str, int, int | None]] = []
         """Whose request, its id, and the error."""
-        config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits})
-        self.scheduler = LookupScheduler(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
+        self.quota: Any = quota
+        config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits}, quota=self.quota)
+        refusals, metrics = QuotaRefusals(self.registry), LookupMetrics(self.registry)
+        self.scheduler = LookupScheduler(config, self.lookups, metrics, nursery, refusals.count_refusal)  # type: ignore[arg-type]
 
     def ask(
         self,
@@ -186,7 +189,7 @@ class Setup:
     def reload(self, **limits: int) -> FakeExecutor:
         """Another configuration; gives the old brokers."""
         old, self.lookups = self.lookups, FakeExecutor()
-        self.scheduler.apply_config(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
+        self.scheduler.apply_config(make_config(limits=limits, quota=self.quota), self.lookups)  # type: ignore[arg-type]
         return old
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -768,3 +771,115 @@ async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     it.lookups.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     it.nothing_left()
+
+
+# ---- quotas
+
+TWO_A_SECOND = {"lookups_per_second": 2, "burst_ms": 1000}
+
+
+def refused(it: Setup) -> list[str]:
+    return [name for name, _, error in it.heard if error == ServerError.TooManyRequests]
+
+
+async def test_lookups_a_second_of_each_principal(make: Make, autojump_clock: trio.testing.MockClock) -> None:
+    """Security: of all kinds together, also those that are asked once for several."""
+    it = make(quota=[TWO_A_SECOND])
+    for command in (lookup("t"), lookup("t"), lookup("t"), METADATA, topics()):
+        it.ask(command)
+    assert refused(it) == ["alice"] * 3
+    it.ask(who="bob")
+    assert refused(it) == ["alice"] * 3
+    labels = {"limit": "lookups_per_second", "by": "principal", "dry_run": "false"}
+    assert it.value("quota_refusals_total", **labels) == 3
+    assert it.value("rejected_lookup_requests_total") == 1
+    await trio.sleep(0.5)
+    it.ask()
+    it.ask()
+    assert refused(it) == ["alice"] * 4
+    for asked in list(it.lookups.asked):
+        asked.answer()
+    it.nothing_left()
+
+
+async def test_without_a_principal_by_address(make: Make) -> None:
+    it = make(quota=[TWO_A_SECOND])
+    for address in ("192.0.2.7:1", "192.0.2.7:2", "192.0.2.7:3", "192.0.2.8:1"):
+        it.ask(who="", name=address, address=address)
+    assert refused(it) == ["192.0.2.7:3"]
+
+
+async def test_lookups_a_second_of_a_tenant(make: Make) -> None:
+    """Security: of all clients, however the topic is written."""
+    it = make(quota=[{"by": "tenant", "tenant": "acme", **TWO_A_SECOND}])
+    it.ask(lookup("persistent://acme/ns/a"), who="alice")
+    it.ask(lookup("acme/ns/b"), who="bob")
+    it.ask(lookup("non-persistent://acme/ns/c"), who="carol")
+    it.ask(lookup("persistent://other/ns/c"), who="dave")
+    it.ask(lookup("c"), who="erin")
+    namespace = BaseCommand(
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "acme/ns", "request_id": 1}
+    )
+    it.ask(namespace, who="frank")
+    assert refused(it) == ["carol", "frank"]
+
+
+async def test_the_text_names_the_limit(make: Make) -> None:
+    it = make(quota=[{"lookups_per_second": 1, "burst_ms": 1}])
+    texts: list[str] = []
+
+    def failure(kind: Any, request_id: int, code: int, text: str) -> BaseCommand:
+        texts.append(text)
+        return failure_answer(kind, request_id, code, text)
+
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr("lookup.requests.scheduler.failure_answer", failure)
+        it.ask()
+        it.ask()
+    assert texts == ["The proxy has reached its limit (quota[0].lookups_per_second)"]
+    assert logs == [
+        {
+            "event": "a quota has refused a client",
+            "log_level": "warning",
+            "client": "principal alice",
+            "key": "quota[0].lookups_per_second",
+            "subject": "principal alice",
+        }
+    ]
+
+
+async def test_a_dry_run_of_lookups(make: Make) -> None:
+    it = make(quota=[{**TWO_A_SECOND, "dry_run": True}])
+    for _ in range(5):
+        it.ask()
+    assert not refused(it)
+    labels = {"limit": "lookups_per_second", "by": "principal", "dry_run": "true"}
+    assert it.value("quota_refusals_total", **labels) == 3
+
+
+async def test_a_reload_fills_no_bucket_and_takes_changes_over(make: Make) -> None:
+    """Security."""
+    it = make(quota=[TWO_A_SECOND])
+    for _ in range(2):
+        it.ask()
+    it.reload(max_concurrent_lookups=100)
+    it.ask()
+    assert refused(it) == ["alice"]
+    it.quota = [{"lookups_per_second": 1, "principals": ["bob"]}]
+    it.reload()
+    for _ in range(3):
+        it.ask()
+    assert refused(it) == ["alice"]
+
+
+async def test_by_default_one_credential_with_all_lookups_refuses_no_other(make: Make) -> None:
+    """Security: with no quota at all."""
+    it = make()
+    it.lookups.open = True
+    for number in range(it.scheduler._lookups_max):
+        it.ask(lookup(f"t{number}"))
+    assert set(refused(it)) == {"alice"}
+    refused_before = len(it.heard)
+    for number in range(100):
+        it.ask(lookup("mine"), who=f"other{number}")
+    assert len(it.heard) == refused_before

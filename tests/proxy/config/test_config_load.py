@@ -142,7 +142,9 @@ def keys_of(kind: Any, path: str = "") -> list[tuple[str, Any]]:
         if isinstance(default, msgspec.Struct):
             found += keys_of(type(default), where)
         elif (
-            default is not msgspec.NODEFAULT and default is not None and field.name not in {"listener", "http_listener"}
+            default is not msgspec.NODEFAULT
+            and default is not None
+            and field.name not in {"listener", "http_listener", "quota"}
         ):
             found.append((where, default))
     return found

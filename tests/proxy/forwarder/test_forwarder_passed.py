@@ -173,6 +173,19 @@ async def test_the_limit_by_address(start_worker: Start) -> None:
     assert worker.results("max_connections_per_address") == 1
 
 
+async def test_a_quota(start_worker: Start) -> None:
+    """Security: WebSocket connections count as all others."""
+    worker = await start_worker(quota=[{"max_connections": 2}])
+    first, (client, broker) = await worker.relay(request_of())
+    assert first == ACCEPTED
+    assert (await worker.relay(request_of()))[0] == REFUSED
+    assert worker.results("quota") == 1
+    client.close()
+    broker.close()
+    await until(lambda: worker.served.service._passed.relay_count == 0)
+    assert (await worker.relay(request_of()))[0] == ACCEPTED
+
+
 async def test_a_relay_that_cannot_begin(worker: Worker) -> None:
     ledger = worker.served.service._relays._ledger
     ledger.is_handing_over = True

@@ -429,6 +429,51 @@ async def test_the_limit_by_address(serve: Serve, autojump_clock: trio.testing.M
     await served.in_lookup_mode(ip="192.0.2.2")
 
 
+async def test_a_quota_of_connections(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
+    """Security: and its error is one upon which clients retry. A reload applies to those that come then."""
+    served = await serve(quota=[{"max_connections": 2}])  # of two forwarders
+    first = await served.in_lookup_mode()
+    second = served.listener.come()
+    await second.send(connect())
+    code, text = await second.expect_error()
+    assert code == ServerError.ServiceNotReady
+    assert "quota[0].max_connections" in text
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_ended_connections_total", cause="quota") == 1
+    labels = {"limit": "max_connections", "by": "principal", "dry_run": "false"}
+    assert served.value("pulsar_proxy_quota_refusals_total", **labels) == 1
+    await served.in_lookup_mode(ip="192.0.2.2")
+    await first.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    await served.in_lookup_mode()
+    await served.service.configure(make_config(quota=[{"max_connections": 4}]))
+    await served.in_lookup_mode()
+    third = served.listener.come()
+    await third.send(connect())
+    await third.expect_error()
+
+
+async def test_a_quota_of_new_connections_by_address(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
+    """Security: an error before anything is read, upon which clients retry."""
+    served = await serve(quota=[{"by": "address", "new_connections_per_second": 2, "burst_ms": 1000}])
+    await served.in_lookup_mode()
+    code, text = await served.listener.come().expect_error()
+    assert code == ServerError.ServiceNotReady
+    assert "new_connections_per_second" in text
+    assert served.value("pulsar_proxy_rejected_connections_total", reason="new_connections_per_second") == 1
+    await served.in_lookup_mode(ip="192.0.2.2")
+    await trio.sleep(1)
+    await served.in_lookup_mode()
+
+
+async def test_a_quota_that_only_counts(serve: Serve) -> None:
+    served = await serve(quota=[{"max_connections": 2, "dry_run": True}])
+    for _ in range(3):
+        await served.in_lookup_mode()
+    labels = {"limit": "max_connections", "by": "principal", "dry_run": "true"}
+    assert served.value("pulsar_proxy_quota_refusals_total", **labels) == 2
+
+
 async def test_silent_clients_give_way_to_newcomers_and_known_ones_do_not(serve: Serve) -> None:
     """Security: strangers who say nothing cannot keep users out."""
     served = await serve(limits={"max_connections": 20, "max_unauthenticated_connections": 4})
@@ -795,6 +840,22 @@ async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
         await until(lambda: second.value("pulsar_proxy_active_connections") == 1)
         assert second.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 2
         await second.in_lookup_mode(ip="192.0.2.9")
+
+
+async def test_adopted_relays_count_for_quotas(serve: Serve) -> None:
+    """Security: a forwarder that ends, or is upgraded, gives nobody a second quota."""
+    first = await serve()
+    async with open_lane() as one, open_lane() as two:
+        await first.service.drain(1, hand_over=True)
+        await leave_relays(first.store_slot, one, two)
+        second = await serve(quota=[{"max_connections": 4}])
+        quotas = second.service._admission.quotas
+        assert quotas.check_owner("principal alice") == "quota[0].max_connections"
+        for lane in (one, two):
+            await lane.client.aclose()
+            await lane.broker.aclose()
+        await until(lambda: second.value("pulsar_proxy_active_connections") == 0)
+        assert quotas.check_owner("principal alice") is None
 
 
 async def test_without_crash_safety_nothing_is_adopted(serve: Serve) -> None:

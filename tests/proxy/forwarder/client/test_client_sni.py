@@ -241,13 +241,23 @@ async def test_a_hello_that_comes_back(it: Scene) -> None:
 
 
 async def test_a_client_without_a_place(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: False)
+    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: "max_connections")
     it.know_broker()
     it.receive(HELLO)
     assert await it.alert() == INTERNAL
     assert it.connection.cause is DisconnectCause.MAX_CONNECTIONS
     assert not it.asked
     assert not it.dialled
+
+
+async def test_a_client_above_its_quota(it: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreAuthConnection, "take_place", lambda *_: "quota[0].max_connections")
+    it.know_broker()
+    it.receive(HELLO)
+    assert await it.alert() == INTERNAL
+    assert it.connection.cause is DisconnectCause.QUOTA
+    assert it.refused("quota") == 1
+    assert not it.asked
 
 
 async def test_a_hello_that_does_not_come_in_time(it: Scene, autojump_clock: object) -> None:
