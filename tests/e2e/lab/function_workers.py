@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from local.admin import Admin
+from local.admin import Admin, AdminError
 from local.ports import free_port
 from local.process import OwnedProcess
 
@@ -49,11 +49,10 @@ class FunctionWorkers:
 
     def leader(self, port: int) -> int:
         """The leader's port, as the worker at this one says; 0 if it knows none, or does not answer."""
+        admin = Admin(f"http://{HOST}:{port}", self.broker.token("admin"), READY_S)
         try:
-            found = Admin(f"http://{HOST}:{port}", self.broker.token("admin"), READY_S).request(
-                "GET", "worker/cluster/leader"
-            )
-        except Exception:
+            found = admin.request("GET", "worker/cluster/leader")
+        except (AdminError, OSError):
             return 0
         return found["port"] if isinstance(found, dict) else 0
 
