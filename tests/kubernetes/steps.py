@@ -112,7 +112,7 @@ def clients(scene: Scene) -> list[str]:
 
 
 def http(scene: Scene) -> list[str]:
-    """The Service for HTTP answers for the brokers' web port, by TLS and to those with a token; so finds `helm test`."""
+    """The Service for HTTP answers for the brokers' web port, by TLS and for tokens; `helm test` asks there, too."""
     broker: Values = {"brokers": {"web_service_url": f"http://{NODE_ADDRESS}:{scene.broker.web_port}"}}
     scene.install(http={"enabled": True}, config=broker, test={"caSecret": "lab-authority"})
     url = f"https://{scene.address_of(HTTP_SERVICE)}:8081/admin/v2/clusters"
@@ -127,7 +127,7 @@ def http(scene: Scene) -> list[str]:
     assert answer({}).status_code == 401
     (phase,) = helm_test(scene)
     served = sum(
-        scene.namespace.metrics(pod).total("pulsar_proxy_http_requests_total", status="200")
+        scene.namespace.metrics(pod).total("pulsar_proxy_http_requests_total", route="brokers", status="2xx")
         for pod in scene.namespace.ready_pods()
     )
     assert served == 2, f"{served:.0f} requests were answered, not the one here and that of helm test"

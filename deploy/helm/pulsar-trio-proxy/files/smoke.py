@@ -40,8 +40,8 @@ ADVICE = {
     "refuse the proxy's credentials; give it some that they accept",
     "The broker does not accept the credentials": "auth.proxyToken, auth.token: brokers refuse the proxy's credentials "
     "or the test's token; both need the same keys as the proxy",
-    "HTTP 401": "test.tokenSecret: the proxy or the broker does not accept the test's credentials by HTTP; with none that "
-    "are taken there, set test.http: false",
+    "HTTP 401": "test.tokenSecret: the proxy or the broker does not accept the test's credentials by HTTP; with none "
+    "that it accepts, set test.http: false",
     "HTTP 50": "config.brokers.web_service_url: the brokers' web port does not answer; the proxy's log has the reason",
     "Failed to authenticate": "test.tokenSecret: the proxy does not accept the test's credentials; name a Secret with "
     "a client's token",
