@@ -379,6 +379,7 @@ class Dashboard(Values, frozen=True):
 
 class Test(Values, frozen=True):
     enabled: bool = True
+    http: bool = True
     command: list[NonEmpty] = []
     topic: NonEmpty = ""
     host: Text = ""

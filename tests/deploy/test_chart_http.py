@@ -13,7 +13,7 @@ from proxy.config.upstreams import FUNCTIONS, http_upstreams
 from tests.deploy.chart import NAME, NAMESPACE, Manifests, Refused, deep_merge, needs_tools, render
 from tests.deploy.metric_names import ROOT
 from tests.deploy.test_chart_service import notes
-from tests.deploy.test_chart_templates import SECRETS, TLS, mounted
+from tests.deploy.test_chart_templates import SECRETS, TLS, mounted, smoke
 
 pytestmark = needs_tools
 
@@ -102,8 +102,10 @@ def test_the_network_policy_admits_clients_to_http_or_peers_of_its_own() -> None
     assert rule == {"ports": [{"port": 8081, "protocol": "TCP"}]}
     clients = {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}}
     (rule,) = rules_for(with_http(clients), 8081)
-    assert rule["from"] == clients["networkPolicy"]["clients"]
-    manifests = with_http({"networkPolicy": {"http": PEERS}})
+    pod = with_http(clients).get("Pod", f"{NAME}-test")["metadata"]["labels"].items()
+    assert rule["from"][:-1] == clients["networkPolicy"]["clients"]
+    assert rule["from"][-1]["podSelector"]["matchLabels"].items() <= pod
+    manifests = with_http({"networkPolicy": {"http": PEERS}, "test": {"http": False}})
     (rule,) = rules_for(manifests, 8081)
     assert rule == {"ports": [{"port": 8081, "protocol": "TCP"}], "from": PEERS}
     (rule,) = rules_for(manifests, 6650)
@@ -136,7 +138,7 @@ def test_the_proxy_protocol_is_at_the_listeners_of_the_clients_service() -> None
 def test_the_test_of_the_release_speaks_no_binary_protocol_to_http() -> None:
     only_sni = {"config": {"listener": [{"bind": "[::]:6652", "routing": "sni"}]}}
     assert with_http(only_sni).names("Pod") == []
-    assert with_http().get("Pod", f"{NAME}-test") == render().get("Pod", f"{NAME}-test")
+    assert smoke(with_http())[0]["SERVICE_URL"] == smoke(render())[0]["SERVICE_URL"]
 
 
 # ---- TLS
@@ -368,3 +370,28 @@ def test_the_notes_say_who_may_administer_and_what_can_be_read() -> None:
     plain = "It is plain: tokens of clients can be read on the way"
     assert plain in notes(http={"enabled": True})
     assert plain not in notes(http={"enabled": True, "existingSecret": "web"})
+
+
+# ---- helm test
+
+
+def test_the_test_asks_by_http_where_there_is_http() -> None:
+    def asked(values: dict[str, Any] | None = None, **http: Any) -> tuple[str | None, str | None]:
+        environment, _ = smoke(with_http(values, **http))
+        return environment.get("HTTP_URL"), environment.get("HTTP_CERTIFICATE_HOST")
+
+    own = f"{HTTP_NAME}.{NAMESPACE}"
+    assert asked() == (f"http://{own}:8081", own)
+    assert asked(inClientsService=True)[0] == f"http://{NAME}.{NAMESPACE}:8081"
+    assert asked({"tls": TLS}) == (f"https://{own}:8081", own)
+    assert asked({"tls": TLS, "test": {"host": "pulsar.example.org"}}) == (f"https://{own}:8081", "pulsar.example.org")
+    assert asked({"config": {**OWN_URL, **OWN_LISTENERS}}, enabled=False)[0] == f"http://{own}:8081"
+    assert asked({"test": {"http": False}}) == (None, None)
+    assert "HTTP_URL" not in smoke(render())[0]
+
+
+def test_the_test_trusts_the_authority_of_a_certificate_for_http_alone() -> None:
+    environment, secrets = smoke(with_http(existingSecret="web"))
+    assert (environment["CA_FILE"], secrets["tls"]["secretName"]) == ("/test/tls/ca.crt", "web")
+    assert smoke(with_http({"tls": TLS}, existingSecret="web"))[1]["tls"]["secretName"] == "tls"
+    assert "CA_FILE" not in smoke(with_http({"test": {"http": False}}, existingSecret="web"))[0]

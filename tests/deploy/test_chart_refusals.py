@@ -385,6 +385,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # the test and the analytics
     ({"test": {"enabled": False, "host": "x"}}, "test.host", "test.enabled is true"),
     ({"test": {"tokenKey": "x"}}, "test.tokenKey", "test.tokenSecret is set"),
+    ({"test": {"http": False}}, "test.http", "there is a listener for HTTP"),
     ({"test": {"caSecret": "ca"}}, "test.caSecret", "the first listener has TLS"),
     ({"test": {"clientCertificateSecret": "c"}}, "test.clientCertificateSecret", "the first listener has TLS"),
     ({"test": {"caKey": "x"}}, "test.caKey", "the first listener has TLS"),

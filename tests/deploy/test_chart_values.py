@@ -88,6 +88,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "test.tokenKey": {"test": {"tokenSecret": "client"}},
     "test.ca": _TLS,
     "test.clientCertificateSecret": _TLS,
+    "test.http": _HTTP,
     "extraVolumeMounts": {"extraVolumes": [{"name": "v", "emptyDir": {}}]},
     "analytics": _RECEIVER,
     "analytics.receiver.tokenKey": deep_merge(_RECEIVER, {"analytics": {"receiver": {"tokenSecret": "t"}}}),

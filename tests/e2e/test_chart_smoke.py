@@ -12,7 +12,10 @@ from local.generate import CHART
 from local.ports import free_port
 from local.standalone import Standalone
 
-from .lab.cluster import ROOT, ProxyCluster
+from .conftest import authentication, running
+from .lab.cluster import HOST, ROOT, ProxyCluster, merged
+from .lab.security import NAMESPACE
+from .test_http import HttpCluster
 
 SCRIPT = ROOT / CHART / "files" / "smoke.py"
 
@@ -58,3 +61,27 @@ def test_a_namespace_that_is_not_there_is_told(proxy: ProxyCluster) -> None:
     failed = smoke(proxy.service_url, topic=f"public/{uuid.uuid4()}/t", ATTEMPTS="1")
     assert failed.returncode == 1
     assert failed.stderr.startswith("attempt 1: ")
+
+
+def test_by_http_with_a_token_and_not_where_the_brokers_web_port_is_closed(
+    secured_broker: Standalone, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{secured_broker.token('alice')}\n")
+    cluster = HttpCluster(secured_broker, authentication(secured_broker))
+    variables = {"TOKEN_FILE": str(token), "topic": f"{NAMESPACE}/helm-test"}
+    with running(cluster):
+        url = f"http://{HOST}:{cluster.http_port}"
+        done = smoke(cluster.service_url, HTTP_URL=url, **variables)
+        assert done.returncode == 0, done.stderr
+        assert ", and asked for the clusters by HTTP, in " in done.stdout
+        cluster.wait_for_log("http request", "principal=alice", "/admin/v2/clusters", "status=200")
+    cluster = HttpCluster(
+        secured_broker,
+        merged(authentication(secured_broker), {"brokers": {"web_service_url": f"http://{HOST}:{free_port()}"}}),
+    )
+    with running(cluster):
+        failed = smoke(cluster.service_url, ATTEMPTS="1", HTTP_URL=f"http://{HOST}:{cluster.http_port}", **variables)
+    assert failed.returncode == 1
+    assert "/admin/v2/clusters: HTTP 50" in failed.stderr
+    assert "; config.brokers.web_service_url: " in failed.stderr

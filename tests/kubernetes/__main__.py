@@ -28,6 +28,7 @@ from tests.kubernetes.spark import spark_executors
 STEPS: dict[str, Callable[[Scene], list[str]]] = {
     "install": steps.install,
     "helm-test": steps.helm_test,
+    "http": steps.http,
     "clients": steps.clients,
     "rollout": steps.rollout,
     "eviction": steps.eviction,

@@ -22,6 +22,8 @@ NODE_ADDRESS = "10.77.0.1"
 PORT, TLS_PORT = 30650, 30651
 BROKER_TLS_PORT = 6651
 CHART_NAMESPACE, RELEASE = "pulsar", "pulsar-trio-proxy"
+HTTP_SERVICE = f"{RELEASE}-http"
+HTTP_HOST = f"{HTTP_SERVICE}.{CHART_NAMESPACE}"
 REPLICAS = 3
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/pulsar-trio-proxy"
@@ -101,7 +103,8 @@ class Scene:
             "metadata": {"name": self.namespace.name, "labels": labels},
         }
         run(["kubectl", "apply", "-f", "-"], json.dumps(manifest))
-        pair = self.authority.server("proxy", NODE_ADDRESS)
+        pair = self.authority.server("proxy", NODE_ADDRESS, HTTP_HOST)
+        self.secret("lab-authority", **{"ca.crt": Path(self.authority.file)})
         self.secret("lab-token-symmetric-key", SECRETKEY=self.broker.secret_key)
         self.secret("lab-token-proxy-admin", TOKEN=self.broker.token_file("proxy"))
         self.secret("client-token", TOKEN=self.broker.token_file("alice"))
@@ -124,9 +127,17 @@ class Scene:
         # Helm 4 applies on the server, and refuses to overwrite what another has patched: as a step here does.
         always = ("--install", "--force-conflicts", "--wait", HELM_PATIENCE)
         self.namespace.helm("upgrade", RELEASE, str(chart), "-f", str(path), *always, *options)
-        address = self.namespace.get("service", RELEASE)["spec"]["clusterIP"]
-        self.names.add(f"{RELEASE}.{self.namespace.name}.svc.cluster.local", "A", address)
+        self._name_service(RELEASE)
+        if values.get("http", {}).get("enabled"):
+            self._name_service(HTTP_SERVICE)
         return self.namespace.wait_until_settled(values["replicaCount"])
+
+    def _name_service(self, service: str) -> None:
+        self.names.add(f"{service}.{self.namespace.name}.svc.cluster.local", "A", self.address_of(service))
+
+    def address_of(self, service: str) -> str:
+        """Return the address of a Service in the cluster."""
+        return str(self.namespace.get("service", service)["spec"]["clusterIP"])
 
     def write_values(self, values: Values) -> Path:
         """Write values into a file for Helm; returns its path."""

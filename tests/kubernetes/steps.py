@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 from local.distribution import pulsar_home
 
 from proto.pulsar_pb2 import BaseCommand
@@ -17,7 +19,18 @@ from tests.e2e.lab.programs import java_program, python_program
 from tests.e2e.lab.waiting import eventually
 from tests.e2e.lab.wire import WireClient
 from tests.kubernetes.node import SOON_S, CommandError, Object, name_of, restarts, run
-from tests.kubernetes.scene import HELM_PATIENCE, NODE_ADDRESS, PORT, RELEASE, REPLICAS, TLS_PORT, Scene, Values
+from tests.kubernetes.scene import (
+    HELM_PATIENCE,
+    HTTP_HOST,
+    HTTP_SERVICE,
+    NODE_ADDRESS,
+    PORT,
+    RELEASE,
+    REPLICAS,
+    TLS_PORT,
+    Scene,
+    Values,
+)
 
 CLIENTS = 200
 SOME_CLIENTS = 40
@@ -96,6 +109,30 @@ def clients(scene: Scene) -> list[str]:
             assert (result["missing"], result["in_order"]) == (0, True), result
             lines.append(f"{program.name} {url}: {result['received']} messages, in order")
     return lines
+
+
+def http(scene: Scene) -> list[str]:
+    """The Service for HTTP answers for the brokers' web port, by TLS and for tokens; `helm test` asks there, too."""
+    broker: Values = {"brokers": {"web_service_url": f"http://{NODE_ADDRESS}:{scene.broker.web_port}"}}
+    scene.install(http={"enabled": True}, config=broker, test={"caSecret": "lab-authority"})
+    url = f"https://{scene.address_of(HTTP_SERVICE)}:8081/admin/v2/clusters"
+
+    def answer(headers: dict[str, str]) -> httpx.Response:
+        trusted = ssl.create_default_context(cafile=scene.authority.file)
+        with httpx.Client(verify=trusted, timeout=30, trust_env=False) as client:
+            return client.get(url, headers=headers, extensions={"sni_hostname": HTTP_HOST})
+
+    found = answer({"Authorization": f"Bearer {scene.token()}"}).raise_for_status().json()
+    assert found == ["standalone"], found
+    assert answer({}).status_code == 401
+    (phase,) = helm_test(scene)
+    served = sum(
+        scene.namespace.metrics(pod).total("pulsar_proxy_http_requests_total", route="brokers", status="2xx")
+        for pod in scene.namespace.ready_pods()
+    )
+    assert served == 2, f"{served:.0f} requests were answered, not the one here and that of helm test"
+    scene.install()
+    return [f"GET /admin/v2/clusters: {found}, without a token 401; helm test asks there, too: {phase}"]
 
 
 # ---- pods come and go

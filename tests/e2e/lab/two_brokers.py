@@ -42,7 +42,7 @@ class PairedBroker(Standalone):
         conf = {
             "metadataStoreUrl": metadata_url,
             "metadataStoreSessionTimeoutMillis": str(SESSION_TIMEOUT_MS),
-            "bookkeeperMetadataServiceUri": f"metadata-store:{metadata_url}",
+            "bookkeeperMetadataServiceUri": f"zk+hierarchical://{metadata_url.removeprefix('zk:')}/ledgers",
             "loadBalancerEnabled": "true",
             "loadBalancerSheddingEnabled": "false",
             "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
@@ -88,15 +88,24 @@ class PairedBroker(Standalone):
 class TwoBrokers:
     """``lasting`` has the bookie; ``mortal`` may be killed, and started again. Use as a context manager.
 
-    ``secured``, ``conf``: as Standalone has them, of both.
+    ``secured``, ``conf``: as Standalone has them, of both. ``alone``: ``mortal`` is not started.
     """
 
-    def __init__(self, home: Path, data: Path, *, secured: bool = False, conf: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        data: Path,
+        *,
+        secured: bool = False,
+        conf: Mapping[str, str] | None = None,
+        alone: bool = False,
+    ) -> None:
         self._home = home
         self._data = data
         self._zookeeper_port = free_port()
         self._zookeeper: OwnedProcess | None = None
-        url = f"zk:{HOST}:{self._zookeeper_port}"
+        self._alone = alone
+        self.metadata_url = url = f"zk:{HOST}:{self._zookeeper_port}"
         self.lasting = PairedBroker(home, data / "lasting", url, has_bookie=True, secured=secured, more_conf=conf)
         self.mortal = PairedBroker(home, data / "mortal", url, has_bookie=False, secured=secured, more_conf=conf)
 
@@ -104,7 +113,8 @@ class TwoBrokers:
         try:
             self._start_zookeeper()
             self.lasting.start()
-            self.mortal.start()
+            if not self._alone:
+                self.mortal.start()
         except BaseException:
             self._end()
             raise

@@ -1,13 +1,15 @@
-"""`helm test`: sends one message from a producer to a consumer, both through the proxy.
+"""`helm test`: sends one message from a producer to a consumer, both through the proxy; asks a broker by HTTP.
 
 Runs in the proxy's own image and uses its package `proto` for the protocol; the few commands that a proxy never decodes
 are encoded here (PulsarApi.proto has the field numbers). Exits with 0, or with 1 and a line for each attempt: what has
 failed, and the value of the chart to look at.
 
 Environment: SERVICE_URL, TOPIC; optional TOKEN_FILE, CERTIFICATE_FILE with KEY_FILE, and CA_FILE (without a file at
-CA_FILE, the system's authorities are trusted); TIMEOUT_S for each of ATTEMPTS.
+CA_FILE, the system's authorities are trusted); HTTP_URL with HTTP_CERTIFICATE_HOST, for which its certificate must be;
+TIMEOUT_S for each of ATTEMPTS.
 """
 
+import http.client
 import os
 import socket
 import ssl
@@ -17,7 +19,7 @@ import uuid
 from pathlib import Path
 
 from lookup.targets.rules import host_pattern_for
-from proto.addresses import parse_host_port, parse_service_url, speaks_tls
+from proto.addresses import parse_host_port, parse_service_url, parse_web_url, speaks_tls
 from proto.commands import PROTOCOL_VERSION, connect, encode, parse_command, pong
 from proto.frames import Frame, FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandLookupTopic
@@ -38,6 +40,9 @@ ADVICE = {
     "refuse the proxy's credentials; give it some that they accept",
     "The broker does not accept the credentials": "auth.proxyToken, auth.token: brokers refuse the proxy's credentials "
     "or the test's token; both need the same keys as the proxy",
+    "HTTP 401": "test.tokenSecret: the proxy or the broker does not accept the test's credentials by HTTP; with none "
+    "that it accepts, set test.http: false",
+    "HTTP 50": "config.brokers.web_service_url: the brokers' web port does not answer; the proxy's log has the reason",
     "Failed to authenticate": "test.tokenSecret: the proxy does not accept the test's credentials; name a Secret with "
     "a client's token",
 }
@@ -238,20 +243,49 @@ def one_message(url: str, topic: str, deadline: float) -> None:
         producing.close()
 
 
+def clusters(url: str, deadline: float) -> None:
+    """Ask for the clusters' names, which any client may see."""
+    web, left_s = parse_web_url(url), max(deadline - time.monotonic(), 0.1)
+    (at,) = web.hosts
+    connection = http.client.HTTPConnection(at.host, at.port)
+    connection.sock = socket.create_connection((at.host, at.port), timeout=left_s)
+    try:
+        if web.tls:
+            connection.sock = tls_context().wrap_socket(
+                connection.sock, server_hostname=os.environ["HTTP_CERTIFICATE_HOST"]
+            )
+        headers = {}
+        if token_file := os.environ.get("TOKEN_FILE"):
+            headers["Authorization"] = f"Bearer {Path(token_file).read_text().strip()}"
+        connection.request("GET", "/admin/v2/clusters", headers=headers)
+        response = connection.getresponse()
+        text = response.read(FRAME_BYTES_MAX).decode(errors="replace")
+        if response.status != http.client.OK:
+            raise Failed(f"GET {url}/admin/v2/clusters", f"HTTP {response.status} {text}")
+    except http.client.HTTPException as error:
+        raise Failed(f"GET {url}/admin/v2/clusters", f"HTTP {error!r}") from error
+    finally:
+        connection.close()
+
+
 def main() -> int:
     """Run the test up to ATTEMPTS times."""
-    url, topic = os.environ["SERVICE_URL"], os.environ["TOPIC"]
+    url, topic, web_url = os.environ["SERVICE_URL"], os.environ["TOPIC"], os.environ.get("HTTP_URL", "")
     attempts, timeout_s = int(os.environ.get("ATTEMPTS", "3")), float(os.environ.get("TIMEOUT_S", "30"))
     for attempt in range(1, attempts + 1):
-        started_at = time.monotonic()
+        started_at, host = time.monotonic(), parse_service_url(url)[0].host
         try:
             one_message(url, topic, started_at + timeout_s)
+            if web_url:
+                host = parse_web_url(web_url).hosts[0].host
+                clusters(web_url, started_at + timeout_s)
         except (Failed, OSError) as error:
-            what = filter(None, (str(error) or type(error).__name__, advice(error, parse_service_url(url)[0].host)))
+            what = filter(None, (str(error) or type(error).__name__, advice(error, host)))
             print(f"attempt {attempt}: {'; '.join(what)}", file=sys.stderr)
             time.sleep(PAUSE_S if attempt < attempts else 0)
         else:
-            print(f"produced and consumed one message on {topic} in {time.monotonic() - started_at:.2f} s")
+            by_http = ", and asked for the clusters by HTTP," if web_url else ""
+            print(f"produced and consumed one message on {topic}{by_http} in {time.monotonic() - started_at:.2f} s")
             return 0
     return 1
 

@@ -362,12 +362,13 @@ annotations:
 {{- $ports | toJson -}}
 {{- end -}}
 
-{{/* The listener that `helm test` tries (JSON): the first one where the proxy speaks Pulsar's protocol itself; {} where there
-     is none. Call: include "pulsar-trio-proxy.testedListener" $listeners */}}
+{{/* The listener that `helm test` tries (JSON): the first one of these kinds; {} where there is none.
+     Call: include "pulsar-trio-proxy.testedListener" (list $listeners "pulsar" "pulsarssl") */}}
 {{- define "pulsar-trio-proxy.testedListener" -}}
 {{- $tested := dict -}}
-{{- range . -}}
-{{- if and (not $tested) (has .kind (list "pulsar" "pulsarssl")) -}}
+{{- $kinds := rest . -}}
+{{- range first . -}}
+{{- if and (not $tested) (has .kind $kinds) -}}
 {{- $tested = . -}}
 {{- end -}}
 {{- end -}}

@@ -8,7 +8,7 @@
 {{- range $listeners -}}
 {{- $_ := set $kinds .kind true -}}
 {{- end -}}
-{{- $tested := include "pulsar-trio-proxy.testedListener" $listeners | fromJson -}}
+{{- $tested := include "pulsar-trio-proxy.testedListener" (list $listeners "pulsar" "pulsarssl") | fromJson -}}
 {{- with $root.Values }}
 {{- if .image.digest }}
 image.tag: image.digest is empty
@@ -191,7 +191,11 @@ test.tokenKey: test.tokenSecret is set
 {{- if not $tested }}
 test: a listener has another routing than sni
 {{- end }}
-{{- if not $tested.tls }}
+{{- $http := include "pulsar-trio-proxy.testedListener" (list $listeners "http") | fromJson -}}
+{{- if not $http }}
+test.http: there is a listener for HTTP (http.enabled)
+{{- end }}
+{{- if not (or $tested.tls (and .test.http $http.tls)) }}
 test.caSecret: the first listener has TLS (tls.enabled)
 test.caKey: the first listener has TLS (tls.enabled)
 test.clientCertificateSecret: the first listener has TLS (tls.enabled)
