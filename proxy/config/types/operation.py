@@ -92,6 +92,7 @@ class Audit(Strict, frozen=True):
     They are not in the log, and have no level. Off unless `events` names some.
 
     events: which are written. `connections`: each client's connection that has ended or was refused.
+        `openings`: each one that is served from now on, before anything is known but its address and its listener.
         `authentications`: each success, failure and refresh. `http`: each request at an `[[http_listener]]`
     output: `stdout`, or `file`
     file: the absolute path of the file of `output = "file"`, to which lines are added (mode 0640, no link). To rotate
@@ -103,7 +104,7 @@ class Audit(Strict, frozen=True):
         can check a guess of a role
     """
 
-    events: tuple[Literal["connections", "authentications", "http"], ...] = ()
+    events: tuple[Literal["connections", "openings", "authentications", "http"], ...] = ()
     output: Literal["stdout", "file"] = "stdout"
     file: str = ""
     format: Literal["json", "logfmt"] = "json"
