@@ -12,6 +12,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
         *_libraries(status),
+        *(f"  log level       {line}" for line in log_level_lines(status.get("log_levels"))),
         *(f"  note            {note}" for note in status.get("notes", ())),
         *_kernel_tls(status.get("kernel_tls")),
         *_certificates(status.get("certificate_ends")),
@@ -24,6 +25,17 @@ def status_text(status: dict[str, Any]) -> str:
     for worker in status.get("leaving_workers", ()):
         lines += [_worker_line(worker), *_deny_list(worker.get("deny_list"))]
     return "\n".join(map(printable, lines))
+
+
+def log_level_lines(told: dict[str, Any] | None) -> list[str]:
+    """Return the levels that an operator has changed. None: a supervisor from before an upgrade."""
+    if told is None:
+        return []
+    lines = []
+    for one in told["changed"]:
+        left = "until it is changed" if one["seconds_left"] is None else f"for {one['seconds_left']} s more"
+        lines.append(f"{one['role']}: CHANGED to {one['level']} {left} (configured: {told['configured']})")
+    return lines
 
 
 def printable(text: str) -> str:

@@ -87,9 +87,8 @@ class RelayCallbacks:
 
     ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
     another connection; ``on_end`` with that of each that has ended here, the cause, and its bytes to the broker and to
-    the client;
-    ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the client's IP
-    address of each relay that has ended in a predecessor, or that a successor looks after from now on.
+    the client; ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the
+    client's IP address of each relay that has ended in a predecessor, or that a successor looks after from now on.
     """
 
     on_end: Callable[[StoredRelay, DisconnectCause, int, int], None]

@@ -30,6 +30,7 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
+from proxy.supervisor.cluster.log_levels import LogLevels
 from proxy.supervisor.cluster.slot import SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.operators import report as supervisor_report
@@ -40,6 +41,7 @@ from proxy.supervisor.operators.report import (
     NO_HTTP_WORKER,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
+    UNREADY_REASON,
     ClusterReport,
     MetricsTooLarge,
 )
@@ -58,6 +60,8 @@ class Setup:
             started=True,
             generation=1,
             replacing=False,
+            unready_because=None,
+            log_levels=LogLevels({}),
         )
         self.cluster.slots_of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
@@ -208,6 +212,24 @@ async def test_not_ready_while_clients_are_still_accepted() -> None:
     assert (await setup.report.readiness()).reasons == ["leaving"]
     status = await setup.report.status()
     assert (status["leaving"], status["draining"], status["ready"]) == (True, False, False)
+
+
+async def test_not_ready_while_an_operator_has_made_it_unready() -> None:
+    setup = Setup()
+    for because, reason in (("", UNREADY_REASON), ("a new kernel", f"{UNREADY_REASON}: a new kernel")):
+        setup.cluster.unready_because = because
+        assert (await setup.report.readiness()).reasons == [reason]
+    status = await setup.report.status()
+    assert (status["unready"], status["ready"]) == (True, False)
+    assert f"not ready: {reason}" in status_text(status)
+
+
+async def test_changed_log_levels_are_shown() -> None:
+    setup = Setup()
+    assert "CHANGED" not in status_text(await setup.report.status())
+    setup.cluster.log_levels.change([Role.LOOKUP], "debug", None)
+    text = status_text(await setup.report.status())
+    assert "  log level       lookup: CHANGED to debug until it is changed (configured: info)\n" in text
 
 
 async def test_not_ready_while_draining() -> None:
