@@ -115,6 +115,8 @@ def _worker_line(worker: dict[str, Any]) -> str:
     ):
         if key in worker:
             facts.append(f"{worker[key]} {text}")
+    if worker.get("brokers_changed_s_ago") is not None:
+        facts.append(f"list of brokers changed {worker['brokers_changed_s_ago']} s ago")
     if worker.get("methods"):
         facts.append(f"methods {', '.join(worker['methods'])}")
     name = f"{worker['role']}-{worker['worker']}"
@@ -132,4 +134,6 @@ def _deny_list(denied: dict[str, Any] | None) -> list[str]:
 
 
 def _broker(broker: dict[str, Any]) -> str:
-    return f"{broker['broker']}: {'reachable' if broker['reachable'] else 'NOT reachable'}, {broker['detail']}"
+    state = f"{broker['broker']}: {'reachable' if broker['reachable'] else 'NOT reachable'}, {broker['detail']}"
+    age = broker.get("probed_s_ago")
+    return state if age is None else f"{state}, probed {age} s ago"

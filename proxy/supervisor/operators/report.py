@@ -89,6 +89,7 @@ class _Broker(msgspec.Struct):
     broker: str
     reachable: bool
     detail: str
+    probed_s_ago: float | None = None
 
 
 class _DenyList(msgspec.Struct):
@@ -105,6 +106,7 @@ _PARTS: dict[str, Any] = {
     "kernel_tls": bool,
     "kernel_tls_relays": Count,
     "brokers": list[_Broker],
+    "brokers_changed_s_ago": float | None,
     "methods": list[str],
     "deny_list": _DenyList,
 }

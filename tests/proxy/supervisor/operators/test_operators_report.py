@@ -497,7 +497,13 @@ async def test_an_honest_status_fits() -> None:
     detail = "; ".join(f"{address}: {host!r} is no name for a certificate: {'why ' * 25}" for address in addresses)
     broker = {"broker": f"{host}:65535 at 2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "addresses": addresses}
     detail += f"; it REFUSES the proxy's own credentials: {'x' * DETAIL_CHARACTERS_MAX}"
-    broker |= {"reachable": False, "set_aside_s": 12345.6, "failures": 123456, "detail": detail}
+    broker |= {
+        "reachable": False,
+        "probed_s_ago": 12345.6,
+        "set_aside_s": 12345.6,
+        "failures": 123456,
+        "detail": detail,
+    }
     broker["credentials"] = "refused"
     report(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
     session = {"client": "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535", "principal": "\U0001f600" * 1024}
@@ -603,8 +609,14 @@ async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPat
 async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
     broker = {"broker": "b0:6650", "reachable": False, "detail": "Connection refused"}
-    other = {"broker": "b1:6650", "reachable": True, "detail": "answers at 10.0.0.2"}
-    lookup = {"ready": True, "brokers": [broker, other], "broker_connections": 2, "lookups_under_way": 5}
+    other = {"broker": "b1:6650", "reachable": True, "detail": "answers at 10.0.0.2", "probed_s_ago": 2.5}
+    lookup = {
+        "ready": True,
+        "brokers_changed_s_ago": 77.5,
+        "brokers": [broker, other],
+        "broker_connections": 2,
+        "lookups_under_way": 5,
+    }
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: json.dumps(lookup)
     setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: '{"connections": 7}'
     setup.cluster.slots_of(Role.FORWARDER)[1].worker = None
@@ -618,7 +630,8 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     assert f"  runs on         Python {platform.python_version()}, {OPENSSL_VERSION}" in lines
     assert ssl.OPENSSL_VERSION.startswith(f"{OPENSSL_VERSION} "), "without its date"
     assert "      broker b0:6650: NOT reachable, Connection refused" in lines
-    assert "      broker b1:6650: reachable, answers at 10.0.0.2" in lines
+    assert "      broker b1:6650: reachable, answers at 10.0.0.2, probed 2.5 s ago" in lines
+    assert any("lookup-0" in line and "list of brokers changed 77.5 s ago" in line for line in lines)
     assert any("7 connections" in line for line in lines)
     assert any("5 lookups under way, 2 broker connections" in line for line in lines)
     assert any("forwarder-1" in line and "restarting, restarted 2 times" in line for line in lines)
