@@ -107,7 +107,7 @@ class BrokerDiscovery:
         self.configured: ConfiguredBrokers = configured_brokers(url.hosts, (), ())
         """The brokers as relay targets, by what is known now."""
         self._configured_from: tuple[frozenset[str], tuple[EndpointKey, ...]] = frozenset(), ()
-        self.changed_at = -math.inf if before is None else before.changed_at
+        self.changed_at: float = -math.inf if before is None else before.changed_at
         """When brokers were last found or lost, by Trio's clock."""
         self._unresolved = set(self._sources)
         self._changed = trio.Event()
