@@ -76,7 +76,7 @@ def _encoded(name: str, value: bytes) -> bytes:
 def write_to_journal(descriptor: int, lines: bytes) -> tuple[int, str]:
     """Send lines, each as an entry, and close the descriptor; return how many bytes of them were lost, and why.
 
-    An entry that finds no room within SEND_TIMEOUT_S ends it. Connects again to a journal that was started anew.
+    An entry that finds no room within SEND_TIMEOUT_S ends it. Connects again to a restarted journal.
     """
     lost, why = 0, ""
     with socket.socket(fileno=descriptor) as sock:

@@ -109,7 +109,7 @@ async def test_what_no_worker_of_ours_writes_is_no_entry(receiver: socket.socket
         receiver.recv(9999)
 
 
-async def test_a_journal_that_takes_nothing_loses_events_and_holds_nobody_up(
+async def test_a_journal_that_takes_nothing_loses_events_and_delays_no_others(
     receiver: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "SEND_TIMEOUT_S", 0.05)
@@ -124,7 +124,7 @@ async def test_a_journal_that_takes_nothing_loses_events_and_holds_nobody_up(
     assert lost == (count - taken) * len(line)
 
 
-def test_a_journal_that_is_started_anew(address: str) -> None:
+def test_a_restarted_journal(address: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
         first.bind(address)
         descriptor = open_destination(AUDIT)
