@@ -168,6 +168,7 @@ class LookupService:
             "credentials_refused": self._brokers.credentials_refused,
             "original_data_checked": self._brokers.original_data_checked,
             "brokers": self._brokers.status(),
+            "brokers_changed_s_ago": self._brokers.changed_s_ago,
             "broker_connections": len(self._pool),
             "lookups_under_way": self._scheduler.under_way.count,
         }

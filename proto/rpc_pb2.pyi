@@ -24,12 +24,15 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TAKE_OVER_FILES: _ClassVar[Method]
     LIST_CONNECTIONS: _ClassVar[Method]
     END_CONNECTIONS: _ClassVar[Method]
+    SET_LOG_LEVEL: _ClassVar[Method]
     CLUSTER_STATUS: _ClassVar[Method]
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
     CLUSTER_UPGRADE: _ClassVar[Method]
     CLUSTER_CONNECTIONS: _ClassVar[Method]
     CLUSTER_DISCONNECT: _ClassVar[Method]
+    CLUSTER_LOG_LEVEL: _ClassVar[Method]
+    CLUSTER_UNREADY: _ClassVar[Method]
     REPORT_HEALTH: _ClassVar[Method]
     REPORT_READINESS: _ClassVar[Method]
     REPORT_STATUS: _ClassVar[Method]
@@ -68,12 +71,15 @@ GET_STATUS: Method
 TAKE_OVER_FILES: Method
 LIST_CONNECTIONS: Method
 END_CONNECTIONS: Method
+SET_LOG_LEVEL: Method
 CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
 CLUSTER_UPGRADE: Method
 CLUSTER_CONNECTIONS: Method
 CLUSTER_DISCONNECT: Method
+CLUSTER_LOG_LEVEL: Method
+CLUSTER_UNREADY: Method
 REPORT_HEALTH: Method
 REPORT_READINESS: Method
 REPORT_STATUS: Method
@@ -375,6 +381,24 @@ class ReloadRequest(_message.Message):
     FORCE_FIELD_NUMBER: _ClassVar[int]
     force: bool
     def __init__(self, force: _Optional[bool] = ...) -> None: ...
+
+class LogLevelRequest(_message.Message):
+    __slots__ = ("level", "for_ms", "role")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FOR_MS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    for_ms: int
+    role: str
+    def __init__(self, level: _Optional[str] = ..., for_ms: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+
+class UnreadyRequest(_message.Message):
+    __slots__ = ("unready", "reason")
+    UNREADY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    unready: bool
+    reason: str
+    def __init__(self, unready: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ConnectionFilter(_message.Message):
     __slots__ = ("principal", "network", "broker", "kinds")

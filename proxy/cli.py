@@ -8,18 +8,19 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import click
 import msgspec
 import trio
 from google.protobuf.message import Message
 
-from proto.rpc_pb2 import ConnectionFilter, Empty, Method, ReloadRequest, Text
+from proto.rpc_pb2 import ConnectionFilter, Empty, LogLevelRequest, Method, ReloadRequest, Text, UnreadyRequest
 from proxy import __version__
 from proxy.commands.asking import ask_while
 from proxy.common.connection_kinds import KINDS
 from proxy.common.errors import ConfigError
+from proxy.common.logs import LEVELS
 from proxy.common.suggestions import did_you_mean
 from proxy.config.load import load_config, load_plan, load_unchecked
 from proxy.config.memory import MemoryPlan
@@ -27,10 +28,12 @@ from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcDeadlineExceeded, RpcError
-from proxy.status_text import status_text
+from proxy.status_text import log_level_lines, status_text
+from proxy.supervisor.cluster.log_levels import LOGGING_ROLES
 from proxy.supervisor.main import run_supervisor
 from proxy.supervisor.operators.ancestry import NotSupervisor, supervisor_connector
 from proxy.supervisor.operators.control import control_path
+from proxy.supervisor.operators.log_levels import CONFIGURED
 
 if TYPE_CHECKING:
     from proxy.commands.connect import Finding
@@ -51,6 +54,26 @@ LoadedT = TypeVar("LoadedT")
 _config_option = click.option(
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
 )
+
+
+class _Duration(click.ParamType[int]):
+    """A time as 30s, 10m or 2h; the value is in milliseconds."""
+
+    name = "duration"
+    _UNIT_MS: ClassVar[dict[str, int]] = {"s": 1000, "m": 60_000, "h": 3_600_000}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return milliseconds, or end with an error."""
+        text = str(value)
+        digits, unit = text[:-1], text[-1:]
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX and unit in self._UNIT_MS):
+            self.fail(f"{text[:60]!r} is no time as 30s, 10m or 2h", param, ctx)
+        if not int(digits):
+            self.fail("it has to be longer", param, ctx)
+        return int(digits) * self._UNIT_MS[unit]
+
+
+_DIGITS_MAX = 7
 
 
 class _Commands(click.Group):
@@ -276,6 +299,42 @@ def reload(config_file: Path, force: bool) -> None:  # noqa: FBT001 -- click's m
     """Make a running cluster take over its changed configuration and key files."""
     _ask(_load(config_file, load_config), Method.CLUSTER_RELOAD, ReloadRequest(force=force))
     click.echo("reloaded")
+
+
+@main.command()
+@_config_option
+@click.argument("level", required=False, type=click.Choice([*LEVELS, CONFIGURED]))
+@click.option("--for", "for_ms", type=_Duration(), help="After this time (30s, 10m, 2h) the configured level is back.")
+@click.option("--role", type=click.Choice([role.value for role in LOGGING_ROLES]), help="Only of these processes.")
+def log_level(config_file: Path, level: str | None, for_ms: int | None, role: str | None) -> None:
+    """Set the level of a running cluster's logs in all its processes, without a reload; or show it.
+
+    `configured` brings the configured level back.
+    """
+    if for_ms is not None and level in {None, CONFIGURED}:
+        _fail("--for needs one of: " + ", ".join(LEVELS))
+    request = LogLevelRequest(level=level or "", for_ms=for_ms or 0, role=role or "")
+    told = msgspec.json.decode(_ask(_load(config_file, load_unchecked), Method.CLUSTER_LOG_LEVEL, request))
+    click.echo("\n".join(log_level_lines(told) or [f"{told['configured']}, as configured"]))
+    if told["failed"]:
+        _fail(f"these did not take it over: {', '.join(told['failed'])}; see the cluster's log")
+
+
+@main.command()
+@_config_option
+@click.option("--reason", default="", help="Shown by `status` and /readyz.")
+def unready(config_file: Path, reason: str) -> None:
+    """Have /readyz say that a running cluster is not ready, until `ready`; nothing else changes."""
+    _ask(_load(config_file, load_unchecked), Method.CLUSTER_UNREADY, UnreadyRequest(unready=True, reason=reason))
+    click.echo("not ready: load balancers should send no more clients; `ready` ends this")
+
+
+@main.command()
+@_config_option
+def ready(config_file: Path) -> None:
+    """End what `unready` has begun: /readyz says how the cluster is."""
+    _ask(_load(config_file, load_unchecked), Method.CLUSTER_UNREADY, UnreadyRequest())
+    click.echo("as ready as it is; see `status`")
 
 
 @main.command()

@@ -12,6 +12,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
         *_libraries(status),
+        *(f"  log level       {line}" for line in log_level_lines(status.get("log_levels"))),
         *(f"  note            {note}" for note in status.get("notes", ())),
         *_kernel_tls(status.get("kernel_tls")),
         *_certificates(status.get("certificate_ends")),
@@ -24,6 +25,17 @@ def status_text(status: dict[str, Any]) -> str:
     for worker in status.get("leaving_workers", ()):
         lines += [_worker_line(worker), *_deny_list(worker.get("deny_list"))]
     return "\n".join(map(printable, lines))
+
+
+def log_level_lines(told: dict[str, Any] | None) -> list[str]:
+    """Return the levels that an operator has changed. None: a supervisor from before an upgrade."""
+    if told is None:
+        return []
+    lines = []
+    for one in told["changed"]:
+        left = "until it is changed" if one["seconds_left"] is None else f"for {one['seconds_left']} s more"
+        lines.append(f"{one['role']}: CHANGED to {one['level']} {left} (configured: {told['configured']})")
+    return lines
 
 
 def printable(text: str) -> str:
@@ -103,6 +115,8 @@ def _worker_line(worker: dict[str, Any]) -> str:
     ):
         if key in worker:
             facts.append(f"{worker[key]} {text}")
+    if worker.get("brokers_changed_s_ago") is not None:
+        facts.append(f"list of brokers changed {worker['brokers_changed_s_ago']} s ago")
     if worker.get("methods"):
         facts.append(f"methods {', '.join(worker['methods'])}")
     name = f"{worker['role']}-{worker['worker']}"
@@ -120,4 +134,6 @@ def _deny_list(denied: dict[str, Any] | None) -> list[str]:
 
 
 def _broker(broker: dict[str, Any]) -> str:
-    return f"{broker['broker']}: {'reachable' if broker['reachable'] else 'NOT reachable'}, {broker['detail']}"
+    state = f"{broker['broker']}: {'reachable' if broker['reachable'] else 'NOT reachable'}, {broker['detail']}"
+    age = broker.get("probed_s_ago")
+    return state if age is None else f"{state}, probed {age} s ago"

@@ -250,6 +250,7 @@ class BrokerDirectory:
         finally:
             self._probing.remove(endpoint)
         health = endpoint.health
+        health.probed_at = trio.current_time()
         before, health.reachable, health.detail = health.reachable, reachable, detail
         if reachable and before is not True:
             health.reachable_since = trio.current_time()
@@ -324,6 +325,11 @@ class BrokerDirectory:
             ):
                 yield endpoint
 
+    @property
+    def changed_s_ago(self) -> float | None:
+        """Seconds since brokers were last found or lost; None: none was found yet."""
+        return _age(self.discovery.changed_at, trio.current_time())
+
     def status(self) -> list[dict[str, object]]:
         """Return one entry for each broker that was probed or ejected, and one for each name without brokers."""
         now = trio.current_time()
@@ -332,6 +338,7 @@ class BrokerDirectory:
                 "broker": self._label(endpoint),
                 "addresses": list(endpoint.addresses),
                 "reachable": bool(endpoint.health.reachable),
+                "probed_s_ago": _age(endpoint.health.probed_at, now),
                 "set_aside_s": round(max(0.0, endpoint.health.ejected_until - now), 1),
                 "failures": endpoint.health.failures,
                 **self._credentials_status(endpoint),
@@ -381,3 +388,7 @@ class BrokerDirectory:
         """Return a broker's name, with its addresses where others have the same name."""
         name = endpoint.name
         return str(name) if name in self._by_name else f"{name} at {' and '.join(endpoint.addresses)}"
+
+
+def _age(at: float, now: float) -> float | None:
+    return None if at == -math.inf else round(now - at, 1)

@@ -46,6 +46,8 @@ class BrokerHealth:
     weight: float = 1.0
     reachable: bool | None = None
     reachable_since: float = -math.inf
+    probed_at: float = -math.inf
+    """When the last probe has ended."""
     detail: str = "not looked at yet"
     failures: int = 0
     ejections: int = 0
@@ -105,6 +107,8 @@ class BrokerDiscovery:
         self.configured: ConfiguredBrokers = configured_brokers(url.hosts, (), ())
         """The brokers as relay targets, by what is known now."""
         self._configured_from: tuple[frozenset[str], tuple[EndpointKey, ...]] = frozenset(), ()
+        self.changed_at: float = -math.inf if before is None else before.changed_at
+        """When brokers were last found or lost, by Trio's clock."""
         self._unresolved = set(self._sources)
         self._changed = trio.Event()
         if before is not None:  # a reload: what was found, and what is thought of it, is still true
@@ -247,7 +251,9 @@ class BrokerDiscovery:
             endpoint.health.priority, endpoint.health.weight = place.priority, place.weight
             endpoints.append(endpoint)
         self.endpoints = tuple(endpoints)
-        self.by_key = {one.key: one for one in endpoints}
+        known, self.by_key = self.by_key, {one.key: one for one in endpoints}
+        if known.keys() != self.by_key.keys():
+            self.changed_at = trio.current_time()
         # The hosts of SRV records are whole names.
         names = frozenset(self.names.values() if self._hosts else (_normalized(one.host) for one in endpoints))
         if (names, tuple(self.by_key)) != self._configured_from:

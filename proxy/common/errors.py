@@ -1,8 +1,8 @@
 """The proxy's errors.
 
 ProxyError: AncestryUnknown, BrokerLinkFailed, ChannelLost, ClientLeft, ClientSlow, ConfigError, DialFailed,
-    FilterInvalid, FilterRefused, ForkFailed, ForwarderLost, KernelTlsBroken, KernelTlsNotPossible, MessageCut,
-    MessageMalformed, MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor,
+    FilterInvalid, FilterRefused, ForkFailed, ForwarderLost, KernelTlsBroken, KernelTlsNotPossible, LogLevelRefused,
+    MessageCut, MessageMalformed, MessageTooLong, MetricsTooLarge, NoMoreConnections, NotSupervisor,
     PassedConnectionInvalid, RelayStartFailed, ReloadRefused, ResolutionFailed, ResponseCut, RpcError, RpcRefused,
     StartFailed, StoppedBySecondSignal, StoreLost, TargetDenied, TargetRefused, TlsFailed, TrialNotRun,
     UpgradeRefused, WriterFull, WrongListener

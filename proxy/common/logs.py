@@ -16,7 +16,7 @@ import structlog
 
 Logger = structlog.typing.FilteringBoundLogger
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class Throttle:
@@ -108,10 +108,15 @@ def configure_structlog(
             structlog.processors.format_exc_info,
             *renderers,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(_BestEffortStream(sys.stderr)),
         cache_logger_on_first_use=False,
     )
+
+
+def set_log_level(level: str) -> None:
+    """Drop entries below ``level`` from now on, and no others. Raises KeyError for one that does not exist."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]))
 
 
 _in_force: list[Throttle] = []

@@ -95,8 +95,10 @@ def _check_audit(audit: Audit) -> None:
     """Check that there is a file where one is wanted, and the key. Raises ConfigError."""
     if audit.output == "file" and not os.path.isabs(audit.file):  # noqa: PTH117 -- a path of the configuration is text
         raise ConfigError('audit.file: an absolute path is needed for output = "file"')
-    if audit.output == "stdout" and audit.file:
+    if audit.output != "file" and audit.file:
         raise ConfigError('audit.file: has no effect without output = "file"')
+    if audit.output == "journald" and audit.format != "json":
+        raise ConfigError('audit.format: has no effect with output = "journald", of which entries have fields')
     if audit.role_key_file and audit.roles != "hashed":
         raise ConfigError('audit.role_key_file: has no effect without roles = "hashed"')
     if audit.role_key_file:

@@ -6,22 +6,8 @@ from typing import Any
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession
 from proxy.runtime.observability.audit import AuditLog
-
-RELAY_CAUSES = {
-    CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
-    CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
-    CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
-    CloseReason.CORRUPT: DisconnectCause.PROTOCOL_ERROR,
-    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
-    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
-    CloseReason.DENIED: DisconnectCause.DENIED,
-    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
-    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
-}
-"""Why a relay has ended that the proxy itself has closed; for all other reasons it is RELAY_ENDED."""
 
 Describe = Callable[[], StoredRelay]
 """Makes the record of a connection that is no relay; called only where its event is written."""
@@ -29,6 +15,11 @@ Describe = Callable[[], StoredRelay]
 
 class ForwarderAudit(AuditLog):
     """The audit events of one forwarder."""
+
+    def on_opened(self, describe: Describe) -> None:
+        """Write the event of a client's connection that is served from now on."""
+        if self.writes("connection_opened"):
+            self.write("connection_opened", **_fields_of(describe()))
 
     def on_authentication(self, describe: Describe) -> None:
         """Write the event of a client that has authenticated itself."""

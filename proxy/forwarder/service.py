@@ -21,7 +21,7 @@ from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.audit import RELAY_CAUSES, ForwarderAudit
+from proxy.forwarder.audit import ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
@@ -33,7 +33,6 @@ from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
-from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.denied import DeniedCredentials
 from proxy.forwarder.lifetime.enforcement import Enforcement
 from proxy.forwarder.lifetime.session_factory import SessionOptions
@@ -262,8 +261,7 @@ class ForwarderService:
             if self._passed is not None and about.passed:
                 self._passed.on_over()
 
-    def _on_relay_end(self, about: StoredRelay, reason: CloseReason, to_broker: int, to_client: int) -> None:
-        cause = RELAY_CAUSES.get(reason, DisconnectCause.RELAY_ENDED)
+    def _on_relay_end(self, about: StoredRelay, cause: DisconnectCause, to_broker: int, to_client: int) -> None:
         self._audit.on_relay_end(about, cause, to_broker, to_client)
         self._release_relay(about)
         if cause is DisconnectCause.OVER_SHARE:
@@ -466,6 +464,7 @@ class ForwarderService:
         if listener.routes_sni:
             sni = SniConnection(stream, client, self._current_services(), admitted, self._on_sni_end)
             self._sni_connections.add(sni)
+            self._audit.on_opened(sni.stored_relay)
             sni.start_serving()
         elif listener.uses_tls:
             self._accept_tls_client(listener, stream, client, admitted)
@@ -532,6 +531,7 @@ class ForwarderService:
         on_end = partial(self._on_connection_end, admitted)
         connection = ClientConnection(stream, client, self._current_services(), on_end, admitted)
         self._client_connections.add(connection)
+        self._audit.on_opened(connection.handshake.audit_record)
         connection.start_serving()
 
     def _on_connection_end(self, admitted: AdmittedConnection, connection: ClientConnection) -> None:

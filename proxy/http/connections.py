@@ -14,7 +14,7 @@ from proxy.common.networks import network_of
 from proxy.config.types import Config
 from proxy.http.client import HttpClient, RequestRecord
 from proxy.http.metrics import HttpMetrics
-from proxy.http.server import HttpConnection
+from proxy.http.server import STATUS_PATH, HttpConnection
 from proxy.runtime.observability.audit import AuditLog
 
 REQUEST_EVENT = "http request"
@@ -189,7 +189,8 @@ class WorkerRequests:
         if self._audit.writes("http_request"):
             self._audit.write("http_request", **_entry(record, upstream_as="target"))
         if self._logs and not is_dropped(REQUEST_EVENT):
-            get_logger().info(REQUEST_EVENT, **_entry(record, upstream_as="upstream"))
+            log = get_logger().debug if record.path == STATUS_PATH else get_logger().info  # polled by load balancers
+            log(REQUEST_EVENT, **_entry(record, upstream_as="upstream"))
 
 
 def _entry(record: RequestRecord, *, upstream_as: str) -> dict[str, Any]:

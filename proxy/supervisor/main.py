@@ -38,6 +38,7 @@ from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.audit import AuditWriter, close_destination, open_destination
 from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.operators.log_levels import LogLevelControl
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.children import child_reaper, end_descendants
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -85,6 +86,7 @@ class Supervisor:
         self._is_ending = False
         self._change_refused_because = ""
         self._exec_lock = trio.Lock()
+        self._log_levels = LogLevelControl(self._cluster)
         if handover.drain_requested:
             self._drain_wanted.set()
 
@@ -93,9 +95,11 @@ class Supervisor:
         control = ControlServer(
             self._report,
             ClusterConnections(self._cluster),
-            self._drain_wanted.set,
-            self._reload,
-            self._prepare_upgrade,
+            drain=self._drain_wanted.set,
+            reload=self._reload,
+            upgrade=self._prepare_upgrade,
+            log_levels=self._log_levels,
+            set_unready=self._set_unready,
         )
         ready = trio.Event()
         try:
@@ -111,6 +115,7 @@ class Supervisor:
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
+                nursery.start_soon(self._log_levels.run)
                 for watch in (self._config_watcher.run, self._broker_changes.watch_files, self._watch_library_files):
                     nursery.start_soon(_run_when_ready, ready, watch)
                 await self._drain_wanted.wait()
@@ -252,7 +257,7 @@ class Supervisor:
             shield.shield = False
 
     async def _apply_config(self, is_due: Callable[[Config], bool], *, force: bool) -> None:
-        forwarders = self._cluster.config.cluster.forwarders
+        forwarders, level_before = self._cluster.config.cluster.forwarders, self._cluster.config.log.level
         plan = load_plan(self._config_file, os.environ, running_forwarders=forwarders)
         config = plan.require().config
         if not is_due(config):
@@ -274,10 +279,19 @@ class Supervisor:
         self._audit.set_destination(audit)
         changes.on_applied(stamps)
         configure_logs(config.log, Role.SUPERVISOR, 0)
+        await self._log_levels.on_reloaded(is_level_new=config.log.level != level_before)
         get_logger().info("the configuration was reloaded")
         _log_plan(plan)
 
     # ---- upgrade
+
+    def _set_unready(self, because: str | None) -> None:
+        """Report the cluster as not ready, or no longer; nothing else changes."""
+        self._cluster.unready_because = because
+        if because is None:
+            get_logger().info("an operator ends what was unready: readiness is what it is")
+        else:
+            get_logger().warning("an operator has made the cluster unready", reason=because)
 
     async def _prepare_upgrade(self) -> int:
         """Check the installed program, then schedule the upgrade; return the generation that still runs.

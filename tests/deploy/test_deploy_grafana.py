@@ -13,6 +13,7 @@ from tests.deploy.metric_names import ROOT, documented, unknown_labels, unknown_
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "pulsar-proxy.json").read_text())
 NOT_SHOWN = {
+    "pulsar_proxy_unready",
     "process_open_fds",
     "process_max_fds",
     "process_start_time_seconds",

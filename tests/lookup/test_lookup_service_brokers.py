@@ -200,10 +200,12 @@ async def test_status_and_metrics(
 ) -> None:
     network.add("b0", "10.0.0.1", FakeBroker())
     worker = Worker(nursery, service_url="pulsar://b0,nowhere")
-    assert not worker.service.status()["ready"]
+    before = worker.service.status()
+    assert (before["ready"], before["brokers_changed_s_ago"]) == (False, None)
     await worker.service.start()
     await trio.sleep(1)
     status: Any = worker.service.status()
+    assert status["brokers_changed_s_ago"] == pytest.approx(1, abs=0.2)
     assert status["ready"]
     assert [(entry["broker"], entry["reachable"]) for entry in status["brokers"]] == [
         ("b0:6650", True),
@@ -222,6 +224,7 @@ async def test_a_reload(network: Network, nursery: trio.Nursery, autojump_clock:
     await worker.service.start()
     await trio.sleep(1)
     await worker.service.configure(make_config(brokers={"service_url": "pulsar://b0,b1"}))
+    assert worker.service.status()["brokers_changed_s_ago"] == pytest.approx(1, abs=0.2), "b1 is not resolved yet"
     assert worker.service.status()["ready"], "what was seen is still true"
     await trio.sleep(1)
     assert (worker.value("broker_up", broker="b0:6650"), worker.value("broker_up", broker="b1:6650")) == (1, 1)

@@ -28,6 +28,9 @@ MATRIX: dict[int, set[str]] = {
     33: {"operator"},  # CLUSTER_UPGRADE
     34: {"operator"},  # CLUSTER_CONNECTIONS
     35: {"operator"},  # CLUSTER_DISCONNECT
+    29: {"supervisor"},  # SET_LOG_LEVEL
+    36: {"operator"},  # CLUSTER_LOG_LEVEL
+    37: {"operator"},  # CLUSTER_UNREADY
     40: {"admin"},  # REPORT_HEALTH
     41: {"admin"},  # REPORT_READINESS
     42: {"admin"},  # REPORT_STATUS

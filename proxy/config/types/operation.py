@@ -92,19 +92,21 @@ class Audit(Strict, frozen=True):
     They are not in the log, and have no level. Off unless `events` names some.
 
     events: which are written. `connections`: each client's connection that has ended or was refused.
+        `openings`: each one that is served from now on, before anything is known but its address and its listener.
         `authentications`: each success, failure and refresh. `http`: each request at an `[[http_listener]]`
-    output: `stdout`, or `file`
+    output: `stdout`, `file`, or `journald`: entries of systemd's journal with a field `PULSAR_PROXY_…` for each of an
+        event's
     file: the absolute path of the file of `output = "file"`, to which lines are added (mode 0640, no link). To rotate
         it, rename it and reload (`reload`, SIGHUP): that opens a new one
-    format: `json` or `logfmt`
+    format: `json` or `logfmt`; not of `journald`
     roles: how principals and proxies before this one are written. `plain`: as they are. `hashed`: by a keyed hash
         (HMAC-SHA-256, see `role_key_file`). `redacted`: not at all
     role_key_file: a file with the key of `hashed`, at least 16 bytes. Empty: SHA-256 without a key, by which anyone
         can check a guess of a role
     """
 
-    events: tuple[Literal["connections", "authentications", "http"], ...] = ()
-    output: Literal["stdout", "file"] = "stdout"
+    events: tuple[Literal["connections", "openings", "authentications", "http"], ...] = ()
+    output: Literal["stdout", "file", "journald"] = "stdout"
     file: str = ""
     format: Literal["json", "logfmt"] = "json"
     roles: Literal["plain", "hashed", "redacted"] = "plain"

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.relay import Relay
@@ -15,20 +16,32 @@ from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
 
+RELAY_CAUSES = {
+    CloseReason.EXPIRED: DisconnectCause.SESSION_EXPIRED,
+    CloseReason.STILL_SERVED: DisconnectCause.SESSION_EXPIRED,
+    CloseReason.FAILED: DisconnectCause.REAUTHENTICATION_FAILED,
+    CloseReason.CORRUPT: DisconnectCause.PROTOCOL_ERROR,
+    CloseReason.MAX_AGE: DisconnectCause.MAX_AGE,
+    CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN,
+    CloseReason.DENIED: DisconnectCause.DENIED,
+    CloseReason.OVER_SHARE: DisconnectCause.OVER_SHARE,
+    CloseReason.DISCONNECTED: DisconnectCause.DISCONNECTED,
+}
+"""Why a relay has ended that the proxy itself has closed; for all other reasons it is RELAY_ENDED."""
+
 
 class RelayLedger:
     """The rows and counts of one forwarder's relays.
 
     ``is_handing_over``: the rows of relays that have not started are a successor's from now on. ``on_end`` is called
-    with the record of each relay that has ended, why the proxy itself has closed it, and its bytes to the broker and to
-    the client.
+    with the record of each relay that has ended, the cause, and its bytes to the broker and to the client.
     """
 
     def __init__(
         self,
         table: RelayTable,
         fd_store: FdStoreClient,
-        on_end: Callable[[StoredRelay, CloseReason, int, int], None],
+        on_end: Callable[[StoredRelay, DisconnectCause, int, int], None],
         principals: PrincipalUsage,
     ) -> None:
         self.table = table
@@ -59,6 +72,7 @@ class RelayLedger:
     def on_relay_end(self, relay: Relay, bytes_to_broker: int, bytes_to_client: int) -> None:
         """Count, log and report the end of a relay; its rows are released once its sockets are closed."""
         record = relay.record
+        cause = RELAY_CAUSES.get(relay.close_reason, DisconnectCause.RELAY_ENDED)
         self.in_flight.decrement()
         get_logger().info(
             "a relay has ended",
@@ -68,10 +82,11 @@ class RelayLedger:
             seconds=round(time.time() - record.started_at_unix_ms / 1000, 3),
             bytes_to_broker=bytes_to_broker,
             bytes_to_client=bytes_to_client,
+            cause=cause.value,
             **self._messages_of(record),
             **({"proxy": record.proxy} if record.proxy else {}),
         )
-        self._on_end(record, relay.close_reason, bytes_to_broker, bytes_to_client)
+        self._on_end(record, cause, bytes_to_broker, bytes_to_client)
 
     def _messages_of(self, record: StoredRelay) -> dict[str, int]:
         if not record.session.counts_messages:

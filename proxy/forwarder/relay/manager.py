@@ -25,6 +25,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason
 from proxy.forwarder.lifetime.reauthentication import ReauthenticationCoordinator
@@ -85,13 +86,12 @@ class RelayCallbacks:
     """What the owner wants to know of relays.
 
     ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
-    another connection; ``on_end`` with that of each that has ended here, why the proxy itself has closed it, and its
-    bytes to the broker and to the client;
-    ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the client's IP
-    address of each relay that has ended in a predecessor, or that a successor looks after from now on.
+    another connection; ``on_end`` with that of each that has ended here, the cause, and its bytes to the broker and to
+    the client; ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the
+    client's IP address of each relay that has ended in a predecessor, or that a successor looks after from now on.
     """
 
-    on_end: Callable[[StoredRelay, CloseReason, int, int], None]
+    on_end: Callable[[StoredRelay, DisconnectCause, int, int], None]
     on_handed_over: Callable[[StoredRelay], None] = ignore
     on_left_behind_gone: Callable[[str], None] = ignore
     on_live: Callable[[StoredRelay, Callable[[], None]], None] = ignore

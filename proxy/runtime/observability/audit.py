@@ -43,6 +43,7 @@ HASH_DIGITS = 32
 _OTHERS = ""
 _ROLES = frozenset({"principal", "proxy"})
 _KINDS = {
+    "connection_opened": "openings",
     "connection_ended": "connections",
     "connection_refused": "connections",
     "authentication_success": "authentications",

@@ -24,6 +24,7 @@ from proto.rpc_pb2 import (
     ConnectionsRequest,
     DrainRequest,
     Empty,
+    LogLevelRequest,
     Method,
     SetPeersRequest,
     StartRequest,
@@ -33,7 +34,7 @@ from proto.rpc_pb2 import (
 )
 from proxy.common.errors import ConfigError, ProxyError
 from proxy.common.files import set_opener
-from proxy.common.logs import get_logger
+from proxy.common.logs import get_logger, set_log_level
 from proxy.common.reloading_file import take_over_held_files
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
@@ -215,6 +216,7 @@ class _Worker:
             Method.SET_PEERS: self._set_peers,
             Method.CONFIGURE: self._configure,
             Method.TAKE_OVER_FILES: self._take_over_files,
+            Method.SET_LOG_LEVEL: self._set_log_level,
             Method.DRAIN: self._drain,
             Method.COLLECT_METRICS: self._collect_metrics,
             Method.GET_STATUS: self._get_status,
@@ -275,6 +277,13 @@ class _Worker:
             await take_over_held_files({file.path: file.stamp for file in files})
         except ConfigError as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return b""
+
+    async def _set_log_level(self, data: bytes, _caller: Caller) -> bytes:
+        try:
+            set_log_level(LogLevelRequest.FromString(data).level)
+        except KeyError:
+            raise RpcRefused(Status.INVALID_REQUEST, "there is no such level") from None
         return b""
 
     async def _drain(self, data: bytes, _caller: Caller) -> bytes:

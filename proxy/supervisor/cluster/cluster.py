@@ -12,7 +12,7 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from proto.roles import Role
-from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
+from proto.rpc_pb2 import LogLevelRequest, Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
 from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
@@ -28,9 +28,10 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
-from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.relay_request_channel import working_relay_request_sockets
+from proxy.supervisor.cluster.log_levels import LogLevels
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -53,6 +54,7 @@ from proxy.supervisor.startup.sockets import BACKLOG, RuntimeDirectory, StartFai
 
 START_TIMEOUT_S = 30.0
 PEERS_TIMEOUT_S = 5.0
+LOG_LEVEL_TIMEOUT_S = 5.0
 QUIESCE_TIMEOUT_S = 5.0
 REPLACING_POLL_S = 0.1
 
@@ -138,6 +140,11 @@ class ClusterMetrics:
             "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
         )
         stored.set_function(stored_relays)
+        self.unready = Gauge(
+            "pulsar_proxy_unready",
+            "1 where an operator has load balancers send no clients here (`unready`), else 0.",
+            registry=self.registry,
+        )
         info = Gauge(
             "pulsar_proxy_build_info",
             "Always 1; the labels are the versions of the proxy, of Python, and of the library for TLS.",
@@ -167,6 +174,9 @@ class Cluster:
         self.leaving = False
         """Whether load balancers should send no more clients, though they are still accepted (shutdown.delay_ms)."""
         self.draining = False
+        self.unready_because: str | None = handover.unready_because
+        """Why an operator has load balancers send no clients here (`unready`); None: none has."""
+        self.log_levels = LogLevels(handover.log_levels)
         self.generation = handover.generation
         self.replacing = handover.generation > 1
         self.listeners = ClientListeners("listener", config.listener, handover.listeners, self.generation)
@@ -215,6 +225,7 @@ class Cluster:
                 slot.ready.set()
         self._handover = handover
         self._metrics = ClusterMetrics(START_ORDER, lambda: sum(len(slot.relays) for slot in self.fd_store_slots))
+        self._metrics.unready.set_function(lambda: self.unready_because is not None)
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -341,7 +352,7 @@ class Cluster:
                     if other is not worker:
                         nursery.start_soon(self._set_peers, other, peers)
             seal_key = self._seal_key if slot.role in SEAL_KEY_ROLES else b""
-            config = encode_config_for(slot.role, self.config)
+            config = encode_config_for(slot.role, self.log_levels.apply_to(self.config, slot.role))
             request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
             await worker.send_command(Method.START, request, timeout_s=START_TIMEOUT_S)
             slot.worker = worker
@@ -405,6 +416,32 @@ class Cluster:
         if new_processes:
             get_logger().info("replacing all workers", because_of=",".join(new_processes))
             await self.replace_all()
+
+    async def send_log_levels(self, roles: Collection[Role]) -> list[str]:
+        """Give all workers of some roles the level of their logs that is in force; return the names of those that did
+        not take it over.
+        """
+        failed: list[str] = []
+
+        async def send(slot: WorkerSlot, worker: WorkerProcess) -> None:
+            level = self.log_levels.level_of(slot.role, self.config)
+            try:
+                request = LogLevelRequest(level=level)
+                await worker.send_command(Method.SET_LOG_LEVEL, request, timeout_s=LOG_LEVEL_TIMEOUT_S)
+            except RpcConnectionLost:
+                pass  # it has ended
+            except RpcError:
+                failed.append(slot.name)
+
+        # A worker that is starting has the old level on its way.
+        async with self._workers_lock, trio.open_nursery() as nursery:
+            for slot in self.slots:
+                if slot.role in roles:
+                    for run in slot.leaving_runs:
+                        nursery.start_soon(send, slot, run.worker)
+                    if slot.running_worker is not None:
+                        nursery.start_soon(send, slot, slot.running_worker)
+        return sorted(failed)
 
     async def take_over_files(self, stamps: Mapping[str, str]) -> list[str]:
         """Have all workers take over changed files of ``brokers``; return the reasons of those that refuse.
@@ -501,6 +538,8 @@ class Cluster:
             "audit_pipe": self.audit_pipe,
             "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
             "workers": workers,
+            "unready_because": self.unready_because,
+            "log_levels": self.log_levels.changed,
         }
 
     # ---- drain

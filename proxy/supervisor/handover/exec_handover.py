@@ -60,6 +60,9 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     relay_requests: tuple[int, int] | None = None
     """The forwarders' end, and that of the HTTP workers."""
     audit_pipe: tuple[int, int] | None = None
+    unready_because: str | None = None
+    log_levels: dict[str, tuple[str, float | None]] = {}
+    """See proxy.supervisor.cluster.log_levels."""
 
     @property
     def relay_count(self) -> int:
@@ -99,6 +102,8 @@ class HandoverState:
     audit_pipe: tuple[int, int] | None = None
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
+    unready_because: str | None = None
+    log_levels: dict[str, tuple[str, float | None]] = field(default_factory=dict)
     drain_requested: bool = False
     """Whether an operator asked for a drain during the exec."""
 
@@ -130,6 +135,8 @@ class HandoverState:
             audit_pipe=state.audit_pipe,
             fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
             workers=workers,
+            unready_because=state.unready_because,
+            log_levels=state.log_levels,
             drain_requested=state.drain,
         )
 

@@ -6,6 +6,7 @@ A destination that takes nothing stops the writing thread alone: then the pipe i
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
 from proxy.config.types import Audit
+from proxy.supervisor.operators.journal import is_journal, open_journal, write_to_journal
 from proxy.supervisor.processes.signals import in_thread_without_signals
 
 READ_BYTES = 64 * 1024
@@ -29,6 +31,8 @@ def open_destination(audit: Audit) -> int:
     """Open the destination, -1 for none; a file that does not exist is made. Raises ConfigError."""
     if not audit.events:
         return -1
+    if audit.output == "journald":
+        return open_journal()
     if audit.output == "stdout":
         try:
             return os.dup(_STDOUT)
@@ -58,6 +62,7 @@ class AuditWriter:
     def __init__(self, pipe: int, registry: CollectorRegistry) -> None:
         self._pipe = pipe
         self._destination = -1
+        self._write_to: Callable[[int, bytes], tuple[int, str]] = _write_all
         self._rest = b""
         self._fails = False
         self._limiter = trio.CapacityLimiter(1)
@@ -70,6 +75,7 @@ class AuditWriter:
     def set_destination(self, descriptor: int) -> None:
         """Write to a new destination from now on; -1: drop everything."""
         before, self._destination = self._destination, descriptor
+        self._write_to = write_to_journal if is_journal(descriptor) else _write_all
         self._fails = False
         close_destination(before)
 
@@ -101,33 +107,33 @@ class AuditWriter:
             return True
         # A descriptor of the thread's own: a reload may close the other meanwhile, and its number be another file's.
         try:
-            write = partial(_write_all, os.dup(self._destination))
+            write = partial(self._write_to, os.dup(self._destination))
         except OSError as error:  # no descriptor is left
-            self._on_lost(lines, error)
+            self._on_lost(len(lines), error.strerror or "")
             return True
-        failure = await in_thread_without_signals(write, lines, limiter=self._limiter)
-        if failure is not None:
-            self._on_lost(lines, failure)
+        lost, reason = await in_thread_without_signals(write, lines, limiter=self._limiter)
+        if lost:
+            self._on_lost(lost, reason)
         else:
             self._fails = False
         return True
 
-    def _on_lost(self, lines: bytes, error: OSError) -> None:
-        self._lost.inc(len(lines))
+    def _on_lost(self, lost_bytes: int, reason: str) -> None:
+        self._lost.inc(lost_bytes)
         if not self._fails:
-            get_logger().error("audit events cannot be written", reason=error.strerror)
+            get_logger().error("audit events cannot be written", reason=reason)
         self._fails = True
 
 
-def _write_all(descriptor: int, lines: bytes) -> OSError | None:
-    """Write to a descriptor and close it; return the error where that fails."""
+def _write_all(descriptor: int, lines: bytes) -> tuple[int, str]:
+    """Write to a descriptor and close it; return how many bytes were lost, and why."""
+    left = memoryview(lines)
     try:
-        left = memoryview(lines)
         while left:
             left = left[os.write(descriptor, left) :]
     except OSError as error:
-        return error
+        return len(left), error.strerror or ""
     finally:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    return None
+    return 0, ""

@@ -7,16 +7,28 @@ from functools import partial
 
 import trio
 
-from proto.rpc_pb2 import ConnectionsRequest, Empty, Method, ReloadRequest, Status, Text
+from proto.rpc_pb2 import (
+    ConnectionsRequest,
+    Empty,
+    LogLevelRequest,
+    Method,
+    ReloadRequest,
+    Status,
+    Text,
+    UnreadyRequest,
+)
 from proxy.common.errors import ConfigError, ProxyError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.operators.ancestry import identify_operator
 from proxy.supervisor.operators.connections import ClusterConnections
+from proxy.supervisor.operators.log_levels import LogLevelControl, LogLevelRefused
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET
+
+UNREADY_REASON_CHARACTERS_MAX = 200
 
 
 class UpgradeRefused(ProxyError):
@@ -30,15 +42,20 @@ class ControlServer:
         self,
         report: ClusterReport,
         connections: ClusterConnections,
+        *,
         drain: Callable[[], None],
         reload: Callable[[bool], Awaitable[None]],
         upgrade: Callable[[], Awaitable[int]],
+        log_levels: LogLevelControl,
+        set_unready: Callable[[str | None], None],
     ) -> None:
         self._report = report
         self._connections = connections
         self._drain = drain
         self._reload = reload
         self._upgrade = upgrade
+        self._log_levels = log_levels
+        self._set_unready = set_unready
 
     def _handlers(self) -> dict[int, Handler]:
         return {
@@ -46,6 +63,8 @@ class ControlServer:
             Method.CLUSTER_DRAIN: self._cluster_drain,
             Method.CLUSTER_RELOAD: self._cluster_reload,
             Method.CLUSTER_UPGRADE: self._cluster_upgrade,
+            Method.CLUSTER_LOG_LEVEL: self._cluster_log_level,
+            Method.CLUSTER_UNREADY: self._cluster_unready,
             Method.CLUSTER_CONNECTIONS: partial(self._cluster_connections, ends=False),
             Method.CLUSTER_DISCONNECT: partial(self._cluster_connections, ends=True),
         }
@@ -83,6 +102,24 @@ class ControlServer:
         except UpgradeRefused as refused:
             raise RpcRefused(Status.INVALID_REQUEST, str(refused)) from None
         return Text(text=str(generation)).SerializeToString()
+
+    async def _cluster_log_level(self, data: bytes, _caller: Caller) -> bytes:
+        try:
+            answer = await self._log_levels.change(LogLevelRequest.FromString(data))
+        except LogLevelRefused as refused:
+            raise RpcRefused(Status.INVALID_REQUEST, str(refused)) from None
+        return Text(text=answer).SerializeToString()
+
+    async def _cluster_unready(self, data: bytes, _caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        request = UnreadyRequest.FromString(data)
+        if len(request.reason) > UNREADY_REASON_CHARACTERS_MAX or not request.reason.isprintable():
+            raise RpcRefused(
+                Status.INVALID_REQUEST,
+                f"the reason has more than {UNREADY_REASON_CHARACTERS_MAX} characters, or some that cannot be printed",
+            )
+        self._set_unready(request.reason if request.unready else None)
+        return b""
 
 
 def control_path(runtime_dir: str) -> str:

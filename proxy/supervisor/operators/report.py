@@ -52,6 +52,8 @@ STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
 CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own credentials (brokers.credentials)"
 """A reason not to be ready: lookups and relays would all fail."""
 
+UNREADY_REASON = "made unready by an operator"
+
 NO_HTTP_WORKER = "no HTTP worker answers: requests at http_listener are not served"
 
 NEAR_EXPIRY = "sessions_near_expiry"
@@ -87,6 +89,7 @@ class _Broker(msgspec.Struct):
     broker: str
     reachable: bool
     detail: str
+    probed_s_ago: float | None = None
 
 
 class _DenyList(msgspec.Struct):
@@ -103,6 +106,7 @@ _PARTS: dict[str, Any] = {
     "kernel_tls": bool,
     "kernel_tls_relays": Count,
     "brokers": list[_Broker],
+    "brokers_changed_s_ago": float | None,
     "methods": list[str],
     "deny_list": _DenyList,
 }
@@ -184,6 +188,8 @@ class ClusterReport:
             "not_ready_because": reasons,
             "notes": list(readiness.notes),
             "leaving": self._cluster.leaving,
+            "unready": self._cluster.unready_because is not None,
+            "log_levels": self._cluster.log_levels.status(self._cluster.config),
             "draining": self._cluster.draining,
             "generation": self._cluster.generation,
             "replacing_workers": self._cluster.replacing,
@@ -215,6 +221,8 @@ class ClusterReport:
             reasons.append(LEAVING_REASON)
         if not self._cluster.started:
             reasons.append("starting")
+        if (because := self._cluster.unready_because) is not None:
+            reasons.append(f"{UNREADY_REASON}: {because}" if because else UNREADY_REASON)
         reasons += [
             f"no {role} worker answers"
             for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER)

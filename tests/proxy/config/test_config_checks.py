@@ -454,3 +454,13 @@ def test_a_broken_deny_list_is_named_with_its_line(tmp_path: Path) -> None:
         validate_config(Config(authentication=authentication))
     file.write_text("# leaked\n")
     validate_config(Config(authentication=authentication))
+
+
+def test_keys_of_the_audit_that_have_no_effect_are_refused(make: Make) -> None:
+    for audit, key in (
+        ({"output": "journald", "file": "/audit"}, "audit.file"),
+        ({"output": "stdout", "file": "/audit"}, "audit.file"),
+        ({"output": "journald", "format": "logfmt"}, "audit.format"),
+    ):
+        assert error(make({"audit": audit})).startswith(f"{key}: has no effect")
+    validate_config(make({"audit": {"output": "journald"}}))

@@ -346,7 +346,7 @@ async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testi
 
 async def test_connections_and_refreshes_are_audit_events(serve: Serve) -> None:
     reader, writer = os.pipe()
-    audit = {"events": ["connections", "authentications"]}
+    audit = {"events": ["connections", "openings", "authentications"]}
     served = await serve(audit=audit, audit_pipe=writer, listener=[{"denied_networks": ["192.0.2.9/32"]}])
     await served.listener.come(ip="192.0.2.9").expect_end()
     peer = await served.in_lookup_mode(ip="192.0.2.1")
@@ -358,11 +358,13 @@ async def test_connections_and_refreshes_are_audit_events(serve: Serve) -> None:
         served.service._relays.reauthentication.on_verdict(session, failure)
     await served.service.configure(make_config(audit={"events": []}))
     await served.listener.come(ip="192.0.2.9").expect_end()
-    refused, ended, refresh, failed = map(json.loads, os.read(reader, 10_000).splitlines())
+    refused, opened, ended, refresh, failed = map(json.loads, os.read(reader, 10_000).splitlines())
     for end in (reader, writer):
         os.close(end)
     assert (refused["event"], refused["client"]) == ("connection_refused", "192.0.2.9:4000")
     assert refused["reason"] == "network"
+    assert (opened["event"], opened["client"]) == ("connection_opened", "192.0.2.1:4000")
+    assert opened["connection"] == ended["connection"]
     assert (ended["event"], ended["kind"], ended["cause"]) == ("connection_ended", "lookups", "client_closed")
     assert (refresh["event"], refresh["principal"]) == ("authentication_refresh", "alice")
     assert refresh["connection"] == connection_id("192.0.2.2:1", 5)
@@ -387,13 +389,18 @@ async def test_connections_and_refreshes_are_audit_events(serve: Serve) -> None:
     ],
 )
 async def test_the_cause_of_a_relays_end(serve: Serve, reason: CloseReason, counted: str, told: str) -> None:
-    """The metric tells a session's end apart only in lookup mode, the audit always."""
+    """The metric tells a session's end apart only in lookup mode, the audit and the log always."""
     reader, writer = os.pipe()
     served = await serve(audit={"events": ["connections"]}, audit_pipe=writer)
     served.service._admission.adopt_client("192.0.2.2")
     record = StoredRelay(client_address="192.0.2.2:1", principal="alice", started_at_unix_ms=5)
-    with structlog.testing.capture_logs():
-        served.service._on_relay_end(record, reason, 3, 4)
+    ledger = served.service._relays._ledger
+    ledger.in_flight.increment()
+    relay: Any = SimpleNamespace(record=record, close_reason=reason)
+    with structlog.testing.capture_logs() as logs:
+        ledger.on_relay_end(relay, 3, 4)
+    [line] = [entry for entry in logs if entry["event"] == "a relay has ended"]
+    assert line["cause"] == told
     ended = json.loads(os.read(reader, 10_000))
     for end in (reader, writer):
         os.close(end)

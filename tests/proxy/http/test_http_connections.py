@@ -153,6 +153,15 @@ async def test_a_request_is_counted_and_logged_without_what_clients_choose() -> 
     assert len(reasons) <= 33
 
 
+async def test_the_polls_of_load_balancers_are_logged_at_debug() -> None:
+    setup = Setup()
+    client = setup.admitted("10.0.0.1").client
+    with structlog.testing.capture_logs() as logs:
+        for path in ("/status.html", "/admin"):
+            setup.requests.end(RequestRecord(client, trio.current_time(), method="GET", path=path, status=200))
+    assert [(entry["path"], entry["log_level"]) for entry in logs] == [("/status.html", "debug"), ("/admin", "info")]
+
+
 async def test_a_request_is_an_audit_event() -> None:
     """Beside the log, and whether or not that is on."""
     setup = Setup(access_log=False)

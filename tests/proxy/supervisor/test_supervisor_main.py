@@ -30,6 +30,7 @@ from proxy.config.types import Config
 from proxy.runtime.shared.relay_table import RELAYS_MAX
 from proxy.supervisor import main
 from proxy.supervisor.broker_changes import BrokerChanges
+from proxy.supervisor.cluster.log_levels import LogLevels
 from proxy.supervisor.handover.exec_handover import CHECK_TIMEOUT_S, SIGNALS, HandoverState, SerializedHandover
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
@@ -78,6 +79,8 @@ class FakeCluster:
         self.reloaded: list[Config] = []
         self.reload_error: Exception | None = None
         self.registry = None
+        self.log_levels = LogLevels({})
+        self.unready_because: str | None = None
         self.audit_pipe = create_audit_pipe()
         self.started = True
         self.leaving = False

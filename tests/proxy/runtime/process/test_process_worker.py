@@ -22,6 +22,7 @@ from proto.rpc_pb2 import (
     ConfigureRequest,
     DrainRequest,
     Empty,
+    LogLevelRequest,
     Method,
     Peer,
     SetPeersRequest,
@@ -231,6 +232,22 @@ async def test_ends_of_certificates_are_shown_by_one_worker_until_it_is_replaced
     assert await ends() == []
     assert await ends_in_status() == {}
     await finish(it)
+
+
+async def test_the_level_of_the_log_changes_at_run_time(life: Begin, capfd: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    it = life()
+    await it.start()
+    for level in ("debug", "error"):
+        await it.call(Method.SET_LOG_LEVEL, LogLevelRequest(level=level))
+        structlog.get_logger().debug(f"at {level}")
+    with pytest.raises(RpcCallRefused, match="no such level"):
+        await it.call(Method.SET_LOG_LEVEL, LogLevelRequest(level="loud"))
+    await finish(it)
+    structlog.configure(**before)
+    written = capfd.readouterr().err
+    assert "at debug" in written
+    assert "at error" not in written
 
 
 async def test_a_configuration_that_cannot_be_used(life: Begin) -> None:

@@ -1213,3 +1213,26 @@ async def test_a_replaced_forwarder_takes_files_over_too_and_has_no_vote(
     assert [len(files_told(worker)) for worker in old] == [1, 1]
     assert [worker.code for worker in old] == [None, None]
     nursery.cancel_scope.cancel()
+
+
+# ---- levels of logs, and unready
+
+
+async def test_what_operators_change_reaches_workers_and_the_next_program(setup: Setup, nursery: trio.Nursery) -> None:
+    cluster = await setup.started(nursery)
+    cluster.log_levels.change([Role.FORWARDER], "debug", None)
+    first, second = setup.workshop.of(Role.FORWARDER)
+    second.answers[Method.SET_LOG_LEVEL] = lambda _request: RpcCallRefused(Status.UNSUPPORTED_VERSION, "old")
+    assert await cluster.send_log_levels([Role.FORWARDER]) == [second.name]
+    [told] = [request for method, request in first.calls if method == Method.SET_LOG_LEVEL]
+    assert told.level == "debug"
+    assert not setup.events(Method.SET_LOG_LEVEL)[2:]
+    await cluster.replace_all([Role.FORWARDER, Role.LOOKUP])
+    assert config_of(setup.workshop.of(Role.FORWARDER)[-1]).log.level == "debug"
+    assert config_of(setup.workshop.of(Role.LOOKUP)[-1]).log.level == "info"
+    assert cluster.registry.get_sample_value("pulsar_proxy_unready") == 0
+    cluster.unready_because = ""
+    assert cluster.registry.get_sample_value("pulsar_proxy_unready") == 1
+    assert cluster.handover_fields([])["unready_because"] == ""
+    assert cluster.handover_fields([])["log_levels"] == {"forwarder": ("debug", None)}
+    nursery.cancel_scope.cancel()

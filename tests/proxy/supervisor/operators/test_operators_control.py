@@ -6,32 +6,38 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
+import structlog.testing
 import trio
 import trio.testing
 from click.testing import CliRunner, Result
 from google.protobuf.message import Message
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_pb2 import Empty, Method, ReloadRequest, Status, Text
+from proto.rpc_pb2 import Empty, LogLevelRequest, Method, ReloadRequest, Status, Text, UnreadyRequest
 from proxy import cli
 from proxy.common.errors import ConfigError
 from proxy.config.trial import TRIAL_TIMEOUT_S
+from proxy.config.types import Config
 from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.supervisor.broker_changes import IN_FORCE_WAIT_S
+from proxy.supervisor.cluster.log_levels import LOGGING_ROLES, LogLevels
 from proxy.supervisor.handover.exec_handover import CHECK_TIMEOUT_S
 from proxy.supervisor.operators.ancestry import NotSupervisor
 from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
+from proxy.supervisor.operators.log_levels import FOR_MS_MAX, LogLevelControl
 from proxy.supervisor.processes.broker_trial import START_GRACE_S
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory
@@ -66,9 +72,27 @@ class Operated:
         self.reload_error: Exception | None = None
         self.upgraded = 0
         self.upgrade_error: Exception | None = None
+        self.cluster.log_levels, self.cluster.config = LogLevels({}), Config()
+        self.cluster.send_log_levels = self._send_log_levels
+        self.log_levels_sent: list[dict[str, str]] = []
+        self.log_levels_failed: list[str] = []
+        self.log_levels = LogLevelControl(self.cluster, trio.current_time)
+        self.unready: list[str | None] = []
         self.control = ControlServer(
-            FakeReport(), ClusterConnections(self.cluster), self._drain, self._reload, self._upgrade
-        )  # type: ignore[arg-type]
+            FakeReport(),  # type: ignore[arg-type]
+            ClusterConnections(self.cluster),
+            drain=self._drain,
+            reload=self._reload,
+            upgrade=self._upgrade,
+            log_levels=self.log_levels,
+            set_unready=self.unready.append,
+        )
+
+    async def _send_log_levels(self, roles: Collection[Role]) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        levels = self.cluster.log_levels
+        self.log_levels_sent.append({role.value: levels.level_of(role, self.cluster.config) for role in roles})
+        return self.log_levels_failed
 
     def _drain(self) -> None:
         self.drained += 1
@@ -125,6 +149,75 @@ async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
         with pytest.raises(RpcCallRefused, match=str(error)) as caught:
             await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
         assert caught.value.status == Status.INVALID_REQUEST
+
+
+@pytest.fixture
+def _own_logs() -> Iterator[None]:
+    """Leave the level of this process's logs as it was."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("_own_logs")
+async def test_a_log_level_for_a_while(
+    operated: Operated, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    client = operated.client(nursery)
+    nursery.start_soon(operated.log_levels.run)
+
+    async def ask(**request: Any) -> Any:
+        answer = await client.call(Method.CLUSTER_LOG_LEVEL, LogLevelRequest(**request), Text, timeout_s=6000)
+        return json.loads(answer.text)
+
+    assert await ask() == {"configured": "info", "changed": [], "failed": []}
+    assert operated.log_levels_sent == []
+    told = await ask(level="debug", role="forwarder", for_ms=600_000)
+    assert told["changed"] == [{"role": "forwarder", "level": "debug", "seconds_left": 600}]
+    operated.log_levels_failed = ["lookup-0"]
+    assert (await ask(level="warning", role="supervisor"))["failed"] == ["lookup-0"]
+    with structlog.testing.capture_logs() as logs:
+        structlog.get_logger().info("not shown")
+        structlog.get_logger().warning("shown")
+    assert [entry["event"] for entry in logs] == ["shown"]
+    await trio.sleep(601)
+    assert (await ask())["changed"] == [{"role": "supervisor", "level": "warning", "seconds_left": None}]
+    assert operated.log_levels_sent == [{"forwarder": "debug"}, {"supervisor": "warning"}, {"forwarder": "info"}]
+    assert (await ask(level="configured"))["changed"] == []
+    assert operated.log_levels_sent[-1] == dict.fromkeys(LOGGING_ROLES, "info")
+
+
+@pytest.mark.usefixtures("_own_logs")
+async def test_a_reload_ends_a_changed_log_level_only_where_the_configured_one_is_new(operated: Operated) -> None:
+    levels = operated.cluster.log_levels
+    await operated.log_levels.change(LogLevelRequest(level="debug"))
+    await operated.log_levels.on_reloaded(is_level_new=False)
+    assert levels.changed.keys() == set(LOGGING_ROLES)
+    operated.cluster.config = msgspec.convert({"log": {"level": "error"}}, Config)
+    await operated.log_levels.on_reloaded(is_level_new=True)
+    assert levels.changed == {}
+    assert operated.log_levels_sent[-1] == dict.fromkeys(LOGGING_ROLES, "error")
+
+
+@pytest.mark.parametrize("request_", [{"level": "loud"}, {"role": "operator"}, {"for_ms": FOR_MS_MAX + 1}])
+async def test_a_log_level_that_cannot_be(operated: Operated, nursery: trio.Nursery, request_: dict[str, Any]) -> None:
+    request = LogLevelRequest(**{"level": "debug", **request_})
+    with pytest.raises(RpcCallRefused) as caught:
+        await operated.client(nursery).call(Method.CLUSTER_LOG_LEVEL, request, Text, timeout_s=60)
+    assert caught.value.status == Status.INVALID_REQUEST
+    assert operated.cluster.log_levels.changed == {}
+
+
+async def test_unready_and_ready(operated: Operated, nursery: trio.Nursery) -> None:
+    client = operated.client(nursery)
+    for request in (UnreadyRequest(unready=True, reason="a new kernel"), UnreadyRequest(unready=True), Empty()):
+        await client.call(Method.CLUSTER_UNREADY, request, Text, timeout_s=60)
+    assert operated.unready == ["a new kernel", "", None]
+    for reason in ("x" * 201, "a\nline"):
+        request = UnreadyRequest(unready=True, reason=reason)
+        with pytest.raises(RpcCallRefused, match="reason"):
+            await client.call(Method.CLUSTER_UNREADY, request, Text, timeout_s=60)
+    assert len(operated.unready) == 3
 
 
 async def test_upgrade(operated: Operated, nursery: trio.Nursery) -> None:
@@ -271,6 +364,39 @@ def test_reload_command_by_force(run: Run, running: dict[int, Any]) -> None:
     for arguments in (("reload",), ("reload", "--force")):
         assert run(*arguments).output == "reloaded\n"
     assert asked == [ReloadRequest(force=False), ReloadRequest(force=True)]
+
+
+def test_log_level_command(run: Run, running: dict[int, Any]) -> None:
+    asked: list[Message] = []
+    told: dict[str, Any] = {"configured": "info", "changed": [], "failed": []}
+
+    def answer(request: Message) -> str:
+        asked.append(request)
+        return json.dumps(told)
+
+    running[Method.CLUSTER_LOG_LEVEL] = answer
+    assert run("log-level").output == "info, as configured\n"
+    told["changed"] = [{"role": "forwarder", "level": "debug", "seconds_left": 600}]
+    result = run("log-level", "debug", "--for", "10m", "--role", "forwarder")
+    assert result.output == "forwarder: CHANGED to debug for 600 s more (configured: info)\n"
+    told["failed"] = ["lookup-0"]
+    result = run("log-level", "configured")
+    assert result.exit_code == 1
+    assert "these did not take it over: lookup-0" in result.stderr
+    asked_for = [(one.level, one.for_ms, one.role) for one in asked if isinstance(one, LogLevelRequest)]
+    assert asked_for == [("", 0, ""), ("debug", 600_000, "forwarder"), ("configured", 0, "")]
+    for wrong in (("--for", "10m"), ("configured", "--for", "10m"), ("debug", "--for", "0s"), ("debug", "--for", "x")):
+        assert run("log-level", *wrong).exit_code != 0, wrong
+    assert len(asked) == 3
+
+
+def test_unready_and_ready_commands(run: Run, running: dict[int, Any]) -> None:
+    asked: list[Message] = []
+    running[Method.CLUSTER_UNREADY] = asked.append
+    for arguments in (("unready", "--reason", "a new kernel"), ("unready",), ("ready",)):
+        assert run(*arguments).exit_code == 0
+    asked_for = [(one.unready, one.reason) for one in asked if isinstance(one, UnreadyRequest)]
+    assert asked_for == [(True, "a new kernel"), (True, ""), (False, "")]
 
 
 def test_reload_command(run: Run, running: dict[int, Any]) -> None:

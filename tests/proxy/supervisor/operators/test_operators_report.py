@@ -30,6 +30,7 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
+from proxy.supervisor.cluster.log_levels import LogLevels
 from proxy.supervisor.cluster.slot import SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.operators import report as supervisor_report
@@ -40,6 +41,7 @@ from proxy.supervisor.operators.report import (
     NO_HTTP_WORKER,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
+    UNREADY_REASON,
     ClusterReport,
     MetricsTooLarge,
 )
@@ -58,6 +60,8 @@ class Setup:
             started=True,
             generation=1,
             replacing=False,
+            unready_because=None,
+            log_levels=LogLevels({}),
         )
         self.cluster.slots_of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
@@ -208,6 +212,24 @@ async def test_not_ready_while_clients_are_still_accepted() -> None:
     assert (await setup.report.readiness()).reasons == ["leaving"]
     status = await setup.report.status()
     assert (status["leaving"], status["draining"], status["ready"]) == (True, False, False)
+
+
+async def test_not_ready_while_an_operator_has_made_it_unready() -> None:
+    setup = Setup()
+    for because, reason in (("", UNREADY_REASON), ("a new kernel", f"{UNREADY_REASON}: a new kernel")):
+        setup.cluster.unready_because = because
+        assert (await setup.report.readiness()).reasons == [reason]
+    status = await setup.report.status()
+    assert (status["unready"], status["ready"]) == (True, False)
+    assert f"not ready: {reason}" in status_text(status)
+
+
+async def test_changed_log_levels_are_shown() -> None:
+    setup = Setup()
+    assert "CHANGED" not in status_text(await setup.report.status())
+    setup.cluster.log_levels.change([Role.LOOKUP], "debug", None)
+    text = status_text(await setup.report.status())
+    assert "  log level       lookup: CHANGED to debug until it is changed (configured: info)\n" in text
 
 
 async def test_not_ready_while_draining() -> None:
@@ -475,7 +497,13 @@ async def test_an_honest_status_fits() -> None:
     detail = "; ".join(f"{address}: {host!r} is no name for a certificate: {'why ' * 25}" for address in addresses)
     broker = {"broker": f"{host}:65535 at 2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "addresses": addresses}
     detail += f"; it REFUSES the proxy's own credentials: {'x' * DETAIL_CHARACTERS_MAX}"
-    broker |= {"reachable": False, "set_aside_s": 12345.6, "failures": 123456, "detail": detail}
+    broker |= {
+        "reachable": False,
+        "probed_s_ago": 12345.6,
+        "set_aside_s": 12345.6,
+        "failures": 123456,
+        "detail": detail,
+    }
     broker["credentials"] = "refused"
     report(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
     session = {"client": "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535", "principal": "\U0001f600" * 1024}
@@ -581,8 +609,14 @@ async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPat
 async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
     broker = {"broker": "b0:6650", "reachable": False, "detail": "Connection refused"}
-    other = {"broker": "b1:6650", "reachable": True, "detail": "answers at 10.0.0.2"}
-    lookup = {"ready": True, "brokers": [broker, other], "broker_connections": 2, "lookups_under_way": 5}
+    other = {"broker": "b1:6650", "reachable": True, "detail": "answers at 10.0.0.2", "probed_s_ago": 2.5}
+    lookup = {
+        "ready": True,
+        "brokers_changed_s_ago": 77.5,
+        "brokers": [broker, other],
+        "broker_connections": 2,
+        "lookups_under_way": 5,
+    }
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: json.dumps(lookup)
     setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: '{"connections": 7}'
     setup.cluster.slots_of(Role.FORWARDER)[1].worker = None
@@ -596,7 +630,8 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     assert f"  runs on         Python {platform.python_version()}, {OPENSSL_VERSION}" in lines
     assert ssl.OPENSSL_VERSION.startswith(f"{OPENSSL_VERSION} "), "without its date"
     assert "      broker b0:6650: NOT reachable, Connection refused" in lines
-    assert "      broker b1:6650: reachable, answers at 10.0.0.2" in lines
+    assert "      broker b1:6650: reachable, answers at 10.0.0.2, probed 2.5 s ago" in lines
+    assert any("lookup-0" in line and "list of brokers changed 77.5 s ago" in line for line in lines)
     assert any("7 connections" in line for line in lines)
     assert any("5 lookups under way, 2 broker connections" in line for line in lines)
     assert any("forwarder-1" in line and "restarting, restarted 2 times" in line for line in lines)
