@@ -194,6 +194,7 @@ class ForwarderService:
             sessions=sessions,
         )
         self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
+        self._relays.limit_bytes(context.config.limits)
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
@@ -283,6 +284,7 @@ class ForwarderService:
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners(config)
+        self._relays.limit_bytes(config.limits)  # also for relays that stay here while a successor accepts
         self._denied.use_file(denied)
         workers.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = workers

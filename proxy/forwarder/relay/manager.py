@@ -24,6 +24,7 @@ from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
+from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason
@@ -101,7 +102,7 @@ class RelayCallbacks:
 class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
-    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
+    ``forwarders``: how many share the kernel's bound on pipes, and the limits. ``may_linger`` returns True if no other task of this
     process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
     principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
     ``denied``: the deny list at first.
@@ -138,6 +139,7 @@ class RelayManager(Collector):
         self._nursery = nursery
         self._fd_store = fd_store
         self._callbacks = callbacks
+        self._forwarders = options.forwarders
         self._splices = splice_works()
         table = RelayTable(handover.table)
         principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
@@ -222,6 +224,7 @@ class RelayManager(Collector):
                 first_to_client=start.first_to_client,
                 session=session,
             )
+            self._engine.set_owner(relay)
             if session is not None:
                 self._framed_copy_pump.follow_relay(relay, session)
             self._engine.start_relay(relay)
@@ -444,8 +447,15 @@ class RelayManager(Collector):
         return [relay.session for relay in self._engine.relays if relay.session is not None]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Return Prometheus counters of bytes, portions, and use by principal."""
-        return self._ledger.collect()
+        """Return Prometheus counters of bytes, portions, use by principal, and pauses."""
+        yield from self._ledger.collect()
+        yield from self._engine.run_queue.collect()
+
+    def limit_bytes(self, limits: Limits) -> None:
+        """Limit the bytes a second of each owner from now on, by this forwarder's part."""
+        self._engine.run_queue.limit_bytes(
+            limits.max_bytes_per_second_per_principal / self._forwarders, dry_run=limits.principal_limits_dry_run
+        )
 
 
 class SplicedRelayStarter:
@@ -504,6 +514,7 @@ class SplicedRelayStarter:
 
     def follow_relay(self, relay: Relay, start: RelayStart) -> tuple[bytes, bytes]:
         """Return what goes first to the broker, and to the client."""
+        self._engine.set_owner(relay)
         first = start.first_to_broker, start.first_to_client
         return first if relay.session is None else self._framed_pump.follow_relay(relay, relay.session, *first)
 
