@@ -270,10 +270,7 @@ class RelayEngine:
         if run_queue.paused:
             run_queue.resume_due()
         if run_queue.active:
-            for _ in range(run_queue.count(EVENTS_PER_BATCH)):
-                if not run_queue.active:  # the others are paused
-                    break
-                run_queue.pump_next(self.pump.bytes_moved)
+            run_queue.pump_turns(EVENTS_PER_BATCH, self.pump.bytes_moved)
         if self._waiting_for_pipe:
             self._enqueue_those_without_pipe()
 

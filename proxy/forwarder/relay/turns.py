@@ -101,17 +101,30 @@ class RunQueue:
                 return count_max
         return found
 
-    def pump_next(self, moved: Callable[[Direction], int]) -> None:
-        """Pump the direction whose turn it is. ``moved`` returns how many bytes have ever gone to a direction's sink."""
-        turns = self.active.popleft()
-        direction = turns.directions.popleft()
-        direction.queued = False
-        bucket = turns.bucket
-        if bucket is None:
-            if turns.directions:
-                self.active.append(turns)
-            direction.pump(direction)
-            return
+    def pump_turns(self, turns_max: int, moved: Callable[[Direction], int]) -> int:
+        """Pump the directions whose turn it is, at most so many; return how many there were.
+
+        What is enqueued meanwhile is left to the next call. ``moved`` returns how many bytes have ever gone to a
+        direction's sink.
+        """
+        active = self.active
+        for done in range(turns_left := self.count(turns_max)):
+            if not active:  # the others are paused
+                return done
+            turns = active.popleft()
+            direction = turns.directions.popleft()
+            direction.queued = False
+            if turns.bucket is None:
+                if turns.directions:
+                    active.append(turns)
+                direction.pump(direction)
+            else:
+                self._pump_limited(turns, turns.bucket, direction, moved)
+        return turns_left
+
+    def _pump_limited(
+        self, turns: Turns, bucket: Bucket, direction: Direction, moved: Callable[[Direction], int]
+    ) -> None:
         turns.is_paused = True  # until it is known whether it goes on
         before = moved(direction)
         direction.pump(direction)
