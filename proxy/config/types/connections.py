@@ -94,9 +94,9 @@ class Limits(Strict, frozen=True):
         get `TooManyRequests`. Not set: as above
     max_bytes_per_second_per_principal: bytes that the relays of one principal (without one, of one IP address) move in
         a second to brokers, and as many to clients, in the whole cluster; each forwarder lets pass an equal part of
-        them, so a single connection gets no more than that part. After a second with less it may move up to two
-        seconds' at once. Then its relays wait, in turn, and no one else's. A reload changes it for existing connections,
-        too. 0: no limit
+        them, so a single connection gets no more than that part. What is not used can be used later, up to a second's.
+        Above it the principal's relays wait, in turn, and their senders with them; nothing is lost or closed. A reload
+        changes it for existing connections, too. 0: no limit
     principal_limits_dry_run: whether `max_bytes_per_second_per_principal` only counts what it would do
         (`pulsar_proxy_paced_pauses_total`), and lets all pass
     handshake_timeout_ms: longest time from accepting a client to Connected

@@ -102,10 +102,10 @@ class RelayCallbacks:
 class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
-    ``forwarders``: how many share the kernel's bound on pipes, and the limits. ``may_linger`` returns True if no other task of this
-    process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
-    principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
-    ``denied``: the deny list at first.
+    ``forwarders``: how many share the kernel's bound on pipes, and the limit on bytes. ``may_linger`` returns True if
+    no other task of this process is in a hurry. ``owner_of`` names the owner that a relay's pipes, turns and bytes
+    count for. ``principals_max``: how many principals are counted by name; ``principal_idle_s``: without a relay, until
+    their place may be another one's. ``denied``: the deny list at first.
     ``now``: seconds of a clock that only goes forward and is the same in a successor.
     """
 
@@ -449,7 +449,8 @@ class RelayManager(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Return Prometheus counters of bytes, portions, use by principal, and pauses."""
         yield from self._ledger.collect()
-        yield from self._engine.run_queue.collect()
+        if not self._ledger.has_handed_over:  # a successor counts from now on
+            yield from self._engine.run_queue.collect()
 
     def limit_bytes(self, limits: Limits) -> None:
         """Limit the bytes a second of each owner from now on, by this forwarder's part."""

@@ -1,8 +1,8 @@
-"""Turns of relays: which direction the engine pumps next, fairly by owner, and at most so many bytes a second of each.
+"""Turns of relays: which direction is pumped next, fairly by owner, and at most so many bytes a second of each.
 
-An owner (proxy.runtime.fairness.owners) has turns of its own for each way, to brokers and to clients. Owners take turns,
-each with one portion of one of its directions, and an owner's directions take turns among themselves: one with two
-hundred busy relays has as many portions as another with a single one.
+An owner (proxy.runtime.fairness.owners) has turns of its own for each way, to brokers and to clients. Owners take
+turns, each with one portion of one of its directions, and an owner's directions take turns among themselves: one with
+two hundred busy relays has as many portions as another with a single one.
 
 Where a limit is set, an owner's turns have a bucket of tokens, one for each byte, which holds a second's worth. A
 portion is charged once it has moved, so the bucket may get below zero. Then the owner's directions stay queued, and
@@ -58,7 +58,7 @@ class RunQueue:
         self.paused: list[tuple[float, int, Turns]] = []
 
     def turns_of(self, owner: str, way: int) -> Turns:
-        """Return an owner's turns for one way. They are forgotten with their last direction, once the bucket is full."""
+        """Return an owner's turns for one way, which are forgotten with its last direction once the bucket is full."""
         turns = self._turns.get((owner, way))
         if turns is None:
             turns = self._turns[owner, way] = Turns(owner, way)
