@@ -24,7 +24,6 @@ from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
-from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.closing import PLANNED_CLOSE_REASONS, CloseReason
@@ -87,9 +86,9 @@ class RelayCallbacks:
 
     ``on_live`` is called with the record of each relay that has started or was adopted, and with what ends it for
     another connection; ``on_end`` with that of each that has ended here, why the proxy itself has closed it, and its
-    bytes to the broker and to the client;
-    ``on_handed_over`` with that of each that has become a successor's; ``on_left_behind_gone`` with the client's IP
-    address of each relay that has ended in a predecessor, or that a successor looks after from now on.
+    bytes to the broker and to the client; ``on_handed_over`` with that of each that has become a successor's;
+    ``on_left_behind_gone`` with the client's IP address of each relay that has ended in a predecessor, or that a
+    successor looks after from now on.
     """
 
     on_end: Callable[[StoredRelay, CloseReason, int, int], None]
@@ -102,7 +101,7 @@ class RelayCallbacks:
 class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
-    ``forwarders``: how many share the kernel's bound on pipes, and the limit on bytes. ``may_linger`` returns True if
+    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if
     no other task of this process is in a hurry. ``owner_of`` names the owner that a relay's pipes, turns and bytes
     count for. ``principals_max``: how many principals are counted by name; ``principal_idle_s``: without a relay, until
     their place may be another one's. ``denied``: the deny list at first.
@@ -139,7 +138,6 @@ class RelayManager(Collector):
         self._nursery = nursery
         self._fd_store = fd_store
         self._callbacks = callbacks
-        self._forwarders = options.forwarders
         self._splices = splice_works()
         table = RelayTable(handover.table)
         principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
@@ -152,6 +150,7 @@ class RelayManager(Collector):
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
+        self.run_queue = self._engine.run_queue
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
         self._framed_copy_pump = FramedCopyPump(
             table, self._engine.host, framed_pump.journal, self.reauthentication, options.now
@@ -401,13 +400,8 @@ class RelayManager(Collector):
     def _deny_if_listed(self, relay: Relay) -> None:
         kind = self._denied.matching_kind(relay.record.credentials)
         if kind and not relay.is_over:
-            about = relay.record
-            get_logger().warning(
-                "a denied credential's relay is ended",
-                client=about.client_address,
-                principal=about.principal,
-                kind=kind,
-            )
+            client, principal = relay.record.client_address, relay.record.principal
+            get_logger().warning("a denied credential's relay is ended", client=client, principal=principal, kind=kind)
             relay.deny()
 
     def _on_credentials_changed(self, session: ExpiringSession) -> None:
@@ -447,16 +441,8 @@ class RelayManager(Collector):
         return [relay.session for relay in self._engine.relays if relay.session is not None]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Return Prometheus counters of bytes, portions, use by principal, and pauses."""
-        yield from self._ledger.collect()
-        if not self._ledger.has_handed_over:  # a successor counts from now on
-            yield from self._engine.run_queue.collect()
-
-    def limit_bytes(self, limits: Limits) -> None:
-        """Limit the bytes a second of each owner from now on, by this forwarder's part."""
-        self._engine.run_queue.limit_bytes(
-            limits.max_bytes_per_second_per_principal / self._forwarders, dry_run=limits.principal_limits_dry_run
-        )
+        """Return Prometheus counters of bytes, portions, and use by principal."""
+        return self._ledger.collect()
 
 
 class SplicedRelayStarter:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from weakref import WeakValueDictionary
 
 from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from proxy.common.logs import get_logger
 from proxy.forwarder.relay.bucket import Bucket
@@ -33,7 +34,7 @@ _SLACK_S = 0.001
 _WAYS = ("to_broker", "to_client")
 
 
-class RunQueue:
+class RunQueue(Collector):
     """The directions that are to be pumped again although no edge announces it, fairly by owner and way.
 
     ``clock``: monotonic seconds. ``set_timer`` is called with the seconds after which ``resume_due`` is to be called.

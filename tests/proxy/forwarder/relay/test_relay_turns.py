@@ -10,7 +10,6 @@ import trio
 import trio.testing
 from relay_fakes import Engine, Lane, Place, about_relay, open_lane, read, read_all, until
 
-from proxy.config.types import Limits
 from proxy.forwarder.relay import splice_pump
 from proxy.forwarder.relay.relay import Direction
 from proxy.forwarder.relay.turns import PAUSE_S_MIN, RunQueue
@@ -304,13 +303,12 @@ async def test_a_half_closed_relay_that_is_paused_is_not_ended_for_moving_nothin
     assert await read(lane.broker, 8) == b"the rest"
 
 
-async def test_each_forwarder_has_an_equal_part_and_adopted_relays_their_bucket(place: Place, lane: Lane) -> None:
+async def test_adopted_relays_have_a_bucket_again(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.begin(lane, about=about_relay())
     await first.kill()
     second = await place.forwarder()
-    second.relays._forwarders = 4
-    second.relays.limit_bytes(Limits(max_bytes_per_second_per_principal=8_000_000))
+    second.relays.run_queue.limit_bytes(2_000_000, dry_run=False)
     (relay,) = second.relays.live
     for direction in (relay.to_broker, relay.to_client):
         assert direction.turns.bucket is not None
