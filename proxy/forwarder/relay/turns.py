@@ -78,6 +78,8 @@ class RunQueue(Collector):
         paused, self.paused = self.paused, []
         for _at, _number, turns in paused:
             self._resume(turns)
+        if paused:
+            self._set_timer(0.0)
 
     def _new_bucket(self) -> Bucket | None:
         return Bucket(self._rate, self._clock()) if self._rate else None

@@ -236,6 +236,7 @@ def test_a_new_limit_holds_for_open_relays_and_ends_pauses(queue: Queue) -> None
     queue.real.limit_bytes(RATE, dry_run=False)
     assert queue.pump(100) == 0, "the same limit is no new one"
     queue.real.limit_bytes(2 * RATE, dry_run=False)
+    assert queue.timers[-1] == 0, "the loop is to look at once"
     assert queue.pump(100) == 21
     queue.real.limit_bytes(0, dry_run=False)
     assert queue.pump(100) == 100
