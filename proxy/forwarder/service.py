@@ -201,6 +201,7 @@ class ForwarderService:
             sessions=sessions,
         )
         self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
+        self._limit_bytes(context.config)
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()
@@ -218,6 +219,7 @@ class ForwarderService:
         )
         context.nursery.start_soon(self._relays.run)
         context.registry.register(self._relays)
+        context.registry.register(self._relays.run_queue)
         if handover.relays:
             get_logger().info("took over the relays of a predecessor", relays=len(handover.relays))
         for pid, relays in handover.left_behind.items():
@@ -290,9 +292,16 @@ class ForwarderService:
             self._admission.set_quotas(config.quota)
             self._relays.enforcement.configure(config)
             self._tune_listeners(config)
+        self._limit_bytes(config)  # also for relays that stay here while a successor accepts
         self._denied.use_file(denied)
         workers.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = workers
+
+    def _limit_bytes(self, config: Config) -> None:
+        limits, part = config.limits, 1 / forwarder_count(self._context.config)
+        self._relays.run_queue.limit_bytes(
+            limits.max_bytes_per_second_per_principal * part, dry_run=limits.principal_limits_dry_run
+        )
 
     def _tune_listeners(self, config: Config) -> None:
         """Set options of the listeners' sockets, which the connections that they accept inherit."""

@@ -92,6 +92,13 @@ class Limits(Strict, frozen=True):
         in a forwarder, for unfinished frames and for answers that clients do not read. Half of it is first come, first
         served; of the rest each principal (without one, each IP address) gets at most an equal share. Requests above it
         get `TooManyRequests`. Not set: as above
+    max_bytes_per_second_per_principal: bytes that the relays of one principal (without one, of one IP address) move in
+        a second to brokers, and as many to clients, in the whole cluster; each forwarder lets pass an equal part of
+        them, so a single connection gets no more than that part. What is not used can be used later, up to a second's.
+        Above it the principal's relays wait, in turn, and their senders with them; nothing is lost or closed. A reload
+        changes it for existing connections, too. 0: no limit
+    principal_limits_dry_run: whether `max_bytes_per_second_per_principal` only counts what it would do
+        (`pulsar_proxy_paced_pauses_total`), and lets all pass
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
     keep_alive_interval_ms: the proxy sends a PING to a client in lookup mode that is silent for this time, and closes
@@ -112,6 +119,8 @@ class Limits(Strict, frozen=True):
     max_concurrent_lookups_per_connection: Positive = 5_000
     max_topic_lists_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB
     max_lookup_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB
+    max_bytes_per_second_per_principal: NonNegative = 0
+    principal_limits_dry_run: bool = False
     handshake_timeout_ms: Positive = 10_000
     lookup_timeout_ms: Positive = 10_000
     keep_alive_interval_ms: Positive = 30_000

@@ -6,8 +6,8 @@ direction, so a successor can go on from any instant (proxy.runtime.shared.relay
 through this process's memory, and end with it (proxy.forwarder.relay.copy_pump).
 
 Edges: a direction is pumped until its source says EAGAIN (more input raises a new edge) or its sink does (room raises
-one). Each call moves one portion; after it the direction is enqueued for the next round, so that a busy relay starves
-no other.
+one). Each call moves one portion; after it the direction is enqueued, and owners take turns, so that neither a busy
+relay nor many of one owner starve another (proxy.forwarder.relay.turns).
 
 Ends: a direction ends when its source has ended or broken and everything before that was delivered; the sink's writing
 side is then shut down, and the other direction goes on (half-close) as long as its bytes move. Where the sink breaks,
@@ -17,7 +17,6 @@ what is on its way to it is dropped; what it had sent is still delivered.
 import contextlib
 import os
 import select
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import trio
@@ -32,8 +31,9 @@ from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.pump import Pump, PumpHost
 from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import SplicePump
-from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, EpollLoop, Events
-from proxy.runtime.shared.relay_table import RelayTable
+from proxy.forwarder.relay.turns import RunQueue
+from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, EpollLoop, Events, TimerFd
+from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, RelayTable
 
 RECHECK_INTERVAL_S = 1.0
 """Between two looks at what no edge announces."""
@@ -53,7 +53,7 @@ class RelayEngine:
     ``run`` is the one task that moves bytes; all else may be called from any task of its Trio loop. ``on_end`` is
     called with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` returns True if no
     other task of this process is in a hurry (proxy.runtime.loop.epoll_loop). ``owner_of`` names the owner that a
-    relay's pipes count for.
+    relay's pipes, turns and bytes a second count for.
     """
 
     def __init__(
@@ -68,10 +68,11 @@ class RelayEngine:
         self._owner_of = owner_of
         self._pool = pool
         self._on_end = on_end
-        run_queue: deque[Direction] = deque()
-        self._run_queue = run_queue
-        self._loop = EpollLoop(self._process_batch, run_queue, may_linger=may_linger)
+        self._pace_timer = TimerFd()
+        self.run_queue = run_queue = RunQueue(set_timer=self._pace_timer.arm)
+        self._loop = EpollLoop(self._process_batch, run_queue.active, may_linger=may_linger)
         self._epoll = self._loop.epoll
+        self._epoll.register(self._pace_timer, select.EPOLLIN | select.EPOLLET)
         self.host = host = PumpHost(self._finish, self._loop.wake, run_queue)
         self._half_closed, self._to_recheck = host.half_closed, host.to_recheck
         self.pump = SplicePump(table, pool, host)
@@ -88,7 +89,7 @@ class RelayEngine:
     def reserve_pipe(self, direction: Direction) -> int:
         """Bind a pipe to a direction that has not started; return how many bytes it holds. Raises OSError."""
         if direction.pipe is None:
-            self._set_share(direction.relay)
+            self.set_owner(direction.relay)
             direction.pipe = self._pool.acquire_pipe(direction.share.lane.size_bytes_max)
             self._pool.lend_pipe(direction.pipe, direction.share)
             self._table.bind_pipe(direction.row, direction.pipe.id)
@@ -99,15 +100,18 @@ class RelayEngine:
         assert direction.pipe is not None  # it was reserved
         direction.held_bytes = os.write(direction.pipe.write_end, first)
 
-    def _set_share(self, relay: Relay) -> None:
-        share = self._pool.share_of(self._owner_of(relay.record))
-        relay.to_broker.share = relay.to_client.share = share
+    def set_owner(self, relay: Relay) -> None:
+        """Let a relay count for its owner, before any of its directions is queued."""
+        owner = self._owner_of(relay.record)
+        relay.to_broker.turns = self.run_queue.turns_of(owner, TO_BROKER)
+        relay.to_client.turns = self.run_queue.turns_of(owner, TO_CLIENT)
+        if relay.is_spliced:
+            relay.to_broker.share = relay.to_client.share = self._pool.share_of(owner)
 
     def start_relay(self, relay: Relay) -> None:
         """Start to relay between two connected, non-blocking sockets. Raises OSError; it has not started then."""
         pump = self._pump_of(relay)
-        if relay.is_spliced:
-            self._set_share(relay)
+        self.set_owner(relay)
         relay.engine = self
         try:
             for direction in (relay.to_broker, relay.to_client):
@@ -145,7 +149,7 @@ class RelayEngine:
         OSError; the relay has not started then.
         """
         missing = False
-        self._set_share(relay)
+        self.set_owner(relay)
         for direction in (relay.to_broker, relay.to_client):
             pipe_id = self._table.bound_pipe(direction.row)
             pipe = pipes.pop(pipe_id, None)
@@ -227,9 +231,7 @@ class RelayEngine:
                 self._to_recheck.discard(direction)
             self._half_closed.pop(relay, None)
         self._waiting_for_pipe.clear()
-        staying = [direction for direction in self._run_queue if not direction.relay.handed_over]
-        self._run_queue.clear()
-        self._run_queue.extend(staying)
+        self.run_queue.keep(lambda direction: not direction.relay.handed_over)
         return handed_over
 
     @property
@@ -255,6 +257,7 @@ class RelayEngine:
                 self._nursery.start_soon(self._recheck_regularly)
                 await self._loop.run()
         finally:
+            self._pace_timer.close()
             self.frozen = True
             for relay in self.relays:
                 if not relay.is_spliced:
@@ -263,32 +266,39 @@ class RelayEngine:
     def _process_batch(self, events: Events) -> None:
         """Process ready sockets, then at most a batch of the run queue, then directions that wait for a pipe."""
         self._process_events(events)
-        run_queue = self._run_queue
-        if run_queue:
-            for _ in range(min(len(run_queue), EVENTS_PER_BATCH)):
-                direction = run_queue.popleft()
-                direction.queued = False
-                direction.pump(direction)
+        run_queue = self.run_queue
+        if run_queue.paused:
+            run_queue.resume_due()
+        if run_queue.active:
+            run_queue.pump_turns(EVENTS_PER_BATCH, self.pump.bytes_moved)
         if self._waiting_for_pipe:
             self._enqueue_those_without_pipe()
 
     def _process_between(self, events: Events) -> None:
         self._process_events(events)
+        self.run_queue.resume_due()  # the timer's event may have been among them
         if self._waiting_for_pipe:
             self._enqueue_those_without_pipe()
 
     def _process_events(self, events: Events) -> None:
-        by_source = self._by_source
+        """Pump the directions of sockets that are ready; those whose owner has others in the queue come in its turn."""
+        by_source, enqueue = self._by_source, self.run_queue.enqueue
         for descriptor, mask in events:
             outgoing = by_source.get(descriptor)
-            if outgoing is None:  # finished earlier in this batch
+            if outgoing is None:  # finished earlier in this batch, or the timer
                 continue
             if mask & _ENDED:
                 self._on_eof_seen(outgoing, mask)
-            if mask & _OUTPUT and outgoing.opposite.held_bytes:
-                outgoing.opposite.pump(outgoing.opposite)
+            if mask & _OUTPUT and (incoming := outgoing.opposite).held_bytes:
+                if incoming.turns.directions or incoming.turns.bucket is not None:
+                    enqueue(incoming)
+                else:
+                    incoming.pump(incoming)
             if mask & _INPUT and not outgoing.held_bytes:  # else it waits for room, not for input
-                outgoing.pump(outgoing)
+                if outgoing.turns.directions or outgoing.turns.bucket is not None:
+                    enqueue(outgoing)
+                else:
+                    outgoing.pump(outgoing)
 
     def _enqueue_those_without_pipe(self) -> None:
         """Enqueue directions that wait for a pipe, as far as pipes are free again: no edge will come for them."""
@@ -297,7 +307,7 @@ class RelayEngine:
             direction = waiting.popleft()
             direction.queued = False
             self.pump.enqueue(direction)
-            if len(self._run_queue) >= EVENTS_PER_BATCH:
+            if self.run_queue.count(EVENTS_PER_BATCH) >= EVENTS_PER_BATCH:
                 return
 
     def _on_eof_seen(self, outgoing: Direction, mask: int) -> None:
@@ -336,20 +346,22 @@ class RelayEngine:
             self._end_idle_half_closed(trio.current_time())
             if not self.frozen:
                 self._pool.rebalance()
+            self.run_queue.forget_full()
             self._recheck_directions()
 
     def _end_idle_half_closed(self, now: float) -> None:
         """End the relays of which one direction is done and the other has moved nothing for too long."""
         for relay, (moved_before, deadline) in list(self._half_closed.items()):
             moved = sum(self.bytes_moved(relay))
-            if moved != moved_before:
+            is_paused = relay.to_broker.queued or relay.to_client.queued  # it is not its peers that move nothing
+            if moved != moved_before or is_paused:
                 self._half_closed[relay] = (moved, now + relay.half_close_timeout_s)
             elif now >= deadline:
                 relay.broken = True
                 self._finish(relay)
 
     def _recheck_directions(self) -> None:
-        """Pump the directions that an edge may have missed.
+        """Enqueue the directions that an edge may have missed.
 
         Those that wait for a pipe, since descriptors may be free again without a pipe having been released; and those
         of which the source was assumed to be empty.
@@ -357,10 +369,11 @@ class RelayEngine:
         to_recheck = [*self._to_recheck]
         self._to_recheck.clear()
         for direction in to_recheck:
-            direction.pump(direction)
+            self.run_queue.enqueue(direction)
         for _ in range(len(self._waiting_for_pipe)):
             direction = self._waiting_for_pipe.popleft()
             direction.queued = False
-            direction.pump(direction)
-        if self._run_queue:
+            self.run_queue.enqueue(direction)
+        self.run_queue.resume_due()
+        if self.run_queue.active:
             self._loop.wake()  # it waits for the epoll alone

@@ -101,10 +101,10 @@ class RelayCallbacks:
 class RelayOptions:
     """The limits, clock and sessions of a forwarder's relays.
 
-    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if no other task of this
-    process is in a hurry. ``owner_of`` names the owner that a relay's pipes count for. ``principals_max``: how many
-    principals are counted by name; ``principal_idle_s``: without a relay, until their place may be another one's.
-    ``denied``: the deny list at first.
+    ``forwarders``: how many share the kernel's bound on pipes. ``may_linger`` returns True if
+    no other task of this process is in a hurry. ``owner_of`` names the owner that a relay's pipes, turns and bytes
+    count for. ``principals_max``: how many principals are counted by name; ``principal_idle_s``: without a relay, until
+    their place may be another one's. ``denied``: the deny list at first.
     ``now``: seconds of a clock that only goes forward and is the same in a successor.
     """
 
@@ -150,6 +150,7 @@ class RelayManager(Collector):
         self._session_factory = SessionFactory(sessions, broker_factory, self.reauthentication.challenge_soon)
         pool = PipePool(fd_store.store_pipes, fd_store.drop_pipe, forwarders=options.forwarders)
         self._engine = RelayEngine(table, pool, self._on_relay_end, options.may_linger, options.owner_of)
+        self.run_queue = self._engine.run_queue
         framed_pump = FramedSplicePump(table, self._engine.pump, self.reauthentication, options.now)
         self._framed_copy_pump = FramedCopyPump(
             table, self._engine.host, framed_pump.journal, self.reauthentication, options.now
@@ -222,6 +223,7 @@ class RelayManager(Collector):
                 first_to_client=start.first_to_client,
                 session=session,
             )
+            self._engine.set_owner(relay)
             if session is not None:
                 self._framed_copy_pump.follow_relay(relay, session)
             self._engine.start_relay(relay)
@@ -398,13 +400,8 @@ class RelayManager(Collector):
     def _deny_if_listed(self, relay: Relay) -> None:
         kind = self._denied.matching_kind(relay.record.credentials)
         if kind and not relay.is_over:
-            about = relay.record
-            get_logger().warning(
-                "a denied credential's relay is ended",
-                client=about.client_address,
-                principal=about.principal,
-                kind=kind,
-            )
+            client, principal = relay.record.client_address, relay.record.principal
+            get_logger().warning("a denied credential's relay is ended", client=client, principal=principal, kind=kind)
             relay.deny()
 
     def _on_credentials_changed(self, session: ExpiringSession) -> None:
@@ -504,6 +501,7 @@ class SplicedRelayStarter:
 
     def follow_relay(self, relay: Relay, start: RelayStart) -> tuple[bytes, bytes]:
         """Return what goes first to the broker, and to the client."""
+        self._engine.set_owner(relay)
         first = start.first_to_broker, start.first_to_client
         return first if relay.session is None else self._framed_pump.follow_relay(relay, relay.session, *first)
 

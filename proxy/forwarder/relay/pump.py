@@ -6,12 +6,12 @@ A pump moves a direction's bytes, one portion at a time: through pipes of the ke
 
 import errno
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proxy.common.logs import get_logger
 from proxy.forwarder.relay.relay import Direction, Relay
+from proxy.forwarder.relay.turns import RunQueue
 from proxy.runtime.shared.relay_table import RelayTable
 
 PEER_GONE = frozenset(
@@ -44,7 +44,7 @@ class PumpHost:
 
     finish: Callable[[Relay], None]
     wake_loop: Callable[[], None]
-    run_queue: deque[Direction]
+    run_queue: RunQueue
     to_recheck: set[Direction] = field(default_factory=set)
     half_closed: dict[Relay, tuple[int, float]] = field(default_factory=dict)
     holding: set[Direction] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Pump(ABC):
         self._cells = table.cells
         self._finish = host.finish
         self._wake_loop = host.wake_loop
-        self._run_queue = host.run_queue
+        self.enqueue = host.run_queue.enqueue
         self.to_recheck = host.to_recheck
         self.half_closed = host.half_closed
 
@@ -79,12 +79,6 @@ class Pump(ABC):
         """Drop what is on its way to a direction's sink."""
 
     # ---- the queue
-
-    def enqueue(self, direction: Direction) -> None:
-        """Have a direction pumped again in the next round."""
-        if not direction.queued:
-            direction.queued = True
-            self._run_queue.append(direction)
 
     def wake_direction(self, direction: Direction) -> None:
         """Have a direction pumped soon, called from outside of the loop's processing or within it."""

@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -17,6 +18,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.lifetime.session import ExpiringSession, FrameCursor
 from proxy.forwarder.lifetime.terms import SessionTerms
+from proxy.forwarder.relay.bucket import Bucket
 from proxy.forwarder.relay.pipes import Pipe, PipeShare
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.process.descriptors import adopt_socket
@@ -52,14 +54,43 @@ class RelayStart:
     session: SessionTerms | None = None
 
 
+class Turns:
+    """The turns of one owner's directions of one way; see proxy.forwarder.relay.turns.
+
+    ``directions``: those that are queued. ``bucket``: None where the owner's bytes a second are not limited.
+    ``is_paused``: none of them may be pumped now. ``was_paused``: it was once, which is in the log.
+    ``dry_pause_until``: a pause that is only counted lasts until then.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "bucket",
+        "directions",
+        "dry_pause_until",
+        "is_paused",
+        "owner",
+        "was_paused",
+        "way",
+    )
+
+    def __init__(self, owner: str, way: int) -> None:
+        self.owner = owner
+        self.way = way
+        self.directions: deque[Direction] = deque()
+        self.bucket: Bucket | None = None
+        self.is_paused = self.was_paused = False
+        self.dry_pause_until = 0.0
+
+
 class Direction:
     """One direction of a relay: from a source socket to a sink socket.
 
     ``held_bytes`` have left the source and not reached the sink; ``pipe`` is bound only while some are in it.
     ``eof_seen``: the kernel has announced the source's end, which may be queued behind bytes; ``done``: it was reached,
     and passed on to the sink. ``queued``: it is in the run queue, or waits for a pipe. ``row``: where its cells begin
-    in the relay table. ``share``: its owner's share of the pipes, set before it gets the first. ``stream``: the rules
-    of what passes, where its frames are followed. ``cursor``: where these begin, if the kernel has them; else None.
+    in the relay table. ``share``: its owner's share of the pipes, set before it gets the first. ``turns``: its owner's
+    turns, set before it is queued. ``stream``: the rules of what passes, where its frames are followed. ``cursor``:
+    where these begin, if the kernel has them; else None.
     """
 
     __slots__ = (
@@ -77,11 +108,13 @@ class Direction:
         "sink",
         "source",
         "stream",
+        "turns",
     )
 
     opposite: "Direction"
     relay: "Relay"
     share: PipeShare
+    turns: Turns
     stream: FramedStream
     pump: Callable[["Direction"], None]
     """Moves a portion of the direction that it is called with: this one. Set before the relay starts."""

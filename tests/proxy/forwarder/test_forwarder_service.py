@@ -654,6 +654,20 @@ async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve)
     assert not served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
 
+async def test_a_limit_on_bytes_counts_from_the_start_and_for_open_relays_after_a_reload(serve: Serve) -> None:
+    def limits(bytes_per_s: int) -> dict[str, dict[str, int]]:
+        return {"cluster": {"forwarders": 2}, "limits": {"max_bytes_per_second_per_principal": bytes_per_s}}
+
+    served = await serve(**limits(8000))
+    turns = served.service._relays._engine.run_queue.turns_of("principal alice", 0)
+    assert turns.bucket is not None
+    assert turns.bucket.rate == 4000
+    await served.service.configure(make_config(**limits(2000)))
+    assert turns.bucket.rate == 1000
+    await served.service.configure(make_config())
+    assert turns.bucket is None
+
+
 async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

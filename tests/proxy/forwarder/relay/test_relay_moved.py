@@ -180,7 +180,7 @@ async def test_whatever_is_decided_late_is_not_said(
     else:
         line.send_challenge(CHALLENGE)
         line.close_with_error(CHALLENGE)
-        assert not first.relays._engine._run_queue, "nothing would pump it"
+        assert not first.relays._engine.run_queue.active, "nothing would pump it"
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert line.has_ended
     assert cells_of(second, about.id) == before
