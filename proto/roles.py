@@ -35,6 +35,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.TAKE_OVER_FILES: frozenset({Role.SUPERVISOR}),
         Method.LIST_CONNECTIONS: frozenset({Role.SUPERVISOR}),
         Method.END_CONNECTIONS: frozenset({Role.SUPERVISOR}),
+        Method.SUM_CONNECTIONS: frozenset({Role.SUPERVISOR}),
         Method.CLUSTER_STATUS: frozenset({Role.OPERATOR}),
         Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
         Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),
@@ -46,6 +47,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.REPORT_STATUS: frozenset({Role.ADMIN}),
         Method.REPORT_PLACES: frozenset({Role.ADMIN}),
         Method.REPORT_METRICS: frozenset({Role.ADMIN}),
+        Method.REPORT_OVERVIEW: frozenset({Role.ADMIN}),
     }
 )
 

@@ -24,6 +24,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TAKE_OVER_FILES: _ClassVar[Method]
     LIST_CONNECTIONS: _ClassVar[Method]
     END_CONNECTIONS: _ClassVar[Method]
+    SUM_CONNECTIONS: _ClassVar[Method]
     CLUSTER_STATUS: _ClassVar[Method]
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
@@ -35,6 +36,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORT_STATUS: _ClassVar[Method]
     REPORT_PLACES: _ClassVar[Method]
     REPORT_METRICS: _ClassVar[Method]
+    REPORT_OVERVIEW: _ClassVar[Method]
 
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +70,7 @@ GET_STATUS: Method
 TAKE_OVER_FILES: Method
 LIST_CONNECTIONS: Method
 END_CONNECTIONS: Method
+SUM_CONNECTIONS: Method
 CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
@@ -79,6 +82,7 @@ REPORT_READINESS: Method
 REPORT_STATUS: Method
 REPORT_PLACES: Method
 REPORT_METRICS: Method
+REPORT_OVERVIEW: Method
 OK: Status
 CLUSTER_AUTHORIZATION_FAILED: Status
 UNSUPPORTED_VERSION: Status
@@ -441,6 +445,26 @@ class ForwarderProcess(_message.Message):
     pid: int
     index: int
     def __init__(self, pid: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ConnectionSums(_message.Message):
+    __slots__ = ("principals", "interval_ms")
+    PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    principals: _containers.RepeatedCompositeFieldContainer[PrincipalSum]
+    interval_ms: int
+    def __init__(self, principals: _Optional[_Iterable[_Union[PrincipalSum, _Mapping]]] = ..., interval_ms: _Optional[int] = ...) -> None: ...
+
+class PrincipalSum(_message.Message):
+    __slots__ = ("principal", "connections", "bytes_per_s_to_broker", "bytes_per_s_to_client")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_TO_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    connections: int
+    bytes_per_s_to_broker: int
+    bytes_per_s_to_client: int
+    def __init__(self, principal: _Optional[str] = ..., connections: _Optional[int] = ..., bytes_per_s_to_broker: _Optional[int] = ..., bytes_per_s_to_client: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("role", "index", "leaving_pid")

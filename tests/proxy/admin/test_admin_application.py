@@ -20,7 +20,10 @@ from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
-PATHS = ("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status")
+PATHS = (
+    *("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status"),
+    *("/", "/page.css", "/page.js", "/events"),
+)
 
 
 class Setup:
@@ -61,6 +64,9 @@ class Setup:
 
     async def status(self) -> str:
         return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
+
+    async def overview(self) -> str:
+        return await self.status()
 
     async def get(
         self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = (), query: str = ""
