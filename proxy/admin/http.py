@@ -173,6 +173,8 @@ class HttpServer:
             self._streams.add(scope)
             try:
                 await produce(send)
+                with trio.fail_after(PART_TIMEOUT_S):
+                    await stream.send_all(http.send(h11.EndOfMessage()) or b"")
             finally:
                 self._streams.discard(scope)
 

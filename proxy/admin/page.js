@@ -80,7 +80,7 @@ function chart(toBroker, toClient) {
   if (history.length > POINTS) history.shift();
   const peak = Math.max(1, ...history.flat());
   byId("chart").querySelectorAll("polyline").forEach((line, way) => {
-    const at = (one, index) => `${WIDTH - (history.length - 1 - index) * (WIDTH / (POINTS - 1))},`
+    const at = (one, index) => `${(index * WIDTH) / Math.max(1, history.length - 1)},`
       + `${HEIGHT - 2 - (one[way] / peak) * (HEIGHT - 6)}`;
     line.setAttribute("points", history.map(at).join(" "));
   });
@@ -118,7 +118,7 @@ function show(data) {
   fill("principals", data.principals.length ? "Relays and lookup connections; bytes of relays. The busiest first."
     : "No connections.", [
     ["principal", "", (one) => one.principal],
-    ["connections", "number", (one) => count(one.connections)],
+    ["connec\u00adtions", "number", (one) => count(one.connections)],
     ["to brokers", "number", (one) => rate(data, one.to_broker)],
     ["to clients", "number", (one) => rate(data, one.to_client)],
   ], data.principals);
@@ -127,14 +127,14 @@ function show(data) {
   const more = data.brokers_known - data.brokers.length;
   fill("brokers", data.brokers_known ? (more ? `${count(more)} more are not shown.` : "") : "None is known.", [
     ["broker", "", (one) => one.broker],
-    ["reachable by", "", (one) => `${one.reachable} of ${one.asked} lookup workers`,
+    ["reached by", "short", (one) => `${one.reachable} of ${one.asked} workers`,
       (one) => (one.reachable === one.asked ? "good" : "bad")],
     ["details", "extra", (one) => one.detail],
   ], data.brokers);
   fill("workers", "", [
-    ["worker", "", (one) => `${one.role}-${one.worker}`],
-    ["state", "", (one) => one.state, (one) => (one.state === "running" ? "good" : "warn")],
-    ["connections", "number", (one) => ("connections" in one ? count(one.connections) : "")],
+    ["worker", "short", (one) => `${one.role}-${one.worker}`],
+    ["state", "short", (one) => one.state, (one) => (one.state === "running" ? "good" : "warn")],
+    ["connec\u00adtions", "number", (one) => ("connections" in one ? count(one.connections) : "")],
     ["restarts", "number", (one) => count(one.restarts), (one) => (one.restarts ? "warn" : "")],
     ["up", "number extra", (one) => ("uptime_seconds" in one ? duration(one.uptime_seconds) : "")],
     ["pid", "number extra", (one) => one.pid ?? ""],
@@ -153,7 +153,7 @@ function show(data) {
   ], data.certificates);
   fill("events", data.events.length ? "" : "None since the supervisor began.", [
     ["time (UTC)", "", (one) => one.at.slice(0, 19).replace("T", " ")],
-    ["level", "extra", (one) => one.level, (one) => ({ error: "bad", critical: "bad", warning: "warn" })[one.level] || ""],
+    ["level", "extra short", (one) => one.level, (one) => ({ error: "bad", critical: "bad", warning: "warn" })[one.level] || ""],
     ["event", "", (one) => (one.details ? `${one.event} (${one.details})` : one.event)],
   ], data.events);
   byId("main").hidden = false;
