@@ -19,10 +19,11 @@ from proxy.admin.scrape import CollectedMetrics
 from proxy.runtime.observability.metrics import new_registry
 
 from .lab.browser import CHROMIUM, Page, browser_page
+from .lab.cluster import HOST
+from .test_relays_survive import scene
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
-HOST = "127.0.0.1"
 TOKEN = "the-token"
 ATTACK = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 LONG = "x" * 128
@@ -236,3 +237,25 @@ def test_it_comes_back_by_itself(page: Page) -> None:
         page.run("reading.abort()")
         page.wait_for("document.getElementById('live').textContent === 'paused'")
         is_live(page)
+
+
+# ---- of a whole cluster
+
+
+RELAYS = 120
+
+
+def test_a_clusters_page_shows_its_relays(page: Page) -> None:
+    """All processes, files and calls of a real cluster; its events, too."""
+    with scene() as it, it.crowd() as crowd:
+        crowd.open(RELAYS)
+        page.call("Page.navigate", url=f"http://{HOST}:{it.cluster.admin_port}/")
+        is_live(page)
+        row = "[...document.querySelectorAll('#principals tbody tr')].map((r) => [...r.cells].map((c) => c.innerText))"
+        page.wait_for(f'JSON.stringify(({row}).map((one) => one.slice(0, 2))) === \'[["anonymous","{RELAYS}"]]\'')
+        crowd.exchange()
+        page.wait_for(f"({row})[0][2].endsWith('B/s') && ({row})[0][2] !== '0 B/s'")
+        crowd.close_all()
+        page.wait_for("document.getElementById('principals').caption.textContent === 'No connections.'")
+        assert it.cluster.command("reload").returncode == 0
+        page.wait_for("document.getElementById('events').innerText.includes('the configuration was reloaded')")
