@@ -351,7 +351,8 @@ class ForwarderService:
     async def sum_connections(self) -> ConnectionSums:
         """Return connections and bytes a second by principal, of relays and in lookup mode."""
         in_lookup_mode = (one.identity.role for one in self._client_connections if one.state is State.LOOKUP)
-        return await self._relays.connection_sums(in_lookup_mode)
+        relays = [relay.record.id for relay in self._relays.live if not relay.is_over]
+        return await self._relays.rates.sample(relays, in_lookup_mode)
 
     def _before_relay(self, unix_ms: float) -> Iterator[Entry]:
         """Yield the connections that are no relays."""

@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self, cast
 
@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from proto.command_heads import FrameInvalid
-from proto.rpc_pb2 import ConnectionSums, RelayLeftBehind, StoredRelay
+from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
@@ -41,7 +41,6 @@ from proxy.forwarder.relay.framed_splice_pump import FramedSplicePump
 from proxy.forwarder.relay.kernel_tls_pump import KernelTlsRelay, new_spliced_relay
 from proxy.forwarder.relay.ledger import RelayLedger
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
-from proxy.forwarder.relay.rates import PrincipalRates
 from proxy.forwarder.relay.relay import (
     Relay,
     RelayMustWait,
@@ -143,8 +142,7 @@ class RelayManager(Collector):
         table = RelayTable(handover.table)
         principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
         self._ledger = RelayLedger(table, fd_store, callbacks.on_end, principals)
-        self._rates = PrincipalRates(table, principals, options.now)
-        self.in_flight = self._ledger.in_flight
+        self.in_flight, self.rates = self._ledger.in_flight, self._ledger.rates
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)
@@ -440,14 +438,6 @@ class RelayManager(Collector):
     def bytes_moved(self, relay: Relay) -> tuple[int, int]:
         """Return the bytes that a live relay has moved so far, to the broker and to the client."""
         return self._engine.bytes_moved(relay)
-
-    async def connection_sums(self, others: Iterable[str]) -> ConnectionSums:
-        """Return connections and bytes a second by principal. ``others``: the principals of those that are no relays.
-
-        The bytes of all relays are told by the forwarder that has the table.
-        """
-        ids = [relay.record.id for relay in self._engine.relays if not relay.is_over]
-        return await self._rates.sample(ids, others, has_table=not self._ledger.has_handed_over)
 
     def expiring_sessions(self) -> list[ExpiringSession]:
         """Return the sessions of the live relays of which the frames are followed; none that is a successor's."""

@@ -5,6 +5,7 @@ relays go on: at 10,000 relays 4 to 7 ms of CPU time in all. It names the princi
 more than TOLD_MAX of them.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -23,21 +24,30 @@ INTERVAL_S_MAX = 15.0
 
 
 class PrincipalRates:
-    """Samples of one relay table. ``now``: seconds of a clock that only goes forward."""
+    """Samples of one relay table. ``has_table``: whether this process, and no successor, tells the bytes of all relays
+    in the table. ``now``: seconds of a clock that only goes forward.
+    """
 
-    def __init__(self, table: RelayTable, principals: PrincipalUsage, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        table: RelayTable,
+        principals: PrincipalUsage,
+        has_table: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._has_table = has_table
         self._table = table
         self._principals = principals
         self._now = now
         self._before: dict[str, tuple[int, int]] = {}
         self._sampled_at_s = float("-inf")
 
-    async def sample(self, relay_ids: list[int], others: Iterable[str], *, has_table: bool) -> ConnectionSums:
+    async def sample(self, relay_ids: list[int], others: Iterable[str]) -> ConnectionSums:
         """Return the sums by principal, and rates since the last sample, where that was within INTERVAL_S_MAX.
 
-        ``relay_ids``: of this process; ``others``: the principals of connections that are no relays; ``has_table``:
-        this process tells the bytes of all relays in the table.
+        ``relay_ids``: of this process; ``others``: the principals of connections that are no relays.
         """
+        has_table = self._has_table()
         now, rows = self._now(), self._principals.rows()
         connections = Counter(map(self._principals.known_row_of, others))
         cells = self._table.principals_and_bytes()

@@ -75,7 +75,7 @@ async def test_snapshots_are_made_once_for_all_viewers_and_only_while_there_are_
 
 
 async def test_viewers_are_bounded(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    """Security: whoever reaches the port can ask."""
+    """Security: any client that reaches the port can ask."""
     answers = [await setup.view(nursery) for _ in range(VIEWERS_MAX + 2)]
     assert answers == [200] * VIEWERS_MAX + [503] * 2
     assert setup.live.viewers == VIEWERS_MAX

@@ -16,17 +16,18 @@ from proxy.runtime.shared.relay_table import PRINCIPALS_MAX, TO_BROKER, RelayTab
 class Setup:
     def __init__(self, principals_max: int = PRINCIPALS_MAX) -> None:
         self.now = 100.0
+        self.has_table = True
         self.table = RelayTable()
         self.principals = PrincipalUsage(self.table, principals_max, 600.0, lambda: self.now)
-        self.rates = PrincipalRates(self.table, self.principals, lambda: self.now)
+        self.rates = PrincipalRates(self.table, self.principals, lambda: self.has_table, lambda: self.now)
         self.ids: list[int] = []
 
     def begin(self, name: str) -> int:
         self.ids.append(begin(self.table, self.principals, name))
         return self.ids[-1]
 
-    async def sample(self, *others: str, has_table: bool = True) -> ConnectionSums:
-        return await self.rates.sample(self.ids, others, has_table=has_table)
+    async def sample(self, *others: str) -> ConnectionSums:
+        return await self.rates.sample(self.ids, others)
 
 
 def found(sums: ConnectionSums) -> dict[str, tuple[int, int, int]]:
@@ -82,11 +83,12 @@ async def test_no_mean_of_hours_is_told() -> None:
 async def test_a_predecessor_tells_its_connections_alone() -> None:
     """Its successor tells all bytes of the table that they share."""
     setup = Setup()
+    setup.has_table = False
     one = setup.begin("alice")
-    await setup.sample(has_table=False)
+    await setup.sample()
     use(setup.table, one, 1000)
     setup.now += 1
-    sums = await setup.sample(has_table=False)
+    sums = await setup.sample()
     assert (sums.interval_ms, found(sums)) == (0, {"alice": (1, 0, 0)})
 
 
