@@ -57,8 +57,8 @@ class Admin(Strict, frozen=True):
 
     bind: `address:port`; keep it away from clients
     token_file: a file with the token that `/metrics`, `/status` and `/events` (the page's data) require
-        (`Authorization: Bearer …`); read again when it changes. Empty: they require none. `/healthz`, `/readyz` and `/status.html`
-        never do
+        (`Authorization: Bearer …`); read again when it changes. Empty: they require none. `/healthz`, `/readyz` and
+        `/status.html` never do
     allowed_hosts: patterns (`*`, `?`) of host names by which the port may be asked, beside IP addresses, `localhost`
         and the host of `bind`. Requests with another `Host` get 421: a page in an operator's browser could otherwise
         give its own name the port's address, and read the port (DNS rebinding). `*`: any name
