@@ -290,3 +290,10 @@ async def test_invalid_metrics_of_a_captured_worker_are_dropped_counted_and_logg
     assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="auth",reason="malformed"}} 6.0' in lines
     assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="forwarder",reason="too_large"}} 2.0' in lines
     assert sorted(entry["who"] for entry in logs) == ["auth-0", "forwarder-0"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/events"])
+async def test_the_page_is_open_and_its_data_asks_for_the_token(setup: Setup, path: str) -> None:
+    """Security."""
+    setup.allowed = False
+    assert (await setup.get(path)).status == (401 if path == "/events" else 200)
