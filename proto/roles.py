@@ -36,6 +36,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.LIST_CONNECTIONS: frozenset({Role.SUPERVISOR}),
         Method.END_CONNECTIONS: frozenset({Role.SUPERVISOR}),
         Method.SET_LOG_LEVEL: frozenset({Role.SUPERVISOR}),
+        Method.SUM_CONNECTIONS: frozenset({Role.SUPERVISOR}),
         Method.CLUSTER_STATUS: frozenset({Role.OPERATOR}),
         Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
         Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),
@@ -49,6 +50,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.REPORT_STATUS: frozenset({Role.ADMIN}),
         Method.REPORT_PLACES: frozenset({Role.ADMIN}),
         Method.REPORT_METRICS: frozenset({Role.ADMIN}),
+        Method.REPORT_OVERVIEW: frozenset({Role.ADMIN}),
     }
 )
 

@@ -15,6 +15,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENVELOPE: _ClassVar[Method]
     RESOLVE_TARGET: _ClassVar[Method]
     BROKER_PROFILE: _ClassVar[Method]
+    SUM_CONNECTIONS: _ClassVar[Method]
     START: _ClassVar[Method]
     SET_PEERS: _ClassVar[Method]
     CONFIGURE: _ClassVar[Method]
@@ -38,6 +39,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORT_STATUS: _ClassVar[Method]
     REPORT_PLACES: _ClassVar[Method]
     REPORT_METRICS: _ClassVar[Method]
+    REPORT_OVERVIEW: _ClassVar[Method]
 
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +64,7 @@ BROKER_CREDENTIALS: Method
 ENVELOPE: Method
 RESOLVE_TARGET: Method
 BROKER_PROFILE: Method
+SUM_CONNECTIONS: Method
 START: Method
 SET_PEERS: Method
 CONFIGURE: Method
@@ -85,6 +88,7 @@ REPORT_READINESS: Method
 REPORT_STATUS: Method
 REPORT_PLACES: Method
 REPORT_METRICS: Method
+REPORT_OVERVIEW: Method
 OK: Status
 CLUSTER_AUTHORIZATION_FAILED: Status
 UNSUPPORTED_VERSION: Status
@@ -465,6 +469,26 @@ class ForwarderProcess(_message.Message):
     pid: int
     index: int
     def __init__(self, pid: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ConnectionSums(_message.Message):
+    __slots__ = ("principals", "interval_ms")
+    PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    principals: _containers.RepeatedCompositeFieldContainer[PrincipalSum]
+    interval_ms: int
+    def __init__(self, principals: _Optional[_Iterable[_Union[PrincipalSum, _Mapping]]] = ..., interval_ms: _Optional[int] = ...) -> None: ...
+
+class PrincipalSum(_message.Message):
+    __slots__ = ("principal", "connections", "bytes_per_s_to_broker", "bytes_per_s_to_client")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_TO_BROKER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_TO_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    connections: int
+    bytes_per_s_to_broker: int
+    bytes_per_s_to_client: int
+    def __init__(self, principal: _Optional[str] = ..., connections: _Optional[int] = ..., bytes_per_s_to_broker: _Optional[int] = ..., bytes_per_s_to_client: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("role", "index", "leaving_pid")

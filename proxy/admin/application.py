@@ -1,6 +1,7 @@
-"""The admin port's paths: GET /metrics, /healthz, /readyz, /status.html, /status."""
+"""The admin port's paths: GET / (the page), /metrics, /healthz, /readyz, /status.html, /status, /events."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -10,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from proto.rpc_pb2 import Reasons
 from proxy.admin.http import HttpRequest, HttpResponse
+from proxy.admin.page import EVENTS_PATH, PAGE_FILES, LivePage
 from proxy.admin.scrape import CollectedMetrics
 from proxy.common.logs import get_logger
 from proxy.common.readiness import LEAVING_REASON
@@ -18,8 +20,8 @@ from proxy.runtime.rpc.errors import RpcError
 
 JSON = "application/json"
 
-TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
-"""The other paths reveal only yes or no, and Kubernetes' probes have no token."""
+TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status", EVENTS_PATH})
+"""The other paths reveal only yes or no, or are the page without data; Kubernetes' probes have no token."""
 
 HOST_BYTES_SHOWN = 255
 NOT_OUR_HOST = b"""\
@@ -46,6 +48,10 @@ class ClusterView(Protocol):
         """Return the status of the whole cluster as JSON."""
         ...
 
+    async def overview(self) -> str:
+        """Return what the page shows, as JSON in one line."""
+        ...
+
 
 IsAllowed = Callable[[list[bytes]], Awaitable[bool]]
 IsOwnHost = Callable[[bytes], bool]
@@ -60,7 +66,8 @@ class AdminApplication:
         self._view = view
         self._is_allowed = is_allowed
         self._is_own_host = is_own_host
-        self._paths: dict[str, Callable[[], Awaitable[HttpResponse]]] = {
+        self._live = LivePage(view.overview, is_allowed)
+        self._paths: dict[str, Callable[[HttpRequest], Awaitable[HttpResponse]]] = {
             "/metrics": self._metrics,
             "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
             "/healthz": self._healthz,
@@ -68,7 +75,9 @@ class AdminApplication:
             "/readyz?leaving=ready": self._readyz_while_leaving,
             "/status.html": self._status_html,  # what probes of Pulsar's own proxy ask
             "/status": self._status,
+            EVENTS_PATH: self._live.response,
         }
+        self._paths |= {path: partial(_page_file, response) for path, response in PAGE_FILES.items()}
         self._requests = prometheus_client.Counter(
             "pulsar_proxy_admin_requests", "Requests at the admin port.", ["path", "code"], registry=registry
         )
@@ -107,21 +116,21 @@ class AdminApplication:
             return HttpResponse(
                 401, b"the token of admin.token_file is needed\n", headers=(("WWW-Authenticate", "Bearer"),)
             )
-        return await handler()
+        return await handler(request)
 
-    async def _metrics(self) -> HttpResponse:
+    async def _metrics(self, _request: HttpRequest) -> HttpResponse:
         text, at = await self._view.metrics()
         return HttpResponse(200, text, CONTENT_TYPE_LATEST, (("X-Collected-At", f"{at:.6f}"),))
 
-    async def _healthz(self) -> HttpResponse:
+    async def _healthz(self, _request: HttpRequest) -> HttpResponse:
         await trio.lowlevel.checkpoint()
         well = self._view.is_responsive()
         return HttpResponse(200, b"ok\n") if well else HttpResponse(503, b"the supervisor does not answer\n")
 
-    async def _readyz(self) -> HttpResponse:
+    async def _readyz(self, _request: HttpRequest) -> HttpResponse:
         return _answer_of(await self._view.readiness())
 
-    async def _readyz_while_leaving(self) -> HttpResponse:
+    async def _readyz_while_leaving(self, _request: HttpRequest) -> HttpResponse:
         """Answer as `/readyz`, with `leaving` as a note.
 
         For Kubernetes' probe: a pod that ends is out of its Services, whatever the probe says. But if it succeeds, the
@@ -132,13 +141,18 @@ class AdminApplication:
         left_out = [LEAVING_REASON] if LEAVING_REASON in readiness.reasons else []
         return _answer_of(Reasons(reasons=reasons, notes=[*readiness.notes, *left_out]))
 
-    async def _status_html(self) -> HttpResponse:
+    async def _status_html(self, _request: HttpRequest) -> HttpResponse:
         readiness = await self._view.readiness()
         return HttpResponse(503, b"NOT READY\n") if readiness.reasons else HttpResponse(200, b"OK\n")
 
-    async def _status(self) -> HttpResponse:
+    async def _status(self, _request: HttpRequest) -> HttpResponse:
         status = (await self._view.status()).encode()
         return HttpResponse(200, msgspec.json.format(status, indent=2) + b"\n", JSON)
+
+
+async def _page_file(response: HttpResponse, _request: HttpRequest) -> HttpResponse:
+    await trio.lowlevel.checkpoint()
+    return response
 
 
 def _answer_of(readiness: Reasons) -> HttpResponse:

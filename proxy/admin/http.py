@@ -1,10 +1,12 @@
 """HTTP/1.1 server for untrusted clients: h11 parses, this does the IO, with a bound on every wait, size and number.
 
 One request a connection: a client that asks every few seconds loses nothing by that, and no connection is ever idle.
+A response may be a stream, whose parts are each received in time.
 Where CONNECTIONS_MAX are open, the next one displaces the oldest from the address that has the most, so that a client
 that holds connections open does not keep others from being served.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ HEAD_BYTES_MAX = 8 * 1024
 HEAD_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 15.0
 """Time to produce a response and to have it received."""
+PART_TIMEOUT_S = 5.0
+"""Time to have a part of a stream received."""
 LINGER_S = 0.5
 LINGER_BYTES_MAX = 64 * 1024
 ACCEPT_PAUSE_S = 0.1
@@ -38,16 +42,22 @@ class HttpRequest:
     client: str
     query: str = ""
     host: bytes = b""
+    fetch_site: bytes = b""
+    """The header `Sec-Fetch-Site`, by which a browser tells whether another site's page asks; empty: there is none."""
+
+
+Send = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A response; the connection is closed after it."""
+    """A response; the connection is closed after it. ``stream``: sends its body in parts, instead of ``body``."""
 
     status: int
     body: bytes
     content_type: str = TEXT
     headers: tuple[tuple[str, str], ...] = ()
+    stream: Callable[[Send], Awaitable[None]] | None = None
 
 
 RequestHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -67,6 +77,7 @@ class HttpServer:
     def __init__(self, handle_request: RequestHandler) -> None:
         self._handle_request = handle_request
         self._accepting = trio.CancelScope()
+        self._streams: set[trio.CancelScope] = set()
         self._connections: dict[_Connection, None] = {}  # in the order in which they came
         self.displaced = 0
 
@@ -76,8 +87,12 @@ class HttpServer:
         return len(self._connections)
 
     def stop_accepting(self) -> None:
-        """Serve the open connections to their end, and leave new ones to the successor at the same port."""
+        """Serve the open connections to their end, and leave new ones to the successor at the same port. Streams, which
+        have no end, end now.
+        """
         self._accepting.cancel()
+        for scope in self._streams:
+            scope.cancel()
 
     async def serve(self, listener: trio.abc.Listener[trio.SocketStream]) -> None:
         """Serve until `stop_accepting`, and then until the last connection has ended."""
@@ -136,11 +151,32 @@ class HttpServer:
             response = HttpResponse(error.error_status_hint, b"this is no HTTP request\n")
         else:
             response = HttpResponse(503, b"no answer in time\n")
-        with trio.move_on_after(ANSWER_TIMEOUT_S):
+        with trio.move_on_after(ANSWER_TIMEOUT_S) as answering:
             if request is not None:
                 response = await self._handle_request(request)
-            await _send(http, stream, response, with_body=request is None or request.method != "HEAD")
-            await _linger(stream)
+            with_body = request is None or request.method != "HEAD"
+            await _send(http, stream, response, with_body=with_body)
+            if response.stream is None or not with_body:
+                await _linger(stream)
+                return
+        if response.stream is not None and not (answering.cancelled_caught or self._accepting.cancel_called):
+            await self._send_stream(http, stream, response.stream)
+
+    async def _send_stream(
+        self, http: h11.Connection, stream: trio.abc.SendStream, produce: Callable[[Send], Awaitable[None]]
+    ) -> None:
+        async def send(part: bytes) -> None:
+            with trio.fail_after(PART_TIMEOUT_S):
+                await stream.send_all(http.send(h11.Data(data=part)) or b"")
+
+        with contextlib.suppress(trio.TooSlowError), trio.CancelScope() as scope:
+            self._streams.add(scope)
+            try:
+                await produce(send)
+                with trio.fail_after(PART_TIMEOUT_S):
+                    await stream.send_all(http.send(h11.EndOfMessage()) or b"")
+            finally:
+                self._streams.discard(scope)
 
 
 async def _read_head(http: h11.Connection, connection: _Connection) -> HttpRequest | None:
@@ -151,20 +187,21 @@ async def _read_head(http: h11.Connection, connection: _Connection) -> HttpReque
     path, _, query = event.target.decode("latin-1").partition("?")
     authorization = [value for name, value in event.headers if name == b"authorization"]
     host = next((value for name, value in event.headers if name == b"host"), b"")  # h11 takes no second one
-    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address, query, host)
+    site = next((value for name, value in event.headers if name == b"sec-fetch-site"), b"")
+    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address, query, host, site)
 
 
 async def _send(http: h11.Connection, stream: trio.abc.SendStream, response: HttpResponse, *, with_body: bool) -> None:
     headers = [
         ("Content-Type", response.content_type),
-        ("Content-Length", str(len(response.body))),
+        *([("Content-Length", str(len(response.body)))] if response.stream is None else ()),
         ("Connection", "close"),
         *response.headers,
     ]
     reason = HTTPStatus(response.status).phrase.encode()
     head = http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
     await stream.send_all(head)
-    if with_body:
+    if with_body and response.body:
         await stream.send_all(response.body)
 
 

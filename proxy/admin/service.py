@@ -33,6 +33,9 @@ READINESS_KEPT_S = 0.5
 """Any client that reaches the port may ask for it; Kubernetes does every few seconds."""
 
 STATUS_KEPT_S = 0.1
+OVERVIEW_KEPT_S = 1.0
+"""Viewers of the page ask at the same moments (proxy.admin.page); who comes in between gets what the last have got."""
+
 DRAIN_S_MAX = 1.0
 """Time for a request under way when the worker ends."""
 
@@ -134,6 +137,7 @@ class CachedClusterView:
         self.is_responsive = client.is_responsive
         self.readiness = CoalescingCache(client.readiness, readiness_kept_s).current
         self.status = CoalescingCache(client.status, STATUS_KEPT_S).current
+        self.overview = CoalescingCache(client.overview, OVERVIEW_KEPT_S).current
 
 
 class AdminService:

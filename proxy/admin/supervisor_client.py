@@ -77,6 +77,10 @@ class SupervisorClient:
         """Return the status of the whole cluster as JSON. Raises RpcError."""
         return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
 
+    async def overview(self) -> str:
+        """Return what the page shows, as JSON in one line. Raises RpcError."""
+        return (await self._rpc.call(Method.REPORT_OVERVIEW, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
+
     async def places(self) -> list[ProcessIdentity]:
         """Return the processes whose metrics can be read. Raises RpcError."""
         reply = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)

@@ -16,7 +16,7 @@ from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
-from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, StoredRelay
+from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, ConnectionSums, StoredRelay
 from proxy.common.deny_list import DenyList
 from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
@@ -363,6 +363,12 @@ class ForwarderService:
         """Return a page of the clients' connections; ``ends``: of those that are ended by it. Raises FilterInvalid."""
         unix_ms = time.time() * 1000
         return await page_of(request, partial(self._before_relay, unix_ms), self._relays, unix_ms=unix_ms, ends=ends)
+
+    async def sum_connections(self) -> ConnectionSums:
+        """Return connections and bytes a second by principal, of relays and in lookup mode."""
+        in_lookup_mode = (one.identity.role for one in self._client_connections if one.state is State.LOOKUP)
+        relays = [relay.record.id for relay in self._relays.live if not relay.is_over]
+        return await self._relays.rates.sample(relays, in_lookup_mode)
 
     def _before_relay(self, unix_ms: float) -> Iterator[Entry]:
         """Yield the connections that are no relays."""

@@ -38,7 +38,9 @@ from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.audit import AuditWriter, close_destination, open_destination
 from proxy.supervisor.operators.connections import ClusterConnections
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.operators.events import RecentEvents
 from proxy.supervisor.operators.log_levels import LogLevelControl
+from proxy.supervisor.operators.overview import ClusterOverview
 from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.children import child_reaper, end_descendants
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -62,7 +64,8 @@ CONFIG_NOTE = "the changed configuration is not in force; the log says why"
 class Supervisor:
     """One running cluster, its operators' interfaces and its configuration file."""
 
-    def __init__(self, config: Config, config_file: Path, handover: HandoverState) -> None:
+    def __init__(self, config: Config, config_file: Path, handover: HandoverState, events: RecentEvents) -> None:
+        self._events = events
         self._config_file = config_file
         self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, handover.runtime_lock_fd)
         self._admin_listener = _bind_admin(config, handover)
@@ -71,7 +74,8 @@ class Supervisor:
         self._report = ClusterReport(self._cluster)
         self._audit = AuditWriter(self._cluster.audit_pipe[0], self._cluster.registry)
         self._audit.set_destination(_open_audit(config, handover))
-        self._admin_channel = AdminChannel(self._report, self._admin_listener.fileno)
+        overview = ClusterOverview(self._cluster, self._report, events)
+        self._admin_channel = AdminChannel(self._report, overview, self._admin_listener.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
         self._config_watcher = ConfigFileWatcher(
             config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._reload_changed_file
@@ -278,7 +282,7 @@ class Supervisor:
             raise
         self._audit.set_destination(audit)
         changes.on_applied(stamps)
-        configure_logs(config.log, Role.SUPERVISOR, 0)
+        configure_logs(config.log, Role.SUPERVISOR, 0, self._events)
         await self._log_levels.on_reloaded(is_level_new=config.log.level != level_before)
         get_logger().info("the configuration was reloaded")
         _log_plan(plan)
@@ -406,7 +410,8 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
     config = plan.config
     harden_process()
     become_subreaper()
-    configure_logs(config.log, Role.SUPERVISOR, 0)
+    events = RecentEvents()
+    configure_logs(config.log, Role.SUPERVISOR, 0, events)
     _log_plan(plan)
     if plan.shortage and handover_fd is None:  # what the program before the exec has left must not end by this
         fail(plan.shortage)
@@ -414,7 +419,7 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
     raise_open_file_limit(config)
     try:
         handover = HandoverState() if handover_fd is None else HandoverState.from_memfd(handover_fd)
-        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover)
+        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, events)
     except StartFailed as error:
         fail(str(error))
         return

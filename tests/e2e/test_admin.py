@@ -22,7 +22,7 @@ from .lab.processes import holds
 from .lab.waiting import BUSY_S, eventually
 
 SECRET = make_token(b"k" * 32, "a-credential-that-only-auth-workers-may-know")
-PATHS = {"/metrics": 200, "/status": 200, "/healthz": 200, "/readyz": 503}
+PATHS = {"/metrics": 200, "/status": 200, "/healthz": 200, "/readyz": 503, "/": 200, "/page.js": 200}
 """Without a broker."""
 
 
@@ -82,6 +82,23 @@ def test_no_spelling_of_a_path_goes_past_the_token(cluster: ProxyCluster, target
     try:
         connection.request("GET", target)
         assert connection.getresponse().status in {401, 404}
+    finally:
+        connection.close()
+
+
+def test_the_pages_data_asks_for_the_token_and_for_its_own_name(cluster: ProxyCluster) -> None:
+    """Security: the page without data does not."""
+    for headers in ({}, bearer("wrong-token")):
+        assert cluster.get("/events", headers=headers).status == 401
+    assert cluster.get("/events", headers={"Host": "attacker.example", **bearer("first-token")}).status == 421
+    elsewhere = {"Sec-Fetch-Site": "cross-site", **bearer("first-token")}
+    assert cluster.get("/events", headers=elsewhere).status == 403
+    connection = http.client.HTTPConnection(HOST, cluster.admin_port, timeout=BUSY_S)
+    try:
+        connection.request("GET", "/events", headers=bearer("first-token"))
+        answer = connection.getresponse()
+        assert (answer.status, answer.readline()) == (200, b"event: snapshot\n")
+        assert json.loads(answer.readline().removeprefix(b"data: "))["not_ready_because"] == ["no broker is reachable"]
     finally:
         connection.close()
 

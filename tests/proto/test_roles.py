@@ -22,6 +22,7 @@ MATRIX: dict[int, set[str]] = {
     26: {"supervisor"},  # TAKE_OVER_FILES
     27: {"supervisor"},  # LIST_CONNECTIONS
     28: {"supervisor"},  # END_CONNECTIONS
+    29: {"supervisor"},  # SUM_CONNECTIONS
     30: {"operator"},  # CLUSTER_STATUS
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD
@@ -36,6 +37,7 @@ MATRIX: dict[int, set[str]] = {
     42: {"admin"},  # REPORT_STATUS
     43: {"admin"},  # REPORT_PLACES
     44: {"admin"},  # REPORT_METRICS
+    45: {"admin"},  # REPORT_OVERVIEW
     3: set(),
     99: set(),
     -1: set(),

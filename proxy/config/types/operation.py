@@ -53,11 +53,12 @@ class Reload(Strict, frozen=True):
 
 
 class Admin(Strict, frozen=True):
-    """The HTTP port for operators: `/metrics`, `/healthz`, `/readyz` (and `/status.html`), `/status`.
+    """The HTTP port for operators: a page at `/`, and `/metrics`, `/healthz`, `/readyz` (`/status.html`), `/status`.
 
     bind: `address:port`; keep it away from clients
-    token_file: a file with the token that `/metrics` and `/status` require (`Authorization: Bearer …`); read again when
-        it changes. Empty: they require none. `/healthz`, `/readyz` and `/status.html` never do
+    token_file: a file with the token that `/metrics`, `/status` and `/events` (the page's data) require
+        (`Authorization: Bearer …`); read again when it changes. Empty: they require none. `/healthz`, `/readyz` and
+        `/status.html` never do
     allowed_hosts: patterns (`*`, `?`) of host names by which the port may be asked, beside IP addresses, `localhost`
         and the host of `bind`. Requests with another `Host` get 421: a page in an operator's browser could otherwise
         give its own name the port's address, and read the port (DNS rebinding). `*`: any name

@@ -10,6 +10,7 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.closing import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
+from proxy.forwarder.relay.rates import PrincipalRates
 from proxy.forwarder.relay.relay import Relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.runtime.fairness.owners import owner_of
@@ -51,6 +52,7 @@ class RelayLedger:
         self._on_end = on_end
         self._principals = principals
         self._stay_behind: frozenset[int] | None = None
+        self.rates = PrincipalRates(table, principals, lambda: not self.has_handed_over)
 
     # ---- relays in
 

@@ -142,7 +142,7 @@ class RelayManager(Collector):
         table = RelayTable(handover.table)
         principals = PrincipalUsage(table, options.principals_max, options.principal_idle_s, options.now)
         self._ledger = RelayLedger(table, fd_store, callbacks.on_end, principals)
-        self.in_flight = self._ledger.in_flight
+        self.in_flight, self.rates = self._ledger.in_flight, self._ledger.rates
         self.enforcement = sessions.enforcement
         self.reauthentication = ReauthenticationCoordinator(nursery, sessions.metrics, options.now)
         broker_factory = sessions.broker_factory or BrokerReauthenticationFactory(nursery)

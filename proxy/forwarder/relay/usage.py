@@ -97,6 +97,15 @@ class PrincipalUsage:
         self._idle_since.pop(principal, None)
         return number
 
+    def known_row_of(self, principal: str) -> int:
+        """Return the number of the row in which a principal is counted as it is now, without naming one."""
+        return self._numbers.get(principal, _OTHER) if principal else _ANONYMOUS
+
+    def rows(self) -> dict[str, int]:
+        """Return the rows' numbers by their value of the label `principal`."""
+        own = {OTHER: _OTHER, ANONYMOUS: _ANONYMOUS}
+        return own | {label_of(role): number for role, number in self._numbers.items()}
+
     def _name_row(self, principal: str, owner: int) -> int:
         number = self._find_row(owner) if len(principal.encode()) <= NAME_BYTES_MAX else _OTHER
         if number != _OTHER:
@@ -155,8 +164,7 @@ class PrincipalUsage:
         sessions = CounterMetricFamily(
             "pulsar_proxy_principal_sessions", "Relays begun, by principal.", labels=["principal"]
         )
-        rows = {OTHER: _OTHER, ANONYMOUS: _ANONYMOUS}
-        rows |= {label_of(role): number for role, number in self._numbers.items()}
+        rows = self.rows()
         self._note_idle_roles()
         sums = self._table.principal_sums(rows.values())
         for name, number in rows.items():

@@ -53,8 +53,11 @@ class _Origin:
         return entry
 
 
-def configure_logs(config: Log, role: Role, worker: int) -> None:
-    """Set up this process's logs. Before this is called structlog's defaults apply."""
+def configure_logs(config: Log, role: Role, worker: int, *also: structlog.typing.Processor) -> None:
+    """Set up this process's logs. Before this is called structlog's defaults apply.
+
+    ``also``: processors that see each entry as it is written.
+    """
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if config.format == "json"
@@ -64,5 +67,5 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
         config.level,
         Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD),
         before=[printable, _Origin(role, worker)],
-        renderers=[_printable_traceback, renderer],
+        renderers=[_printable_traceback, *also, renderer],
     )

@@ -22,6 +22,7 @@ from proto.rpc_pb2 import (
     ConfigureRequest,
     ConnectionsPage,
     ConnectionsRequest,
+    ConnectionSums,
     DrainRequest,
     Empty,
     LogLevelRequest,
@@ -159,6 +160,10 @@ class ListsConnections(Protocol):
         """
         ...
 
+    async def sum_connections(self) -> ConnectionSums:
+        """Return connections and bytes a second by principal."""
+        ...
+
 
 ServiceFactory = Callable[[WorkerContext], Service]
 
@@ -222,6 +227,7 @@ class _Worker:
             Method.GET_STATUS: self._get_status,
             Method.LIST_CONNECTIONS: partial(self._list_connections, ends=False),
             Method.END_CONNECTIONS: partial(self._list_connections, ends=True),
+            Method.SUM_CONNECTIONS: self._sum_connections,
         }
 
     async def _start(self, data: bytes, _caller: Caller) -> bytes:
@@ -318,6 +324,13 @@ class _Worker:
         except ProxyError as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return page.SerializeToString()
+
+    async def _sum_connections(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        service = self._started()
+        if not isinstance(service, ListsConnections):
+            raise RpcRefused(Status.UNSUPPORTED_VERSION, "this worker has no connections")
+        return (await service.sum_connections()).SerializeToString()
 
     def _started(self) -> Service:
         if self._service is None:

@@ -27,7 +27,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from proxy.runtime.shared.memory import create_shared_memory
 
@@ -121,6 +121,12 @@ _IDS = 1 << 20
 _ROW_MAX = 1 << 60
 _SUM_MAX = 1 << 62
 """Bounds of a counter and of a sum of counters, so that no addition leaves a cell's range."""
+
+ROW_CELLS = 2 * _CELLS_PER_ROW
+ROW_PRINCIPAL = _PRINCIPAL
+ROW_TO_BROKER = BYTES
+ROW_TO_CLIENT = _CELLS_PER_ROW + BYTES
+"""See ``RelayTable.principals_and_bytes``."""
 
 _FRAMED_AT = (RELAYS_MAX + 1) * 2 * _CELLS_PER_ROW
 _PRINCIPALS_AT = _FRAMED_AT + (RELAYS_MAX + 1) * 2 * _CELLS_PER_FRAMED_ROW
@@ -408,6 +414,19 @@ class RelayTable:
         """Return the numbers of the rows that relays refer to, those left behind in predecessors included."""
         first, end = row(1, TO_BROKER) + _PRINCIPAL, row(self._ids_used() + 1, TO_BROKER)
         return set(self.cells[first : end : 2 * _CELLS_PER_ROW])
+
+    def sums_of_ended(self, number: int) -> tuple[int, int]:
+        """Return a principal's bytes to the broker and to the client, over its relays that have ended."""
+        at = principal_row(number) + _PRINCIPAL_BYTES
+        return self.cells[at], self.cells[at + 1]
+
+    def principals_and_bytes(self) -> Sequence[int]:
+        """Return a copy of all relays' rows: of each relay, the first one's at 0, ROW_CELLS cells, with the principal's
+        number, the bytes to the broker and those to the client at the offsets ROW_PRINCIPAL, ROW_TO_BROKER and
+        ROW_TO_CLIENT.
+        """
+        rows = self.cells[row(1, TO_BROKER) : row(self._ids_used() + 1, TO_BROKER)]
+        return memoryview(rows.tobytes()).cast("q")
 
     def principal_sums(self, numbers: Iterable[int]) -> dict[int, list[int]]:
         """Return five sums for each of these principals, over all its relays: bytes to the broker, bytes to the client,

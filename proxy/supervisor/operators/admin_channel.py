@@ -1,4 +1,5 @@
-"""The supervisor's end of the admin worker's channel: health, readiness, status and metrics, and nothing else.
+"""The supervisor's end of the admin worker's channel: health, readiness, status, the page's overview and
+metrics, and nothing else.
 
 The worker serves the operators' HTTP port and so reads unauthenticated input. The supervisor, which holds the seal key,
 only reads its calls, on a socket of the worker's own (proxy/admin/supervisor_client.py is its other end).
@@ -20,6 +21,7 @@ from proxy.runtime.process.listener_channel import pass_listeners, wait_for_requ
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
+from proxy.supervisor.operators.overview import ClusterOverview
 from proxy.supervisor.operators.report import ClusterReport, MetricsTooLarge
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
@@ -60,7 +62,11 @@ class AdminChannel:
     """RPC server for admin workers, each on a socket. ``listener`` returns the descriptor of the operators' port."""
 
     def __init__(
-        self, report: ClusterReport, listener: Callable[[], int], interval_s: float = REPORT_INTERVAL_S
+        self,
+        report: ClusterReport,
+        overview: ClusterOverview,
+        listener: Callable[[], int],
+        interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self._report = report
         self._listener = listener
@@ -68,6 +74,7 @@ class AdminChannel:
         self._calls = 0
         self._readiness_answer = RateLimitedAnswer(report.readiness, interval_s)
         self._status_json = RateLimitedAnswer(report.status_json, interval_s)
+        self._overview_json = RateLimitedAnswer(overview.overview_json, interval_s)
         self._metrics_of: dict[ProcessIdentity, RateLimitedAnswer[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
@@ -101,6 +108,7 @@ class AdminChannel:
             Method.REPORT_STATUS: self._status,
             Method.REPORT_PLACES: self._places,
             Method.REPORT_METRICS: self._metrics,
+            Method.REPORT_OVERVIEW: self._overview,
         }
         return {method: self._bounded(handler) for method, handler in handlers.items()}
 
@@ -128,6 +136,10 @@ class AdminChannel:
     async def _status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
         return Text(text=(await self._status_json.current()).decode()).SerializeToString()
+
+    async def _overview(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=(await self._overview_json.current()).decode()).SerializeToString()
 
     async def _places(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

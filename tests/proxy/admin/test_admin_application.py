@@ -20,7 +20,10 @@ from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
-PATHS = ("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status")
+PATHS = (
+    *("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status"),
+    *("/", "/page.css", "/page.js", "/events"),
+)
 
 
 class Setup:
@@ -61,6 +64,9 @@ class Setup:
 
     async def status(self) -> str:
         return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
+
+    async def overview(self) -> str:
+        return await self.status()
 
     async def get(
         self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = (), query: str = ""
@@ -284,3 +290,10 @@ async def test_invalid_metrics_of_a_captured_worker_are_dropped_counted_and_logg
     assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="auth",reason="malformed"}} 6.0' in lines
     assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="forwarder",reason="too_large"}} 2.0' in lines
     assert sorted(entry["who"] for entry in logs) == ["auth-0", "forwarder-0"]
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/events"])
+async def test_the_page_is_open_and_its_data_asks_for_the_token(setup: Setup, path: str) -> None:
+    """Security."""
+    setup.allowed = False
+    assert (await setup.get(path)).status == (401 if path == "/events" else 200)

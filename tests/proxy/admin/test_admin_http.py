@@ -18,9 +18,11 @@ from proxy.admin.http import (
     HEAD_BYTES_MAX,
     HEAD_TIMEOUT_S,
     LINGER_S,
+    PART_TIMEOUT_S,
     HttpRequest,
     HttpResponse,
     HttpServer,
+    Send,
 )
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -233,3 +235,93 @@ async def test_a_listener_until_it_is_told_to_stop(
     assert (await everything(ours)).endswith(b"ok\n")
     await ours.aclose()
     await ended.wait()
+
+
+# ---- streams
+
+
+async def start_stream(setup: Setup) -> trio.StapledStream[Any, Any]:
+    """The client's end of a stream that never ends by itself."""
+
+    async def parts(send: Send) -> None:
+        while True:
+            await send(b"part;" * 1000)
+            await trio.sleep(1)
+
+    async def reply() -> HttpResponse:
+        await trio.lowlevel.checkpoint()
+        return HttpResponse(200, b"", "text/event-stream", stream=parts)
+
+    setup.reply = reply
+    stream = await setup.connect()
+    await stream.send_all(GET)
+    return stream
+
+
+async def test_a_stream_outlives_the_time_of_an_answer(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream = await start_stream(setup)
+    got = b""
+    while got.count(b"part;") < 1000 * 3 * ANSWER_TIMEOUT_S:
+        got += await stream.receive_some()
+    assert b"Transfer-Encoding: chunked" in got
+    assert b"Content-Length" not in got
+    await stream.aclose()
+    await trio.sleep(2)
+    assert setup.server.connections == 0
+
+
+async def test_a_viewer_that_reads_nothing_is_closed(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: it would hold a place for ever."""
+
+    sent: list[float] = []
+
+    async def get_stuck() -> None:
+        sent.append(trio.current_time())
+        if len(sent) > 1:  # the head alone is received
+            await trio.sleep_forever()
+
+    async def parts(send: Send) -> None:
+        await send(b"part;")
+
+    async def reply() -> HttpResponse:
+        await trio.lowlevel.checkpoint()
+        return HttpResponse(200, b"", stream=parts)
+
+    setup.reply = reply
+    sending = trio.testing.MemorySendStream(send_all_hook=get_stuck)
+    receiving = trio.testing.MemoryReceiveStream()
+    receiving.put_data(GET)
+    await setup.server.admit_connection(trio.StapledStream(sending, receiving), "10.0.0.1", nursery)  # type: ignore[arg-type]
+    await trio.sleep(PART_TIMEOUT_S - 0.1)
+    assert setup.server.connections == 1
+    await trio.sleep(0.2)
+    assert setup.server.connections == 0
+
+
+async def test_a_drain_ends_streams(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream = await start_stream(setup)
+    await stream.receive_some()
+    setup.server.stop_accepting()
+    await everything(stream)
+    assert trio.current_time() < PART_TIMEOUT_S
+    await trio.testing.wait_all_tasks_blocked()
+    assert setup.server.connections == 0
+
+
+async def test_a_head_alone(setup: Setup, nursery: trio.Nursery) -> None:
+    async def parts(_send: Send) -> None:
+        raise AssertionError
+
+    async def reply() -> HttpResponse:
+        await trio.lowlevel.checkpoint()
+        return HttpResponse(200, b"", "text/event-stream", stream=parts)
+
+    setup.reply = reply
+    head, _, body = (await setup.ask(GET.replace(b"GET", b"HEAD"))).partition(b"\r\n\r\n")
+    assert (head.split(b"\r\n")[0], body) == (b"HTTP/1.1 200 OK", b"")

@@ -48,6 +48,12 @@ class FakeReport:
         await trio.lowlevel.checkpoint()
         return b'{"cluster":"prod"}'
 
+    async def overview_json(self) -> bytes:
+        self.asked.append("overview")
+        await self.gate.wait()
+        await trio.lowlevel.checkpoint()
+        return b'{"cluster":"page"}'
+
     def places(self) -> list[ProcessIdentity]:
         return [ProcessIdentity("supervisor", 0), ProcessIdentity("auth", 0), FORWARDER, LEAVING]
 
@@ -70,7 +76,7 @@ class Setup:
         self.port.bind("")
         self.port.listen(1)
         self.report = FakeReport()
-        self.line = AdminChannel(self.report, self.port.fileno)  # type: ignore[arg-type]
+        self.line = AdminChannel(self.report, self.report, self.port.fileno)  # type: ignore[arg-type]
         self.questions = SupervisorClient(theirs.detach())
         self.ended = trio.Event()
         self.worker = SimpleNamespace(questions_socket=self.ours, pid=77, wait=self.ended.wait)
@@ -105,6 +111,7 @@ async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) 
     assert questions.is_responsive()
     assert await questions.readiness() == Reasons(reasons=["draining"], notes=["clients by tls: no"])
     assert await questions.status() == '{"cluster":"prod"}'
+    assert await questions.overview() == '{"cluster":"page"}'
     assert await questions.places() == [
         ProcessIdentity("supervisor", 0),
         ProcessIdentity("auth", 0),
@@ -112,14 +119,14 @@ async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) 
         LEAVING,
     ]
     assert await questions.metrics(FORWARDER) == await questions.metrics(LEAVING) == "g 1.0\n"
-    assert setup.report.asked == ["readiness", "status", FORWARDER, LEAVING]
+    assert setup.report.asked == ["readiness", "status", "overview", FORWARDER, LEAVING]
     with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
         await questions.metrics(ProcessIdentity("auth", 0))
 
 
 def test_the_admin_channel_serves_exactly_the_methods_of_the_admin_role() -> None:
     """Security: an admin worker may call only these methods, and no other role may call them."""
-    line = AdminChannel(FakeReport(), lambda: -1)  # type: ignore[arg-type]
+    line = AdminChannel(FakeReport(), FakeReport(), lambda: -1)  # type: ignore[arg-type]
     served = set(line._handlers())
     assert served == {method for method, roles in MAY_CALL.items() if Role.ADMIN in roles}
     assert all(MAY_CALL[method] == {Role.ADMIN} for method in served)
@@ -150,6 +157,7 @@ METRICS_OF = Place(role="forwarder", index=1).SerializeToString()
 EXPENSIVE = {
     Method.REPORT_READINESS: b"",
     Method.REPORT_STATUS: b"",
+    Method.REPORT_OVERVIEW: b"",
     Method.REPORT_METRICS: METRICS_OF,
 }
 

@@ -105,6 +105,8 @@ class FakeWorker:
             result = await self._in_time(result, timeout_s)
         if isinstance(result, Exception):
             raise result
+        if response_type is not Text and isinstance(result, response_type):
+            return result
         return Text(text=result or "") if response_type is Text else Empty()
 
     async def _in_time(self, answer: Any, timeout_s: float) -> Any:

@@ -40,6 +40,7 @@ from proxy.supervisor.main import (
     run_supervisor,
 )
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.operators.events import RecentEvents
 from proxy.supervisor.processes.audit_pipe import create_audit_pipe
 from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
@@ -212,7 +213,7 @@ class Setup:
 
     async def run(self, nursery: trio.Nursery) -> trio.Event:
         """Run a supervisor; the event of its end."""
-        supervisor = self.supervisor = Supervisor(self.config, self.config_file, self.handover)
+        supervisor = self.supervisor = Supervisor(self.config, self.config_file, self.handover, RecentEvents())
         ended = trio.Event()
 
         async def one() -> None:
@@ -503,7 +504,7 @@ async def test_a_reload_that_is_refused_is_logged(setup: Setup, nursery: trio.Nu
 async def test_the_seal_key_is_new_with_every_start(setup: Setup) -> None:
     """Security."""
     for _ in range(2):
-        Supervisor(setup.config, setup.config_file, HandoverState())
+        Supervisor(setup.config, setup.config_file, HandoverState(), RecentEvents())
     assert len(set(setup.keys)) == 2
     assert {len(key) for key in setup.keys} == {32}
 
@@ -796,7 +797,7 @@ async def test_an_exec_that_fails(
 
 
 async def test_an_upgrade_without_a_way_to_ask_raises(setup: Setup, upgrades: Upgrades) -> None:
-    supervisor = Supervisor(setup.config, setup.config_file, HandoverState())
+    supervisor = Supervisor(setup.config, setup.config_file, HandoverState(), RecentEvents())
     with pytest.raises(RuntimeError, match="without a way to ask"):
         await supervisor._exec_next_program()
 
