@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from supervisor_fakes import same_file
 
 from proxy.supervisor.startup import service_manager
 from proxy.supervisor.startup.service_manager import WATCHDOG_PARTS, ServiceManager
@@ -71,7 +72,7 @@ async def test_assignments_and_descriptors_are_one_message(
     assert await manager.notify("FDSTORE=1", "FDNAME=one", descriptors=[listener.fileno()])
     data, numbers, _, _ = socket.recv_fds(manager_socket, 100, 5)
     assert data == b"FDSTORE=1\nFDNAME=one"
-    assert os.path.sameopenfile(numbers[0], listener.fileno())
+    assert same_file(numbers[0], listener.fileno())
     os.close(numbers[0])
     if abstract:
         manager_socket.close()
@@ -123,6 +124,7 @@ def test_a_listener_is_found_by_its_address_or_its_name(
     (sock,) = found.values()
     assert (sock.fileno(), sock.getblocking(), sock.get_inheritable()) == (listener.fileno(), False, False)
     listener.detach()
+    sock.close()
 
 
 def test_a_listener_without_an_address_in_the_configuration_is_refused(
