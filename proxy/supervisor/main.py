@@ -34,6 +34,7 @@ from proxy.supervisor.handover.exec_handover import (
     exec_next_program,
     installed_program_fault,
 )
+from proxy.supervisor.handover.unit_store import UnitStore, restore
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.audit import AuditWriter, close_destination, open_destination
 from proxy.supervisor.operators.connections import ClusterConnections
@@ -63,15 +64,22 @@ class Supervisor:
     """One running cluster, its operators' interfaces and its configuration file."""
 
     def __init__(
-        self, config: Config, config_file: Path, handover: HandoverState, manager: ServiceManager | None = None
+        self,
+        config: Config,
+        config_file: Path,
+        handover: HandoverState,
+        unit_store: UnitStore | None = None,
     ) -> None:
         self._config_file = config_file
-        self._manager = manager or ServiceManager()
+        unit_store = unit_store or UnitStore(ServiceManager())
+        self._manager = unit_store.manager
         self._signalled_reload = trio.Lock()
         self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, handover.runtime_lock_fd)
         self._admin_listener = _bind_admin(config, handover)
         self._control_socket = handover.control_socket
-        self._cluster = Cluster(config, self._runtime_dir, handover, ForkServer(), self._serve_admin)
+        self._cluster = Cluster(
+            config, self._runtime_dir, handover, ForkServer(), self._serve_admin, unit_store=unit_store
+        )
         self._report = ClusterReport(self._cluster)
         self._audit = AuditWriter(self._cluster.audit_pipe[0], self._cluster.registry)
         self._audit.set_destination(_open_audit(config, handover))
@@ -421,9 +429,13 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
     raise_open_file_limit(config)
     try:
         manager = ServiceManager.from_environment(os.environ)
-        handover = HandoverState() if handover_fd is None else HandoverState.from_memfd(handover_fd)
+        unit_store = UnitStore(manager)
+        handover = None if handover_fd is None else HandoverState.from_memfd(handover_fd)
+        if handover is None:
+            handover = trio.run(restore, unit_store) or HandoverState()
+        unit_store.names.update(handover.unit_store_names)
         _take_passed_listeners(config, handover, manager)
-        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, manager)
+        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, unit_store)
     except StartFailed as error:
         fail(str(error))
         return

@@ -10,13 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
+from local.ports import free_port
 
 from .lab.cluster import HOST, Tables
 from .lab.fakes import FakeBroker, LookupBroker
 from .lab.processes import children
 from .lab.schema import LOOKUP_CONNECT
+from .lab.streams import Streams
 from .lab.systemd import SystemdCluster, obstacle
 from .lab.waiting import eventually
+
+MIB = 1 << 20
 
 pytestmark = pytest.mark.skipif(bool(obstacle()), reason=f"no systemd: {obstacle()}")
 
@@ -100,3 +105,27 @@ def closing_cluster(cluster: SystemdCluster) -> Iterator[None]:
         yield
     finally:
         cluster.__exit__(None, None, None)
+
+
+def test_relays_outlive_a_sigkill_of_the_supervisor() -> None:
+    """100 relays under load; three supervisors are killed. Not a byte is lost."""
+    broker_port = free_port()
+    with lookup_broker() as broker:
+        settings = tables(broker, allowed_ports=[broker_port])
+        with SystemdCluster(settings, service=["FileDescriptorStoreMax=512"]) as cluster:
+            streams = Streams(cluster.port, 100, portion_bytes_max=20_000, pause_s_max=0.1, broker_port=broker_port)
+
+            async def chaos() -> None:
+                for _ in range(3):
+                    moved = streams.moved_bytes
+                    await trio.to_thread.run_sync(cluster.kill_supervisor)
+                    while streams.moved_bytes < moved + 10 * MIB:  # noqa: ASYNC110 -- all move again
+                        await trio.sleep(0.1)
+
+            trio.run(streams.run, chaos)
+            print(f"{streams.moved_bytes / MIB:.0f} MiB, longest silence {streams.longest_silence_s:.2f} s")
+            assert (streams.errors, streams.not_whole, len(streams.ways)) == ([], [], 200)
+            assert cluster.log_text().count("an earlier supervisor has ended; its relays go on") == 3
+            assert cluster.show("NRestarts") == "3"
+            eventually(lambda: int(cluster.show("NFileDescriptorStore")) < 20, what="what is kept is bounded")
+            cluster.systemctl("stop", "pulsar-trio-proxy.service")

@@ -60,6 +60,8 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     relay_requests: tuple[int, int] | None = None
     """The forwarders' end, and that of the HTTP workers."""
     audit_pipe: tuple[int, int] | None = None
+    unit_store: list[str] = []
+    """Names of what the service manager keeps (proxy.supervisor.handover.unit_store)."""
 
     @property
     def relay_count(self) -> int:
@@ -99,6 +101,7 @@ class HandoverState:
     audit_pipe: tuple[int, int] | None = None
     fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
+    unit_store_names: list[str] = field(default_factory=list)
     drain_requested: bool = False
     """Whether an operator asked for a drain during the exec."""
 
@@ -130,6 +133,7 @@ class HandoverState:
             audit_pipe=state.audit_pipe,
             fd_store_slots=[_deserialize_slot(slot) for slot in state.fd_store_slots],
             workers=workers,
+            unit_store_names=state.unit_store,
             drain_requested=state.drain,
         )
 
