@@ -14,6 +14,7 @@ the messages are a format between versions.
 import os
 import re
 import resource
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ IN_FLIGHT_PART = 4
 
 GARBAGE_DESCRIPTORS = 512
 """What a journal may hold of ended relays beside twice what there is, before another takes its place."""
+
+RETRY_PART = 0.75
+"""Of the descriptors that were stored when not all of them could be kept: how few there must be for another attempt."""
 
 QUEUE_BYTES = 128 * 1024
 """What a queue takes before the next one is opened: well below the usual buffer (net.core.wmem_default, 208 KiB)."""
@@ -128,7 +132,10 @@ class SlotJournal:
         self._is_whole = False
         """Whether all that is stored is kept, so that it is enough to keep what is new."""
         self._is_lossy = False
+        """Whether there was no room for all when the journal was begun."""
         self._live_at_loss = 0
+        self.relays_lost = 0
+        """Relays that are not kept, or were not."""
 
     async def begin(self, stored: FdStoreSlot, channel: StoreChannel, *, is_new: bool) -> None:
         """Keep all that is stored, and the channel of the forwarder that runs from now on."""
@@ -155,16 +162,19 @@ class SlotJournal:
             relays=message.relays,
             pipes=message.pipes,
         )
-        if self._queue is not None and self._is_whole:
-            self._is_whole = self._send_now(kept, descriptors)
+        if not self._send_now(kept, descriptors):
+            self._is_whole = False
+            self.relays_lost += len(message.relays)
 
     async def tend(self, stored: FdStoreSlot) -> None:
         """Do what ``append_now`` left to do, once its message is stored."""
         live = 2 * (len(stored.relays) + len(stored.pipes))
-        if not self._is_whole or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS:
-            # Where not all is kept, and no more can be, another attempt has to wait for ends of relays.
-            if not (self._is_lossy and live >= self._live_at_loss):
+        if self._is_lossy:
+            # Another attempt waits for many ends of relays, since it costs as much as all that is stored.
+            if live < RETRY_PART * self._live_at_loss:
                 await self.rewrite(stored)
+        elif not self._is_whole or self._descriptors > 2 * live + GARBAGE_DESCRIPTORS:
+            await self.rewrite(stored)
         elif self._queue_bytes > QUEUE_BYTES:
             await self._open_queue()
 
@@ -173,13 +183,15 @@ class SlotJournal:
         before = self._store.names_of("journal", self._slot)
         self._descriptors = 0
         await self._open_queue()
-        kept = True
+        kept, self.relays_lost = True, 0
         for batch in batches(list(stored.pipes.values())):
             pipes = [StoredPipe.FromString(one.record) for one in batch]
             kept &= await self._send(StoreMessage(pipes=pipes), descriptors_of(batch))
         for batch in batches(list(stored.relays.values())):
             relays = [StoredRelay.FromString(one.record) for one in batch]
-            kept &= await self._send(StoreMessage(relays=relays), descriptors_of(batch))
+            if not await self._send(StoreMessage(relays=relays), descriptors_of(batch)):
+                kept = False
+                self.relays_lost += len(batch)
         await self._store.drop(before)
         self._is_whole, was_lossy, self._is_lossy = kept, self._is_lossy, not kept
         self._live_at_loss = 2 * (len(stored.relays) + len(stored.pipes))
@@ -215,16 +227,27 @@ class SlotJournal:
         return True
 
     async def _open_queue(self) -> None:
+        """Have systemd keep another queue. Where it has no room it closes it, and says nothing: hence the barrier."""
         ours, kept = create_store_sockets()
         with kept:
             await self._store.keep("journal", self._slot, kept.fileno())
         self._close_queue()
-        self._queue, self._queue_bytes = StoreChannel(ours), 0
+        self._queue_bytes = 0
+        if await self._store.manager.wait_until_read() and not _is_hung_up(ours):
+            self._queue = StoreChannel(ours)
+        else:
+            ours.close()
 
     def _close_queue(self) -> None:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def _number(name: str) -> int:

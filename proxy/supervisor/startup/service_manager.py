@@ -86,6 +86,20 @@ class ServiceManager:
             return False
         return True
 
+    async def wait_until_read(self) -> bool:
+        """Wait until the manager has read all messages so far; return False where it does not, or there is none."""
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                is_sent = await self.notify("BARRIER=1", descriptors=[theirs])
+            finally:
+                os.close(theirs)
+            with trio.move_on_after(SEND_TIMEOUT_S) as limit:
+                await trio.lowlevel.wait_readable(ours)  # the manager has closed its copy
+            return is_sent and not limit.cancelled_caught
+        finally:
+            os.close(ours)
+
     async def notify_reloading(self) -> None:
         """Announce a reload; READY=1 is its end. The time lets the manager match it with the reload it asked for."""
         await self.notify("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
