@@ -125,9 +125,15 @@ class ClientListeners:
 
 
 class ClusterMetrics:
-    """A registry with the supervisor's metrics. ``stored_relays`` returns the number of relays in the fd store."""
+    """A registry with the supervisor's metrics.
 
-    def __init__(self, roles: Iterable[Role], stored_relays: Callable[[], int]) -> None:
+    ``stored_relays`` returns the number of relays in the fd store, ``unit_store_lost`` that of those that the service
+    manager should keep and does not.
+    """
+
+    def __init__(
+        self, roles: Iterable[Role], stored_relays: Callable[[], int], unit_store_lost: Callable[[], int]
+    ) -> None:
         self.registry = new_registry()
         self.registry.register(ProcessMetrics())
         self._restarts = Counter(
@@ -139,6 +145,12 @@ class ClusterMetrics:
             "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
         )
         stored.set_function(stored_relays)
+        lost = Gauge(
+            "pulsar_proxy_unit_store_lost_relays",
+            "Relays for which the service manager's descriptor store had no room: they end with the supervisor.",
+            registry=self.registry,
+        )
+        lost.set_function(unit_store_lost)
         info = Gauge(
             "pulsar_proxy_build_info",
             "Always 1; the labels are the versions of the proxy, of Python, and of the library for TLS.",
@@ -223,7 +235,11 @@ class Cluster:
             if not slot.must_start and slot.role is not Role.ADMIN:
                 slot.ready.set()
         self._handover = handover
-        self._metrics = ClusterMetrics(START_ORDER, lambda: sum(len(slot.relays) for slot in self.fd_store_slots))
+        self._metrics = ClusterMetrics(
+            START_ORDER,
+            lambda: sum(len(slot.relays) for slot in self.fd_store_slots),
+            lambda: sum(slot.journal.relays_lost for slot in self.fd_store_slots if slot.journal is not None),
+        )
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -49,7 +49,12 @@ RECORD_BYTES_OVERHEAD = 16
 
 
 class Journal(Protocol):
-    """Where all that is stored is kept beyond this process (proxy.supervisor.handover.unit_store)."""
+    """Where all that is stored is kept beyond this process (proxy.supervisor.handover.unit_store).
+
+    ``relays_lost``: how many relays are stored here alone, since there was no room.
+    """
+
+    relays_lost: int
 
     async def begin(self, stored: "FdStoreSlot", channel: StoreChannel, *, is_new: bool) -> None:
         """Keep all that is stored, and the channel of the forwarder that runs from now on."""

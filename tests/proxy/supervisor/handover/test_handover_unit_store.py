@@ -73,6 +73,7 @@ class Unit:
     async def be_killed(self) -> HandoverState | None:
         """Nothing is told to the manager; another supervisor begins."""
         await self.manager_is_idle()
+        self.journal._close_queue()
         self.store = UnitStore(self.manager.client())
         return await restore(self.store)
 
