@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def closing_cluster(cluster: SystemdCluster) -> Iterator[None]:
 
 
 def test_relays_outlive_a_sigkill_of_the_supervisor() -> None:
-    """100 relays under load; three supervisors are killed. Not a byte is lost."""
+    """100 relays under load; three supervisors are killed, one of them after an upgrade. Not a byte is lost."""
     broker_port = free_port()
     with lookup_broker() as broker:
         settings = tables(broker, allowed_ports=[broker_port])
@@ -116,7 +117,10 @@ def test_relays_outlive_a_sigkill_of_the_supervisor() -> None:
             streams = Streams(cluster.port, 100, portion_bytes_max=20_000, pause_s_max=0.1, broker_port=broker_port)
 
             async def chaos() -> None:
-                for _ in range(3):
+                for number in range(3):
+                    if number == 1:
+                        upgrade = partial(cluster.command, "upgrade", timeout_s=300)
+                        assert (await trio.to_thread.run_sync(upgrade)).returncode == 0
                     moved = streams.moved_bytes
                     await trio.to_thread.run_sync(cluster.kill_supervisor)
                     while streams.moved_bytes < moved + 10 * MIB:  # noqa: ASYNC110 -- all move again

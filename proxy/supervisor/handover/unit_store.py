@@ -14,7 +14,6 @@ the messages are a format between versions.
 import os
 import re
 import resource
-import select
 import socket
 import time
 from collections.abc import Sequence
@@ -188,10 +187,12 @@ class SlotJournal:
             pipes = [StoredPipe.FromString(one.record) for one in batch]
             kept &= await self._send(StoreMessage(pipes=pipes), descriptors_of(batch))
         for batch in batches(list(stored.relays.values())):
-            relays = [StoredRelay.FromString(one.record) for one in batch]
-            if not await self._send(StoreMessage(relays=relays), descriptors_of(batch)):
-                kept = False
-                self.relays_lost += len(batch)
+            fitting = batch[: (self._descriptors_max - self._descriptors) // 2]
+            relays = [StoredRelay.FromString(one.record) for one in fitting]
+            is_sent = bool(fitting) and await self._send(StoreMessage(relays=relays), descriptors_of(fitting))
+            lost = len(batch) - (len(fitting) if is_sent else 0)
+            kept = kept and not lost
+            self.relays_lost += lost
         await self._store.drop(before)
         self._is_whole, was_lossy, self._is_lossy = kept, self._is_lossy, not kept
         self._live_at_loss = 2 * (len(stored.relays) + len(stored.pipes))
@@ -227,13 +228,16 @@ class SlotJournal:
         return True
 
     async def _open_queue(self) -> None:
-        """Have systemd keep another queue. Where it has no room it closes it, and says nothing: hence the barrier."""
+        """Have systemd keep another queue.
+
+        Where it has no room it closes it, and says nothing: hence the barrier, after which the first message finds that.
+        """
         ours, kept = create_store_sockets()
         with kept:
             await self._store.keep("journal", self._slot, kept.fileno())
         self._close_queue()
         self._queue_bytes = 0
-        if await self._store.manager.wait_until_read() and not _is_hung_up(ours):
+        if await self._store.manager.wait_until_read():
             self._queue = StoreChannel(ours)
         else:
             ours.close()
@@ -242,12 +246,6 @@ class SlotJournal:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
-
-
-def _is_hung_up(sock: socket.socket) -> bool:
-    poll = select.poll()
-    poll.register(sock, 0)
-    return bool(poll.poll(0))
 
 
 def _number(name: str) -> int:
