@@ -230,7 +230,7 @@ class SlotJournal:
     async def _open_queue(self) -> None:
         """Have systemd keep another queue.
 
-        Where it has no room it closes it, and says nothing: hence the barrier, after which the first message finds that.
+        Where it has no room it closes it and says nothing: hence the barrier, after which the first message fails.
         """
         ours, kept = create_store_sockets()
         with kept:
