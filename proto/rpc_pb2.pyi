@@ -325,16 +325,18 @@ class Peer(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("config", "seal_key", "peers", "index")
+    __slots__ = ("config", "seal_key", "peers", "index", "relays_outlive_supervisor")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SEAL_KEY_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_OUTLIVE_SUPERVISOR_FIELD_NUMBER: _ClassVar[int]
     config: bytes
     seal_key: bytes
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     index: int
-    def __init__(self, config: _Optional[bytes] = ..., seal_key: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
+    relays_outlive_supervisor: bool
+    def __init__(self, config: _Optional[bytes] = ..., seal_key: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., index: _Optional[int] = ..., relays_outlive_supervisor: _Optional[bool] = ...) -> None: ...
 
 class SetPeersRequest(_message.Message):
     __slots__ = ("peers",)

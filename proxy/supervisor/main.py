@@ -34,6 +34,7 @@ from proxy.supervisor.handover.exec_handover import (
     exec_next_program,
     installed_program_fault,
 )
+from proxy.supervisor.handover.unit_store import UnitStore, restore
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.audit import AuditWriter, close_destination, open_destination
 from proxy.supervisor.operators.connections import ClusterConnections
@@ -49,6 +50,7 @@ from proxy.supervisor.processes.library_files import watch_library_files
 from proxy.supervisor.processes.signals import SIGNALS, in_thread_without_signals
 from proxy.supervisor.processes.worker_process import WorkerProcess
 from proxy.supervisor.startup.open_files import raise_open_file_limit
+from proxy.supervisor.startup.service_manager import ServiceManager
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
 SIGNALS_GRACE_S = 0.01
@@ -64,13 +66,25 @@ CONFIG_NOTE = "the changed configuration is not in force; the log says why"
 class Supervisor:
     """One running cluster, its operators' interfaces and its configuration file."""
 
-    def __init__(self, config: Config, config_file: Path, handover: HandoverState, events: RecentEvents) -> None:
+    def __init__(
+        self,
+        config: Config,
+        config_file: Path,
+        handover: HandoverState,
+        events: RecentEvents,
+        unit_store: UnitStore | None = None,
+    ) -> None:
         self._events = events
         self._config_file = config_file
+        unit_store = unit_store or UnitStore(ServiceManager())
+        self._manager = unit_store.manager
+        self._signalled_reload = trio.Lock()
         self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, handover.runtime_lock_fd)
         self._admin_listener = _bind_admin(config, handover)
         self._control_socket = handover.control_socket
-        self._cluster = Cluster(config, self._runtime_dir, handover, ForkServer(), self._serve_admin)
+        self._cluster = Cluster(
+            config, self._runtime_dir, handover, ForkServer(), self._serve_admin, unit_store=unit_store
+        )
         self._report = ClusterReport(self._cluster)
         self._audit = AuditWriter(self._cluster.audit_pipe[0], self._cluster.registry)
         self._audit.set_destination(_open_audit(config, handover))
@@ -111,13 +125,14 @@ class Supervisor:
                 await nursery.start(self._watch_signals, nursery)
                 if self._control_socket is None:
                     self._control_socket = self._runtime_dir.bind_socket(CONTROL_SOCKET)
+                nursery.start_soon(self._manager.feed_watchdog)
                 nursery.start_soon(child_reaper.reap_adopted)
                 nursery.start_soon(self._audit.run)
                 nursery.start_soon(self._cluster.fork_server.run)
                 nursery.start_soon(control.serve, self._control_socket)
                 self._admin_listener.listen(ADMIN_BACKLOG)
                 nursery.start_soon(self._cluster.run, ready)
-                nursery.start_soon(self._log_ready, ready)
+                nursery.start_soon(self._announce_ready, ready)
                 nursery.start_soon(self._upgrade)
                 nursery.start_soon(self._log_levels.run)
                 for watch in (self._config_watcher.run, self._broker_changes.watch_files, self._watch_library_files):
@@ -139,6 +154,7 @@ class Supervisor:
         """Report not ready, and serve on for shutdown.delay_ms, until load balancers have noticed."""
         cluster = self._cluster
         cluster.leaving = True
+        await self._manager.notify("STOPPING=1", "STATUS=draining")
         has_clients = cluster.started or cluster.generation > 1  # else no load balancer sends clients yet
         delay_ms = cluster.config.shutdown.delay_ms if has_clients else 0
         over_at = trio.current_time() + seconds(delay_ms)
@@ -162,7 +178,7 @@ class Supervisor:
     async def _watch_library_files(self) -> None:
         await watch_library_files(lambda: self._cluster.config, partial(self._cluster.replace_all, [Role.AUTH]))
 
-    async def _log_ready(self, ready: trio.Event) -> None:
+    async def _announce_ready(self, ready: trio.Event) -> None:
         await ready.wait()
         config = self._cluster.config
         get_logger().info(
@@ -177,6 +193,7 @@ class Supervisor:
             authentication=config.authentication.enabled,
             workers=len(self._cluster.slots),
         )
+        await self._manager.notify("READY=1", "STATUS=ready for clients")
 
     async def _watch_signals(
         self, nursery: trio.Nursery, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -195,10 +212,20 @@ class Supervisor:
                     self._drain_wanted.set()
 
     async def _reload_and_log(self) -> None:
-        try:
-            await self._reload()
-        except (ConfigError, ReloadRefused) as error:
-            get_logger().error(NOT_RELOADED, reason=str(error))
+        """Reload at a signal, and tell the service manager: one reload after the other, or an earlier one's end would
+        be taken for that of the last.
+        """
+        async with self._signalled_reload:
+            status = "STATUS=ready for clients"
+            await self._manager.notify_reloading()
+            try:
+                await self._reload()
+            except (ConfigError, ReloadRefused) as error:
+                get_logger().error(NOT_RELOADED, reason=str(error))
+                status = f"STATUS=ready for clients; {NOT_RELOADED}; the log says why"
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._manager.notify("READY=1", status)
 
     def _notes(self) -> list[str]:
         """Return what operators should know: what has changed and is not in force."""
@@ -375,9 +402,12 @@ class Supervisor:
                 drain=self._drain_wanted.is_set(),
             )
             get_logger().info("becoming the program that is installed now", relays=state.relay_count)
+            os.environ.update(self._manager.environment)
             try:
                 exec_next_program(state, self._config_file)
             except OSError as error:
+                for name in self._manager.environment:
+                    del os.environ[name]
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
 
@@ -418,8 +448,14 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
         return
     raise_open_file_limit(config)
     try:
-        handover = HandoverState() if handover_fd is None else HandoverState.from_memfd(handover_fd)
-        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, events)
+        manager = ServiceManager.from_environment(os.environ)
+        unit_store = UnitStore(manager)
+        handover = None if handover_fd is None else HandoverState.from_memfd(handover_fd)
+        if handover is None:
+            handover = trio.run(restore, unit_store) or HandoverState()
+        unit_store.names.update(handover.unit_store_names)
+        _take_passed_listeners(config, handover, manager)
+        supervisor = Supervisor(_with_runtime_dir(config, handover), config_file, handover, events, unit_store)
     except StartFailed as error:
         fail(str(error))
         return
@@ -431,6 +467,15 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
         fail("ended at once, as asked")
     finally:
         end_descendants()
+
+
+def _take_passed_listeners(config: Config, handover: HandoverState, manager: ServiceManager) -> None:
+    """Take the listeners that the service manager has bound (socket activation). Raises StartFailed."""
+    handover.listeners.update(manager.take_listeners("listener", [one.bind for one in config.listener]))
+    http_binds = [one.bind for one in config.http_listener]
+    handover.http_listeners.update(manager.take_listeners("http_listener", http_binds))
+    handover.admin_listeners.update(manager.take_listeners("admin", [config.admin.bind]))
+    manager.refuse_others()
 
 
 def _bind_admin(config: Config, handover: HandoverState) -> socket.socket:

@@ -13,6 +13,7 @@ MATRIX: dict[int, set[str]] = {
     10: {"forwarder"},  # ENVELOPE
     11: {"forwarder", "http"},  # RESOLVE_TARGET
     12: {"forwarder"},  # BROKER_PROFILE
+    19: {"supervisor"},  # SUM_CONNECTIONS
     20: {"supervisor"},  # START
     21: {"supervisor"},  # SET_PEERS
     22: {"supervisor"},  # CONFIGURE
@@ -22,14 +23,13 @@ MATRIX: dict[int, set[str]] = {
     26: {"supervisor"},  # TAKE_OVER_FILES
     27: {"supervisor"},  # LIST_CONNECTIONS
     28: {"supervisor"},  # END_CONNECTIONS
-    29: {"supervisor"},  # SUM_CONNECTIONS
+    29: {"supervisor"},  # SET_LOG_LEVEL
     30: {"operator"},  # CLUSTER_STATUS
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD
     33: {"operator"},  # CLUSTER_UPGRADE
     34: {"operator"},  # CLUSTER_CONNECTIONS
     35: {"operator"},  # CLUSTER_DISCONNECT
-    29: {"supervisor"},  # SET_LOG_LEVEL
     36: {"operator"},  # CLUSTER_LOG_LEVEL
     37: {"operator"},  # CLUSTER_UNREADY
     40: {"admin"},  # REPORT_HEALTH

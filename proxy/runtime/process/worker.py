@@ -195,6 +195,7 @@ class _Worker:
         self._registry.register(self._file_watch)
         self._peers = PeerTable()
         self._service: Service | None = None
+        self._relays_outlive_supervisor = False
         self._server: RpcServer | None = None
         self._reactor = Reactor()
         self._nursery: trio.Nursery
@@ -213,6 +214,8 @@ class _Worker:
     async def _exit_after(self, connection: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Exit once either connection to the supervisor ends: without both it could not be drained or reloaded."""
         await connection(*arguments)
+        if self._relays_outlive_supervisor:
+            os._exit(0)  # an orderly end would shut relays' sockets down
         self._nursery.cancel_scope.cancel()
 
     def _control_handlers(self) -> dict[int, Handler]:
@@ -237,6 +240,7 @@ class _Worker:
         if missing := self._confinement.missing():
             get_logger().warning("the kernel confines this worker less than it could", without=",".join(missing))
         self._peers.replace_peers(request.peers)
+        self._relays_outlive_supervisor = request.relays_outlive_supervisor
         context = WorkerContext(
             self._role,
             request.index,

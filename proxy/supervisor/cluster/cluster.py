@@ -37,6 +37,7 @@ from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.exec_handover import HandoverState, serialize_slot, slot_key
 from proxy.supervisor.handover.fd_store import FdStoreSlot
+from proxy.supervisor.handover.unit_store import UnitStore
 from proxy.supervisor.processes.audit_pipe import create_audit_pipe
 from proxy.supervisor.processes.configure import (
     ReloadRefused,
@@ -126,9 +127,15 @@ class ClientListeners:
 
 
 class ClusterMetrics:
-    """A registry with the supervisor's metrics. ``stored_relays`` returns the number of relays in the fd store."""
+    """A registry with the supervisor's metrics.
 
-    def __init__(self, roles: Iterable[Role], stored_relays: Callable[[], int]) -> None:
+    ``stored_relays`` returns the number of relays in the fd store, ``unit_store_lost`` that of those that the service
+    manager should keep and does not.
+    """
+
+    def __init__(
+        self, roles: Iterable[Role], stored_relays: Callable[[], int], unit_store_lost: Callable[[], int]
+    ) -> None:
         self.registry = new_registry()
         self.registry.register(ProcessMetrics())
         self._restarts = Counter(
@@ -145,6 +152,12 @@ class ClusterMetrics:
             "1 where an operator has load balancers send no clients here (`unready`), else 0.",
             registry=self.registry,
         )
+        lost = Gauge(
+            "pulsar_proxy_unit_store_lost_relays",
+            "Relays for which the service manager's descriptor store had no room: they end with the supervisor.",
+            registry=self.registry,
+        )
+        lost.set_function(unit_store_lost)
         info = Gauge(
             "pulsar_proxy_build_info",
             "Always 1; the labels are the versions of the proxy, of Python, and of the library for TLS.",
@@ -168,6 +181,8 @@ class Cluster:
         handover: HandoverState,
         fork_server: ForkServer,
         serve_admin: ServeChannel | None = None,
+        *,
+        unit_store: UnitStore | None = None,
     ) -> None:
         self.config = self._next_config = config
         self.all_started = trio.Event()
@@ -201,7 +216,13 @@ class Cluster:
         stored_max = stored_descriptors_max(config, forwarders)
         for index, store_slot in enumerate(self.fd_store_slots):
             store_slot.limit_descriptors(slot_key(Role.FORWARDER, index), stored_max)
-        as_before = len(handover.fd_store_slots) == forwarders
+        self._unit_store = (
+            unit_store if unit_store is not None and unit_store.is_on and config.relay.crash_safe else None
+        )
+        if self._unit_store is not None:
+            for index, store_slot in enumerate(self.fd_store_slots):
+                store_slot.journal = self._unit_store.journal(index, forwarders)
+        as_before = len(handover.fd_store_slots) == forwarders and handover.connections_fd >= 0
         self._connections_fd = handover.connections_fd if as_before else create_shared_counters(forwarders)
         if handover.connections_fd not in {-1, self._connections_fd}:
             os.close(handover.connections_fd)
@@ -224,7 +245,11 @@ class Cluster:
             if not slot.must_start and slot.role is not Role.ADMIN:
                 slot.ready.set()
         self._handover = handover
-        self._metrics = ClusterMetrics(START_ORDER, lambda: sum(len(slot.relays) for slot in self.fd_store_slots))
+        self._metrics = ClusterMetrics(
+            START_ORDER,
+            lambda: sum(len(slot.relays) for slot in self.fd_store_slots),
+            lambda: sum(slot.journal.relays_lost for slot in self.fd_store_slots if slot.journal is not None),
+        )
         self._metrics.unready.set_function(lambda: self.unready_because is not None)
 
     @property
@@ -316,6 +341,8 @@ class Cluster:
 
     async def run(self, ready: trio.Event) -> None:
         """Start all workers in order, set ``ready`` once they are, and keep them running. Raises StartFailed."""
+        if self._unit_store is not None:
+            await self._unit_store.keep_state(self._seal_key)
         async with trio.open_nursery() as nursery:
             for role in START_ORDER:
                 if self.draining:  # a signal that came while the first workers were starting
@@ -354,6 +381,7 @@ class Cluster:
             seal_key = self._seal_key if slot.role in SEAL_KEY_ROLES else b""
             config = encode_config_for(slot.role, self.log_levels.apply_to(self.config, slot.role))
             request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
+            request.relays_outlive_supervisor = slot.role is Role.FORWARDER and self._unit_store is not None
             await worker.send_command(Method.START, request, timeout_s=START_TIMEOUT_S)
             slot.worker = worker
             slot.state = SlotState.RUNNING
@@ -536,6 +564,7 @@ class Cluster:
             "connections": self._connections_fd,
             "relay_requests": (self._relay_requests[0].fileno(), self._relay_requests[1].fileno()),
             "audit_pipe": self.audit_pipe,
+            "unit_store": sorted(self._unit_store.names) if self._unit_store is not None else [],
             "fd_store_slots": [serialize_slot(store_slot) for store_slot in self.fd_store_slots],
             "workers": workers,
             "unready_because": self.unready_because,
@@ -564,6 +593,8 @@ class Cluster:
         # As long as the fd store holds relays, they need a forwarder.
         await slot.drain_workers(until, needs_successor=lambda: bool(store_slot.relays))
         store_slot.close_stored()  # no process will continue what may be left
+        if store_slot.journal is not None:
+            await store_slot.journal.close()
 
     def kill_workers(self) -> None:
         """Kill every worker."""

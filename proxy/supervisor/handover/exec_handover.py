@@ -63,6 +63,8 @@ class SerializedHandover(msgspec.Struct, frozen=True):
     unready_because: str | None = None
     log_levels: dict[str, tuple[str, float | None]] = {}
     """See proxy.supervisor.cluster.log_levels."""
+    unit_store: list[str] = []
+    """Names of what the service manager keeps (proxy.supervisor.handover.unit_store)."""
 
     @property
     def relay_count(self) -> int:
@@ -104,6 +106,7 @@ class HandoverState:
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
     unready_because: str | None = None
     log_levels: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    unit_store_names: list[str] = field(default_factory=list)
     drain_requested: bool = False
     """Whether an operator asked for a drain during the exec."""
 
@@ -137,6 +140,7 @@ class HandoverState:
             workers=workers,
             unready_because=state.unready_because,
             log_levels=state.log_levels,
+            unit_store_names=state.unit_store,
             drain_requested=state.drain,
         )
 

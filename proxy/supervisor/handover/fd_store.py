@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 from google.protobuf.message import DecodeError
@@ -45,6 +46,32 @@ GATHER_S = 0.02
 
 RECORD_BYTES_OVERHEAD = 16
 """Bytes that a record takes in a message beside its own, at most."""
+
+
+class Journal(Protocol):
+    """Where all that is stored is kept beyond this process (proxy.supervisor.handover.unit_store).
+
+    ``relays_lost``: how many relays are stored here alone, since there was no room.
+    """
+
+    relays_lost: int
+
+    async def begin(self, stored: "FdStoreSlot", channel: StoreChannel, *, is_new: bool) -> None:
+        """Keep all that is stored, and the channel of the forwarder that runs from now on."""
+        ...
+
+    def append_now(self, message: StoreMessage, descriptors: Sequence[int]) -> None:
+        """Keep a message without waiting; where it cannot be kept, ``tend`` makes it good."""
+        ...
+
+    async def tend(self, stored: "FdStoreSlot") -> None:
+        """Do what ``append_now`` left to do, once its message is stored."""
+        ...
+
+    async def close(self) -> None:
+        """Drop all that is kept."""
+        ...
+
 
 ListenerFds = Callable[[], Sequence[int]]
 """Returns the descriptors of the clients' listeners at the moment of sending: a drain closes them, and then the kernel
@@ -81,6 +108,7 @@ class FdStoreSlot:
     pipes: dict[int, StoredFds] = field(default_factory=dict)
     left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
     """Relays that stay in a replaced forwarder, by its process id: ids and clients' IP addresses."""
+    journal: Journal | None = field(default=None, init=False)
     _channel: StoreChannel | None = field(default=None, init=False)
     """The channel of the running forwarder, which gets a message when a predecessor has ended."""
     _in_use: trio.Lock = field(default_factory=trio.Lock)
@@ -121,6 +149,8 @@ class FdStoreSlot:
             with contextlib.closing(channel):
                 try:
                     self._channel = channel
+                    if self.journal is not None and stores_relays:
+                        await self.journal.begin(self, channel, is_new=is_new)
                     if is_new:
                         await self.send_contents(channel, listeners())
                         tables.on_forwarder_started(channel)
@@ -142,9 +172,25 @@ class FdStoreSlot:
             if message.address_tables:
                 tables.accept_published(descriptors)
             elif stores_relays or not descriptors:
+                journal = self.journal if stores_relays else None
+                if journal is not None:
+                    journal.append_now(message, descriptors)
+                # Nothing may wait in between: an exec could take the place of this program.
                 self.apply_message(message, descriptors, pid)
+                if journal is not None:
+                    await journal.tend(self)
             else:
                 close_descriptors(descriptors)
+
+    async def replay(self, channel: StoreChannel) -> None:
+        """Apply all that is in a queue of messages, of processes that have ended. Raises StoreLost, DecodeError."""
+        while (received := await channel.receive()) is not None:
+            message, descriptors = received
+            message.ClearField("left_behind")  # they have ended with their processes
+            if message.address_tables:
+                close_descriptors(descriptors)
+            else:
+                self.apply_message(message, descriptors)
 
     def apply_message(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
         """Apply one message of a forwarder. Raises StoreLost for a message that no sound forwarder sends."""
@@ -258,12 +304,12 @@ class FdStoreSlot:
         """Send a copy of everything to a new forwarder. Raises StoreLost where that one has ended, too."""
         self.table_fd = upgrade_table(self.table_fd)  # an upgrade may have brought it from an older program
         channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table_fd, *listeners))
-        for batch in _batches(self.pipes.values()):
+        for batch in batches(self.pipes.values()):
             pipes = [StoredPipe.FromString(stored.record) for stored in batch]
-            await channel.send(StoreMessage(pipes=pipes), _descriptors(batch))
-        for batch in _batches(self.relays.values()):
+            await channel.send(StoreMessage(pipes=pipes), descriptors_of(batch))
+        for batch in batches(self.relays.values()):
             relays = [StoredRelay.FromString(stored.record) for stored in batch]
-            await channel.send(StoreMessage(relays=relays), _descriptors(batch))
+            await channel.send(StoreMessage(relays=relays), descriptors_of(batch))
         for pid, behind in list(self.left_behind.items()):
             entries = [RelayLeftBehind(id=number, client_ip=ip) for number, ip in behind.items()]
             for first in range(0, len(entries), LEFT_BEHIND_PER_MESSAGE_MAX):
@@ -280,11 +326,12 @@ class FdStoreSlot:
         self._record_bytes = 0
 
 
-def _descriptors(batch: Iterable[StoredFds]) -> list[int]:
+def descriptors_of(batch: Iterable[StoredFds]) -> list[int]:
+    """Return all descriptors of a batch, in the order of a message."""
     return [end for stored in batch for end in (stored.first, stored.second)]
 
 
-def _batches(entries: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
+def batches(entries: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
     """Split into batches that fit into one message each."""
     batch: list[StoredFds] = []
     size = 0

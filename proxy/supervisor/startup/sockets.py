@@ -11,9 +11,9 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from proto.addresses import parse_host_port
+from proto.addresses import HostPort, parse_host_port
 from proxy.common.errors import ProxyError
 
 BACKLOG = 4096
@@ -30,11 +30,11 @@ def bind_tcp(key: str, bind: str) -> socket.socket:
     """Bind, but do not yet listen on, ``address:port``. Raises StartFailed, which names the configuration's key."""
     where = parse_host_port(bind)
     try:
-        entry = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        sock = socket.socket(entry[0], socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        family, address = find_address(where)
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(entry[4])
+            sock.bind(address)
         except BaseException:
             sock.close()
             raise
@@ -42,6 +42,12 @@ def bind_tcp(key: str, bind: str) -> socket.socket:
         raise StartFailed(f"{key}: cannot bind {bind}: {error.strerror}{_advice(error, where.port)}") from None
     sock.setblocking(False)
     return sock
+
+
+def find_address(where: HostPort) -> tuple[socket.AddressFamily, Any]:
+    """Return the family and the address to bind to. Raises OSError."""
+    entry = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return entry[0], entry[4]
 
 
 def _advice(error: OSError, port: int) -> str:

@@ -193,7 +193,7 @@ class Setup:
         return self.directory
 
     def _cluster(
-        self, config: Config, _runtime_dir: Any, handover: HandoverState, _fork_server: Any, _serve_admin: Any
+        self, config: Config, _runtime_dir: Any, handover: HandoverState, _fork_server: Any, _serve_admin: Any, **_: Any
     ) -> FakeCluster:
         self.keys.append(handover.seal_key)
         self.cluster.config = config

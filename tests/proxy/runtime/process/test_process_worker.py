@@ -193,6 +193,20 @@ def life(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Beg
     structlog.contextvars.clear_contextvars()
 
 
+async def test_relays_that_outlive_the_supervisor_are_not_shut_down_by_the_end_of_their_process(
+    life: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends as by SIGKILL: an orderly end would shut the sockets down that the next supervisor has."""
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    it = life(Role.FORWARDER)
+    request = StartRequest(config=encode_config(Config()), index=1, relays_outlive_supervisor=True)
+    await it.call(Method.START, request)
+    it.supervisor_goes()
+    await it.ended.wait()
+    assert ends[0] == 0
+
+
 async def finish(it: RunningWorker) -> None:
     it.supervisor_goes()
     await it.ended.wait()

@@ -157,7 +157,11 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
     estate: Estate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ConnectionCounters(estate.connections).set_connections(0, 77)
-    state = estate.state(unready_because="a new kernel", log_levels={"auth": ("debug", 5.0), "lookup": ("error", None)})
+    state = estate.state(
+        unready_because="a new kernel",
+        log_levels={"auth": ("debug", 5.0), "lookup": ("error", None)},
+        unit_store=["table-0-1"],
+    )
     exec_ = leave(state, monkeypatch, Path("proxy.toml"))
     assert exec_.inheritable >= {*state.descriptors(), exec_.memory}
     for number in state.descriptors():
@@ -172,6 +176,7 @@ async def test_the_handover_state_is_restored_as_it_was_serialized(
         False,
     )
     assert (handover.unready_because, handover.log_levels) == (state.unready_because, state.log_levels)
+    assert handover.unit_store_names == ["table-0-1"], "what is not named cannot be dropped"
     assert ConnectionCounters(handover.connections_fd).total_connections() == 77
     assert handover.control_socket is not None
     assert handover.control_socket.getsockname() == str(estate.folder / "control.sock")

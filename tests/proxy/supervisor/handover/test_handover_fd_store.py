@@ -32,7 +32,7 @@ from proxy.runtime.shared.fd_store_channel import (
 from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.supervisor.handover import fd_store as module
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import FdStoreSlot, ListenerFds, StoredFds, _batches
+from proxy.supervisor.handover.fd_store import FdStoreSlot, ListenerFds, StoredFds, batches
 from proxy.supervisor.startup.open_files import stored_descriptors_max, supervisor_reserve
 
 NO_TABLES = AddressTableExchange().open_channel(0)
@@ -607,7 +607,7 @@ async def test_all_messages_of_a_forwarder_that_dies_with_unread_data_are_read(
     assert (sorted(store.store_slot.relays), ended) == ([1, 2], [True])
 
 
-async def test_stored_descriptors_are_handed_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
+async def test_stored_descriptors_are_handed_over_in_boundedbatches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
     nursery.start_soon(
         lambda: store.store_slot.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
@@ -672,9 +672,9 @@ async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: t
     theirs.close()
 
 
-def test_batches() -> None:
+def testbatches() -> None:
     def sizes(*records: int) -> list[int]:
-        return [len(batch) for batch in _batches(StoredFds(b"x" * size, 0, 0) for size in records)]
+        return [len(batch) for batch in batches(StoredFds(b"x" * size, 0, 0) for size in records)]
 
     assert sizes() == []
     assert sizes(*[10] * (DESCRIPTORS_MAX // 2)) == [DESCRIPTORS_MAX // 2]
