@@ -89,8 +89,9 @@ class Dialer:
         return header if self._header_is_first else b"", header if self._header_is_within else b""
 
     def explain(self, error: TlsFailed) -> str:
-        """Return the text for a failed TLS handshake; no certificate is refused because of a header."""
-        return f"{error}{self.header_hint if self._header_is_first and error.kind != 'certificate' else ''}"
+        """Return the text for a failed TLS handshake, which may be due to the header before it."""
+        may_be_due = self._header_is_first and error.kind in {"broke_off", "not_tls"}
+        return f"{error}{self.header_hint if may_be_due else ''}"
 
     async def dial_any(
         self, broker: HostPort, addresses: Sequence[str], announcement: bytes = b""
