@@ -96,8 +96,8 @@ def test_statistics_show_a_real_client(scene: Scene, topic: str, python_client: 
         python_client.start("stream", cluster.service_url, topic) as run,
     ):
         run.wait_for_progress(10)
-        relays = {row["client"] for row in listed(cluster) if row["kind"] == "relay"}
-        assert set(scene.producers(topic)) <= relays
+        [producer] = scene.producers(topic)
+        assert producer in {row["client"] for row in listed(cluster)}
         assert run.stop().result["ok"]
 
 
@@ -121,9 +121,8 @@ def test_statistics_show_whom_a_load_balancer_announces(
         target = f"localhost:{scene.broker.broker_port}"
         assert client.connect(proxy_to_broker_url=target).type == BaseCommand.CONNECTED
         assert client.producer(topic).type == BaseCommand.PRODUCER_SUCCESS
-        [shown] = scene.producers(topic)
-        print(shown)
-        assert shown.rpartition(":")[2] == client.address.rpartition(":")[2]
+        shown = "0:0:0:0:0:0:0:1" if ":" in host else host  # as Java writes it
+        assert scene.producers(topic) == [f"{shown}:{client.address.rpartition(':')[2]}"]
 
 
 def test_a_broker_that_takes_no_header(broker: Standalone) -> None:
@@ -133,5 +132,4 @@ def test_a_broker_that_takes_no_header(broker: Standalone) -> None:
         assert "haProxyProtocolEnabled=true" in cluster.wait_for_log("haProxyProtocolEnabled")
         checked = cluster.command("check", "--connect")
         assert checked.returncode == 1
-        print(checked.stdout, checked.stderr)
         assert "haProxyProtocolEnabled=true" in checked.stdout + checked.stderr
