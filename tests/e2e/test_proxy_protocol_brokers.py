@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from local.ports import free_port
 from local.standalone import Standalone
+from local.tokens import make_token
 
 from proto.pulsar_pb2 import BaseCommand
 
@@ -97,7 +98,7 @@ def test_statistics_show_a_real_client(scene: Scene, topic: str, python_client: 
     ):
         run.wait_for_progress(10)
         [producer] = scene.producers(topic)
-        assert producer in {row["client"] for row in listed(cluster)}
+        assert producer in {row["address"] for row in listed(cluster)}
         assert run.stop().result["ok"]
 
 
@@ -123,6 +124,40 @@ def test_statistics_show_whom_a_load_balancer_announces(
         assert client.producer(topic).type == BaseCommand.PRODUCER_SUCCESS
         shown = "0:0:0:0:0:0:0:1" if ":" in host else host  # as Java writes it
         assert scene.producers(topic) == [f"{shown}:{client.address.rpartition(':')[2]}"]
+
+
+def test_through_another_proxy(scene: Scene, topic: str, tmp_path: Path) -> None:
+    """Before TLS, where the second proxy requires a header; on connections for lookups it is that of no client."""
+    key, token = tmp_path / "secret.key", tmp_path / "proxy-a.jwt"
+    key.write_bytes(bytes(range(64)))
+    token.write_text(make_token(key.read_bytes(), "proxy-a"))
+    pair = scene.authority.server("b", "localhost")
+    authentication = {"enabled": True, "proxy_roles": ["proxy-a"]}
+    tables: Tables = {"authentication": authentication, "authentication.token": {"secret_key": str(key)}}
+    listener = {"proxy_protocol": "required", "proxy_protocol_sources": ["127.0.0.1/32"]}
+    tls = {"listener": listener, "listener.tls": {"certificate": pair.certificate, "key": pair.key}}
+    with running(scene.cluster("within_tls", **tables, **tls)) as b:
+        to_b: Tables = {
+            "cluster": {"forwarders": 1},
+            "brokers": {
+                "service_url": f"pulsar+ssl://localhost:{b.port}",
+                "through_proxy": True,
+                "allowed_ports": [scene.broker.broker_port],
+                "proxy_protocol": "before_tls",
+                "tls": {"trust": scene.authority.file},
+                "credentials": {"method": "token", "file": str(token)},
+            },
+        }
+        with running(ProxyCluster(to_b | tables)) as a, ExitStack() as stack:
+            alice = {"token": make_token(key.read_bytes(), "alice")}
+            other = stack.enter_context(WireClient(a.port))
+            assert other.connect(**alice).type == BaseCommand.CONNECTED
+            assert other.lookup(topic).type == BaseCommand.LOOKUP_RESPONSE
+            client = stack.enter_context(WireClient(a.port, source="127.0.0.9"))
+            target = f"localhost:{scene.broker.broker_port}"
+            assert client.connect(proxy_to_broker_url=target, **alice).type == BaseCommand.CONNECTED
+            assert client.producer(topic).type == BaseCommand.PRODUCER_SUCCESS
+            assert scene.producers(topic) == [client.address]
 
 
 def test_a_broker_that_takes_no_header(broker: Standalone) -> None:

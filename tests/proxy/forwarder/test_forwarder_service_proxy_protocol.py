@@ -360,7 +360,7 @@ async def test_brokers_are_told_what_the_balancer_announced(serve: Serve, sent: 
 
 
 @pytest.mark.parametrize(("sent", "mode"), [(LOCAL_TLV, "required"), (b"", "optional")])
-async def test_brokers_are_told_the_connection_itself_where_nobody_is_announced(
+async def test_brokers_are_told_the_connection_itself_where_no_client_is_announced(
     serve: Serve,  # noqa: F811
     sent: bytes,
     mode: str,
