@@ -343,6 +343,7 @@ async def announcement(serve: Serve, sent: bytes, *, mode: str = "required", ip:
     served = await serve(listener=[listener(mode, routing="sni")], brokers=brokers)
     await come(served, ip, sent + b"\x16", tcp=True)
     [connection] = served.service._sni_connections
+    assert TLV[:3] not in connection.stored_relay().SerializeToString()
     return connection._client.announcement
 
 
