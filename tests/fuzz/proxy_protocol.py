@@ -1,6 +1,6 @@
 """proto.proxy_protocol: the outcome depends on the bytes alone, nothing behind a header is taken, nor too much held.
 
-is announced to a broker is read in the same way.
+What is announced to a broker is read in the same way.
 """
 
 from __future__ import annotations
