@@ -2,7 +2,7 @@
 
 After HAProxy's specification (https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt). A header may be split
 anywhere; the outcome depends on the bytes alone. Of what was received, the parser takes what belongs to the header, and
-nothing behind it: that is for TLS or Pulsar's protocol.
+nothing behind it: that is for TLS or Pulsar's protocol. The headers that the proxy itself sends are of version 2.
 """
 
 import enum
@@ -37,6 +37,10 @@ _V1_ADDRESS = re.compile(rb"[0-9A-Fa-f:.]{2,39}\Z")  # no scope, which a type of
 
 _TLV_HEAD_BYTES = 3
 _CRC32C, _CRC32C_BYTES = 3, 4
+_NOOP = 4
+
+LOCAL_HEADER = V2_SIGNATURE + bytes([_LOCAL, _UNSPECIFIED, 0, 0])
+"""The header of a connection that is the sender's own, and no client's."""
 
 
 class ProxyHeaderInvalid(RemoteProtocolError):
@@ -51,9 +55,15 @@ class NoProxyHeader(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProxyHeader:
-    """A header. ``client``: the announced address; None: the connection is the sender's own (LOCAL, UNKNOWN)."""
+    """A header. ``client``: the announced address; None: the connection is the sender's own (LOCAL, UNKNOWN).
+
+    ``destination``: the address that the client connected to; of the client's family. ``tlvs``: as they came, without
+    checksum and padding; both only with a client.
+    """
 
     client: HostPort | None = None
+    destination: HostPort | None = None
+    tlvs: bytes = b""
 
 
 class ProxyHeaderParser:
@@ -94,7 +104,7 @@ class ProxyHeaderParser:
     def _parse_v1(self) -> int:
         line_end = self.taken.find(b"\r\n", 0, V1_BYTES_MAX)
         if line_end >= 0:
-            self.outcome = ProxyHeader(_v1_client(bytes(self.taken[:line_end])))
+            self.outcome = _v1_header(bytes(self.taken[:line_end]))
             return line_end + 2
         if len(self.taken) >= V1_BYTES_MAX:
             raise ProxyHeaderInvalid(f"a PROXY header of version 1 has no CRLF within {V1_BYTES_MAX} bytes")
@@ -111,25 +121,24 @@ class ProxyHeaderParser:
         if end > HEADER_BYTES_MAX:
             raise ProxyHeaderInvalid(f"a PROXY header of {end} bytes; the limit is {HEADER_BYTES_MAX}")
         if len(taken) >= end:
-            self.outcome = ProxyHeader(_v2_client(bytes(taken[:end]), command, family))
+            self.outcome = _v2_header(bytes(taken[:end]), command, family)
             return end
         return len(taken)
 
 
-def _v1_client(line: bytes) -> HostPort | None:
-    """Return the client of a line of version 1, without its CRLF. Raises ProxyHeaderInvalid."""
+def _v1_header(line: bytes) -> ProxyHeader:
+    """Return the header of a line of version 1, without its CRLF. Raises ProxyHeaderInvalid."""
     words = line.split(b" ")
     if words[1] == b"UNKNOWN":  # whatever follows is to be ignored
-        return None
+        return ProxyHeader()
     kind = _V1_ADDRESSES.get(words[1])
     if kind is None or len(words) != _V1_WORDS:
         raise ProxyHeaderInvalid("a PROXY header of version 1 is neither of TCP4 or TCP6 nor UNKNOWN")
     _, _, source, destination, source_port, destination_port = words
     try:
-        client, _ = (_v1_endpoint(kind, *pair) for pair in ((source, source_port), (destination, destination_port)))
+        return ProxyHeader(_v1_endpoint(kind, source, source_port), _v1_endpoint(kind, destination, destination_port))
     except ValueError:
         raise ProxyHeaderInvalid("a PROXY header of version 1 has an address or port that is none") from None
-    return client
 
 
 def _v1_endpoint(kind: _AddressType, address: bytes, port: bytes) -> HostPort:
@@ -139,28 +148,32 @@ def _v1_endpoint(kind: _AddressType, address: bytes, port: bytes) -> HostPort:
     return HostPort(str(kind(address.decode("ascii"))), int(port))
 
 
-def _v2_client(header: bytes, command: int, family: int) -> HostPort | None:
-    """Return the client of a whole header of version 2. Raises ProxyHeaderInvalid."""
+def _v2_header(header: bytes, command: int, family: int) -> ProxyHeader:
+    """Return what a whole header of version 2 says. Raises ProxyHeaderInvalid."""
     if command == _LOCAL:  # the family and what follows are to be ignored
-        return None
+        return ProxyHeader()
     if family == _UNSPECIFIED:
-        _check_tlvs(header, _HEAD_BYTES)
-        return None
+        _checked_tlvs(header, _HEAD_BYTES)
+        return ProxyHeader()
     if family not in _ADDRESSES:
         raise ProxyHeaderInvalid(f"a PROXY header of family and transport 0x{family:02x}, which is not TCP")
     size, kind = _ADDRESSES[family]
     tlvs_start = _HEAD_BYTES + 2 * size + 4
     if len(header) < tlvs_start:
         raise ProxyHeaderInvalid("a PROXY header ends within its addresses")
-    _check_tlvs(header, tlvs_start)
+    tlvs = _checked_tlvs(header, tlvs_start)
     at = _HEAD_BYTES
-    client = kind(header[at : at + size])
-    return HostPort(str(client), int.from_bytes(header[at + 2 * size : at + 2 * size + 2]))
+    source, destination = (str(kind(header[start : start + size])) for start in (at, at + size))
+    source_port, destination_port = (int.from_bytes(header[end - 2 : end]) for end in (tlvs_start - 2, tlvs_start))
+    return ProxyHeader(HostPort(source, source_port), HostPort(destination, destination_port), tlvs)
 
 
-def _check_tlvs(header: bytes, start: int) -> None:
-    """Check the boundaries of TLVs, and the checksum if there is one. Raises ProxyHeaderInvalid."""
+def _checked_tlvs(header: bytes, start: int) -> bytes:
+    """Check the boundaries of TLVs, and the checksum if there is one; return the TLVs but for this and padding, which
+    are about the header itself. Raises ProxyHeaderInvalid.
+    """
     checksum_at = 0
+    kept = b""
     while start < len(header):
         value_start = start + _TLV_HEAD_BYTES
         end = value_start + int.from_bytes(header[start + 1 : value_start])
@@ -170,12 +183,37 @@ def _check_tlvs(header: bytes, start: int) -> None:
             if end - value_start != _CRC32C_BYTES or checksum_at:
                 raise ProxyHeaderInvalid("a PROXY header has a checksum of another size, or two of them")
             checksum_at = value_start
+        elif header[start] != _NOOP:
+            kept += header[start:end]
         start = end
     if checksum_at:
         checksum_end = checksum_at + _CRC32C_BYTES
         zeroed = header[:checksum_at] + bytes(_CRC32C_BYTES) + header[checksum_end:]
         if int.from_bytes(header[checksum_at:checksum_end]) != crc32c(zeroed):
             raise ProxyHeaderInvalid("a PROXY header's checksum is not that of its bytes")
+    return kept
+
+
+def encode_header(client: HostPort, destination: HostPort, tlvs: bytes = b"") -> bytes:
+    """Return the header of version 2 that announces a client; an IPv4-mapped address counts as IPv4.
+
+    ``destination``: the address that the client connected to; one of the other family becomes the unspecified address.
+    ``tlvs``: those of a ProxyHeader, which are dropped where the header would have more than HEADER_BYTES_MAX bytes.
+    """
+    source, target = _unmapped(client.host), _unmapped(destination.host)
+    if source.version != target.version:
+        target = type(source)(0)
+    family = 0x11 if source.version == 4 else 0x21  # noqa: PLR2004 -- TCP over IPv4, or IPv6
+    body = source.packed + target.packed + client.port.to_bytes(2) + destination.port.to_bytes(2)
+    if _HEAD_BYTES + len(body) + len(tlvs) <= HEADER_BYTES_MAX:
+        body += tlvs
+    return V2_SIGNATURE + bytes([_PROXY, family]) + len(body).to_bytes(2) + body
+
+
+def _unmapped(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return mapped or parsed
 
 
 def _crc_table() -> tuple[int, ...]:

@@ -27,7 +27,7 @@ async def probe(dialer: Dialer, broker: HostPort, addresses: Sequence[str]) -> t
         except DialFailed as error:
             return False, str(error)
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
-            return False, f"it does not speak Pulsar: {error}"
+            return False, f"it does not speak Pulsar: {error}{dialer.header_hint}"
         return True, f"answers at {' or '.join(addresses)}"
     return False, f"no answer within {timeout_s} s"
 

@@ -11,6 +11,7 @@ from auth.broker_credentials import broker_authentication
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import BrokerAuthentication, CredentialsUnavailable
+from proto.addresses import speaks_tls
 from proxy.admin.service import TokenCheck
 from proxy.commands.connect import ClientMethods
 from proxy.common.errors import ConfigError
@@ -59,6 +60,7 @@ async def find_warnings(config: Config, credentials: BrokerAuthentication | None
         *_certificates(config),
         *_kernel_tls(config.relay.kernel_tls),
         *_sni_warnings(config),
+        *_header_warnings(config),
         *http_warnings(config),
         *forwarding_warnings(config, methods.names, methods.several_rounds),
     ]
@@ -87,6 +89,18 @@ def _sni_warnings(config: Config) -> Iterator[str]:
             yield (
                 f'listener[{index}].routing: "sni" passes TLS through: the broker alone authenticates these clients; '
                 "[authentication] and [session] do not apply to them"
+            )
+
+
+def _header_warnings(config: Config) -> Iterator[str]:
+    mode, speaks = config.brokers.proxy_protocol, speaks_tls(config.brokers.service_url)
+    if mode == "before_tls" and speaks and not config.brokers.through_proxy:
+        yield 'brokers.proxy_protocol: Pulsar\'s brokers expect the header "within_tls"; other receivers "before_tls"'
+    for index, listener in enumerate(config.listener):
+        if mode == "within_tls" and listener.routing == "sni":
+            yield (
+                f'listener[{index}].routing: with "sni" TLS is the client\'s own, so brokers.proxy_protocol = '
+                '"within_tls" sends no header for these clients'
             )
 
 

@@ -20,7 +20,7 @@ class BrokerTrial(msgspec.Struct, frozen=True):
 
 def reaches_brokers_alike(old: Config, new: Config) -> bool:
     """Return True if the proxy reaches brokers in the same way under both configurations, and as the same client."""
-    keys = ("service_url", "through_proxy", "tls", "credentials")
+    keys = ("service_url", "through_proxy", "proxy_protocol", "tls", "credentials")
     return all(getattr(old.brokers, key) == getattr(new.brokers, key) for key in keys)
 
 

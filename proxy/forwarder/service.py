@@ -14,6 +14,7 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
+from proto.proxy_protocol import ProxyHeader
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, ConnectionSums, StoredRelay
@@ -54,6 +55,7 @@ from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.handshake_turns import HandshakeTurns
 from proxy.runtime.network.kernel_tls import usable_ciphers, use_kernel_tls
+from proxy.runtime.network.proxy_header import announcement_of
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.observability.quota_refusals import QuotaRefusals
@@ -454,8 +456,15 @@ class ForwarderService:
         if refusal is not None:
             self._clients.start_soon(partial(self._turn_away, stream, str(HostPort(*peer)), refusal, key, mute=True))
 
-    def _admit_known_client(self, index: int, stream: TcpStream, peer: tuple[str, int], accepted_at: float) -> None:
-        """Serve a client of which the address is known, or turn it away."""
+    def _admit_known_client(
+        self,
+        index: int,
+        stream: TcpStream,
+        peer: tuple[str, int],
+        accepted_at: float,
+        header: ProxyHeader | None = None,
+    ) -> None:
+        """Serve a client of which the address is known, or turn it away. ``header``: that announces it."""
         if self._accepting.cancel_called:  # a drain that began in the meantime does not know of it
             stream.close_now()
             return
@@ -475,7 +484,10 @@ class ForwarderService:
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
         self._in_flight.increment()
-        client = ClientEndpoint(address, accepted_at, b"", index)
+        announcement = b""
+        if self._workers.config.brokers.proxy_protocol != "off":
+            announcement = announcement_of(HostPort(ip, port), stream.socket, header)
+        client = ClientEndpoint(address, accepted_at, b"", index, announcement)
         if listener.routes_sni:
             sni = SniConnection(stream, client, self._current_services(), admitted, self._on_sni_end)
             self._sni_connections.add(sni)

@@ -66,6 +66,7 @@ def dial_brokers(brokers: Brokers, own_binds: Sequence[str] = (), *, uses_tls: b
     The proxy's certificate is for those upstreams alone that know of proxies. ``uses_tls``: False where no upstream has
     TLS: ``brokers.tls`` is then for other workers, and an HTTP worker may not read its files.
     """
+    brokers = msgspec.structs.replace(brokers, proxy_protocol="off")  # many clients share these
     plain = Dialer(msgspec.structs.replace(brokers, service_url="pulsar://upstream"), own_binds)
     nameless = msgspec.structs.replace(brokers.tls, certificate="", key="")
     settings = ((True, brokers.tls), (False, nameless)) if uses_tls else ()

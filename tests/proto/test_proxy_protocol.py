@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from proto.addresses import HostPort
 from proto.proxy_protocol import (
     HEADER_BYTES_MAX,
+    LOCAL_HEADER,
     V2_SIGNATURE,
     NoProxyHeader,
     ProxyHeader,
     ProxyHeaderInvalid,
     ProxyHeaderParser,
     crc32c,
+    encode_header,
 )
 
 CLIENT, CLIENT_6 = HostPort("192.0.2.7", 4000), HostPort("2001:db8::7", 4000)
@@ -73,7 +76,9 @@ GOOD = [
 def test_headers_split_everywhere(header: bytes, client: HostPort | None) -> None:
     """What comes behind is left, for TLS or Pulsar's protocol."""
     behind = b"\r\n\x16\x03\x01behind"
-    expected = ProxyHeader(client), behind
+    expected = found, _ = parse(header + behind)
+    assert isinstance(found, ProxyHeader)
+    assert (found.client, expected[1]) == (client, behind)
     for cut in range(len(header) + 1):
         assert parse(header + behind, cut) == expected
     assert parse(header + behind, *range(1, len(header))) == expected
@@ -160,8 +165,69 @@ def test_any_client(address: object, port: int, behind: bytes) -> None:
     packed = address.packed  # type: ignore[attr-defined]
     family = 0x11 if len(packed) == 4 else 0x21
     body = packed + bytes(len(packed)) + struct.pack(">HH", port, 1)
-    expected = ProxyHeader(HostPort(str(address), port)), behind
+    destination = HostPort(str(type(address)(0)), 1)  # type: ignore[call-arg]
+    expected = ProxyHeader(HostPort(str(address), port), destination), behind
     assert parse(v2(family=family, body=body) + behind) == expected
     word = b"TCP4" if len(packed) == 4 else b"TCP6"
-    text = str(address).encode()
-    assert parse(b"PROXY %b %b %b %d 1\r\n%b" % (word, text, text, port, behind)) == expected
+    text, to = str(address).encode(), destination.host.encode()
+    assert parse(b"PROXY %b %b %b %d 1\r\n%b" % (word, text, to, port, behind)) == expected
+
+
+# ---- the proxy's own headers
+
+
+PORTS = st.integers(0, 65535)
+KEPT_TLV = st.tuples(st.integers(0, 255).filter(lambda kind: kind not in {3, 4}), st.binary(max_size=90))
+
+
+@given(st.sampled_from([4, 6]), st.data(), st.lists(KEPT_TLV, max_size=4))
+def test_what_is_announced_is_what_the_parser_reads(
+    version: Any, data: st.DataObject, tlvs: list[tuple[int, bytes]]
+) -> None:
+    plain = st.ip_addresses(v=version).filter(lambda address: not getattr(address, "ipv4_mapped", None))
+    client, to = (HostPort(str(data.draw(plain)), data.draw(PORTS)) for _ in range(2))
+    kept = b"".join(tlv(kind, value) for kind, value in tlvs)
+    assert parse(encode_header(client, to, kept) + b"behind") == (ProxyHeader(client, to, kept), b"behind")
+
+
+@pytest.mark.parametrize(
+    ("client", "destination", "family", "ends"),
+    [
+        ("192.0.2.7", "198.51.100.1", 0x11, ("192.0.2.7", "198.51.100.1")),
+        ("2001:db8::7", "2001:db8::1", 0x21, ("2001:db8::7", "2001:db8::1")),
+        ("::ffff:192.0.2.7", "::ffff:198.51.100.1", 0x11, ("192.0.2.7", "198.51.100.1")),
+        ("::ffff:192.0.2.7", "2001:db8::1", 0x11, ("192.0.2.7", "0.0.0.0")),
+        ("2001:db8::7", "198.51.100.1", 0x21, ("2001:db8::7", "::")),
+        ("fe80::7%eth0", "fe80::1%eth0", 0x21, ("fe80::7", "fe80::1")),
+    ],
+)
+def test_both_ends_are_of_the_clients_family(client: str, destination: str, family: int, ends: tuple[str, str]) -> None:
+    header = encode_header(HostPort(client, 4000), HostPort(destination, 6650))
+    assert header[13] == family
+    assert parse(header)[0] == ProxyHeader(HostPort(ends[0], 4000), HostPort(ends[1], 6650))
+
+
+def test_checksum_and_padding_are_not_passed_on() -> None:
+    """They are about the header that came, not about the client."""
+    vpce, unique = tlv(0xEA, b"vpce-1"), tlv(5, b"id")
+    found, _ = parse(with_checksum(IPV4 + vpce + tlv(4, b"\0" * 9) + unique))
+    assert isinstance(found, ProxyHeader)
+    assert found.tlvs == vpce + unique
+
+
+@pytest.mark.parametrize("header", [v2(command=0x20, body=IPV4 + tlv(5, b"id")), v2(family=0, body=tlv(5, b"id"))])
+def test_a_header_of_no_client_leaves_no_tlvs(header: bytes) -> None:
+    """Security: its sender's own connection is announced without them."""
+    assert parse(header)[0] == ProxyHeader()
+
+
+def test_a_header_is_never_longer_than_a_receiver_takes() -> None:
+    """Security: the TLVs are left out."""
+    client, to = HostPort("192.0.2.7", 1), HostPort("192.0.2.1", 2)
+    longest = tlv(5, bytes(HEADER_BYTES_MAX - 28 - 3))
+    assert len(encode_header(client, to, longest)) == HEADER_BYTES_MAX
+    assert encode_header(client, to, longest + b"\0") == encode_header(client, to)
+
+
+def test_the_header_of_a_connection_of_the_proxys_own() -> None:
+    assert parse(LOCAL_HEADER + b"behind") == (ProxyHeader(), b"behind")

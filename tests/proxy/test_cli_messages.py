@@ -398,3 +398,20 @@ def test_an_output_that_takes_nothing(file: Path, how: str, says: str, code: int
     assert done.stderr == says
     if code is not None:
         assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("keys", "listener", "warning"),
+    [
+        ("service_url = 'pulsar+ssl://b'\nproxy_protocol = 'before_tls'", "", "Pulsar's brokers expect the header"),
+        ("service_url = 'pulsar+ssl://b'\nproxy_protocol = 'within_tls'", "", ""),
+        ("service_url = 'pulsar://b'\nproxy_protocol = 'before_tls'", "", ""),
+        ("service_url = 'pulsar://b'\nproxy_protocol = 'within_tls'", "routing = 'sni'", "sends no header"),
+        ("service_url = 'pulsar+ssl://b'\nproxy_protocol = 'off'", "routing = 'sni'", ""),
+    ],
+)
+def test_a_proxy_header_that_brokers_may_not_get(run: Run, keys: str, listener: str, warning: str) -> None:
+    result = run(f"[cluster]\nruntime_dir = 'DIR/run'\n[[listener]]\n{listener}\n[brokers]\n{keys}", "check")
+    assert result.exit_code == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "header" in line]
+    assert [warning in line for line in warnings] == ([True] if warning else [])

@@ -174,6 +174,8 @@ def _listeners(java: Java, result: Result) -> None:
         result.put("TLS listener.bind", java.bind(tls), "bindAddress", "servicePortTls")
         put_proxy_protocol(java, result, "TLS listener", "haProxyProtocolEnabled")
         _listener_tls(java, result, "listener.tls")
+    if java.flag("haProxyProtocolEnabled"):  # Java's proxy sends brokers a header, too, within TLS
+        result.put("brokers.proxy_protocol", "within_tls", "haProxyProtocolEnabled")
     if not plain and not tls:
         result.lose("servicePort", "neither it nor servicePortTls has a port: the default listener is on 6650")
 

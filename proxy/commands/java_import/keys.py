@@ -112,7 +112,9 @@ KEYS: dict[str, Key] = {
     "keepAliveIntervalSeconds": _same(
         "30", "limits.keep_alive_interval_ms", v.at_least(1, factor=1000, off=_KEEP_ALIVE_OFF)
     ),
-    "haProxyProtocolEnabled": _group("false", "listener.proxy_protocol", "listener.proxy_protocol_sources"),
+    "haProxyProtocolEnabled": _group(
+        "false", "listener.proxy_protocol", "listener.proxy_protocol_sources", "brokers.proxy_protocol"
+    ),
     "webServiceHaProxyProtocolEnabled": _group(
         "false", "http_listener.proxy_protocol", "http_listener.proxy_protocol_sources", needs=HTTP_PORT
     ),

@@ -98,6 +98,11 @@ class Brokers(Strict, frozen=True):
     through_proxy: whether `service_url` is the URL of another proxy in front of the brokers: relays then go there, too,
         and that proxy resolves and checks their targets (here, `allowed_hosts`, if set, and `allowed_ports` apply); the
         role of this proxy must be among its `authentication.proxy_roles`
+    proxy_protocol: whether each connection to a broker begins with a PROXY header (version 2), which announces the
+        relay's client, so that topics' statistics show its address ([how](security.md#clients-addresses-at-brokers)).
+        `within_tls`: with TLS the header is the first that TLS carries, as Pulsar's brokers expect it
+        (`haProxyProtocolEnabled=true` in broker.conf, which they must have); `before_tls`: it precedes TLS, as other
+        receivers expect it, among them this proxy (`through_proxy`) and load balancers
     web_service_url: the brokers' web port: `http://host:port`, or several hosts separated by commas; with `https://`
         connections use TLS, by `tls`. For `[[http_listener]]`, which needs it
     tls: TLS settings of connections to brokers
@@ -140,6 +145,7 @@ class Brokers(Strict, frozen=True):
     allowed_ports: tuple[Port, ...] = ()
     port_pairs: tuple[PortPair, ...] = ((6650, 6651),)
     through_proxy: bool = False
+    proxy_protocol: Literal["off", "within_tls", "before_tls"] = "off"
     web_service_url: str = ""
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None

@@ -214,7 +214,8 @@ class Handshake:
         ``on_connected`` is called once, with None or why the connection ends, unless the handshake is abandoned before.
         """
         self._broker_started_at = self._tick.now
-        self._asked, self._on_connected = BrokerRequest(self.connect, identity, self._client.address), on_connected
+        client, self._on_connected = self._client, on_connected
+        self._asked = BrokerRequest(self.connect, identity, client.address, client.announcement)
         self._opening = start_opening(
             self._workers.broker_links,
             self._asked,

@@ -196,7 +196,7 @@ class SniConnection:
         self._admitted.mark_busy()
         self.state = State.CONNECTING_TO_BROKER
         self._reactor.watch(self._descriptor, _LEFT, lambda: self._end(DisconnectCause.CLIENT_CLOSED))
-        self._asked = NamedRequest(name, self._client.address)
+        self._asked = NamedRequest(name, self._client.address, self._client.announcement)
         links, deadlines = self._services.workers.broker_links, self._services.deadlines
         self._opening = start_named_opening(links, self._asked, deadlines, on_done=self._on_opened)
         if self._opening is None:

@@ -21,9 +21,11 @@ Address = tuple[str, int]
 
 
 class OnClient(Protocol):
-    """Takes a client of which the address is known; ``accepted_at``: in Trio's time."""
+    """Takes a client of which the address is known; ``accepted_at``: in Trio's time. ``header``: that announces it."""
 
-    def __call__(self, index: int, stream: TcpStream, peer: Address, accepted_at: float) -> None:
+    def __call__(
+        self, index: int, stream: TcpStream, peer: Address, accepted_at: float, header: ProxyHeader | None = None
+    ) -> None:
         """Serve the client, or turn it away."""
         ...
 
@@ -64,8 +66,8 @@ class AnnouncedClients:
         def on_done(reading: ProxyHeaderReading, outcome: Outcome) -> None:
             self._stop(reading, admitted)
             match outcome:
-                case ProxyHeader(client=HostPort(host, port)):
-                    self._on_client(index, stream, (host, port), accepted_at)
+                case ProxyHeader(client=HostPort(host, port)) as header:
+                    self._on_client(index, stream, (host, port), accepted_at, header)
                 case ProxyHeader() | NoProxyHeader():
                     self._on_client(index, stream, sender, accepted_at)
                 case None:  # a health check, mostly

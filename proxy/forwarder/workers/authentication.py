@@ -68,13 +68,15 @@ class ClientEndpoint:
     """Facts about a client from its connection alone.
 
     ``accepted_at``: in Trio's time. ``certificate``: as DER, verified in the TLS handshake; empty: none. ``listener``:
-    the index of the listener that accepted it. ``number``: of this process's clients, in the order in which they came.
+    the index of the listener that accepted it. ``announcement``: its PROXY header for brokers; empty where these get
+    none. ``number``: of this process's clients, in the order in which they came.
     """
 
     address: str
     accepted_at: float
     certificate: bytes = b""
     listener: int = 0
+    announcement: bytes = b""
     number: int = field(default_factory=_next_number, compare=False)
 
 

@@ -66,24 +66,26 @@ class TargetRefused(ProxyError):
 
 @dataclass(frozen=True, slots=True)
 class BrokerRequest:
-    """What a client that wants a relay has sent, and who it is."""
+    """What a client that wants a relay has sent, and who it is. ``announcement``: its PROXY header for the broker."""
 
     connect: CommandConnect
     identity: ClientIdentity
     client_address: str
+    announcement: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRequest:
-    """The host that a client's TLS names (SNI), and who the client is."""
+    """The host that a client's TLS names (SNI), and who the client is. ``announcement``: as in BrokerRequest."""
 
     name: str
     client_address: str
+    announcement: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedLink:
-    """A TCP connection to the broker of a NamedRequest, on which nothing was said."""
+    """A TCP connection to the broker of a NamedRequest, on which nothing was said but the client's PROXY header."""
 
     broker: HostPort
     stream: TcpStream
@@ -119,7 +121,7 @@ class BrokerLinks:
         self.config = config
         self.dialer = Dialer(config.brokers, listener_binds(config))
         self._links = BrokerLinkFactory(self.dialer, config.limits.max_broker_frame_bytes, SERVER_VERSION)
-        self._passing_dialer = Dialer(config.brokers, listener_binds(config), passes_tls=True)
+        self.passing_dialer = Dialer(config.brokers, listener_binds(config), passes_tls=True)
         self._dial_check = DialCheck(config.brokers, nursery)
         self._auth = auth
         self._lookup = lookup
@@ -252,7 +254,7 @@ class BrokerLinks:
         broker = HostPort(broker.host, port)
         try:
             with trio.fail_after(timeout_s):
-                stream = await self._passing_dialer.dial_any(broker, tuple(target.addresses))
+                stream = await self.passing_dialer.dial_any(broker, tuple(target.addresses), asked.announcement)
         except trio.TooSlowError:
             raise too_slow(broker, timeout_s) from None
         except DialFailed as error:
@@ -289,6 +291,7 @@ class BrokerLinks:
                     credentials,
                     partial(self.connect_for, asked, target, credentials),
                     timeout_s=left_s / (len(targets) + 1 - number),
+                    announcement=asked.announcement,
                 )
             except BrokerLinkFailed as failed:
                 not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS

@@ -7,6 +7,7 @@ callback, too, for CONNECT and for each challenge of the broker. A broker that a
 """
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -173,7 +174,7 @@ class _Opening(Generic[LinkT]):
 
     def _fail_to_reach(self, error: OSError | TlsFailed) -> None:
         if isinstance(error, TlsFailed):
-            self._give_up("tls", str(error))
+            self._give_up("tls", self._links.dialer.explain(error))
         else:
             self._give_up("unreachable", error.strerror or str(error))
 
@@ -193,7 +194,9 @@ class _Opening(Generic[LinkT]):
 
 
 class NamedOpening(_Opening[NamedLink]):
-    """The broker that a client's TLS names, over TCP alone: all that is said there is the client's."""
+    """The broker that a client's TLS names, over TCP alone: all that is said there, behind a PROXY header, is the
+    client's.
+    """
 
     __slots__ = ()
 
@@ -214,6 +217,15 @@ class NamedOpening(_Opening[NamedLink]):
             self._reactor.watch(sock.fileno(), _OUT, self._look_for_connection)
             return
         self._reactor.forget(sock.fileno())
+        header, _ = self._links.passing_dialer.headers(self._asked.announcement)
+        try:
+            is_sent = not header or sock.send(header) == len(header)  # a new connection has room for it
+        except OSError as failure:
+            self._fail_to_reach(failure)
+            return
+        if not is_sent:
+            self._fail_to_reach(OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)))
+            return
         self._sock = None
         self._finish(NamedLink(self._broker, TcpStream(sock)))
 
@@ -284,10 +296,13 @@ class BrokerOpening(_Opening[BrokerLink]):
         except TlsFailed as error:
             self._fail_to_reach(error)
             return
+        before_tls, within_tls = links.dialer.headers(self._asked.announcement)
+        self._unsent = before_tls
         if self._tls is None:
-            self._unsent = self._connect
+            self._unsent += self._connect
             self._send()  # to a broker nearby the connection is established already
         else:
+            self._connect = within_tls + self._connect
             self._continue_tls(self._tls)
 
     def _end(self) -> None:
@@ -301,11 +316,14 @@ class BrokerOpening(_Opening[BrokerLink]):
     def _on_error(self, error: OSError) -> None:
         """Finish for an error of the socket."""
         if self._is_connected:
-            self._finish(broken_off(self._broker, error))
+            self._break_off(error)
         elif self._is_reached:
             self._fail_to_reach(broke_off_in_handshake(error))
         else:
             self._fail_to_reach(error)
+
+    def _break_off(self, error: BaseException) -> None:
+        self._finish(broken_off(self._broker, error, self._links.dialer.header_hint))
 
     def _on_ready(self) -> None:
         if self._unsent:
@@ -332,7 +350,7 @@ class BrokerOpening(_Opening[BrokerLink]):
         try:
             self._unsent += data if self._tls is None else self._tls.encrypt(memoryview(data))
         except trio.BrokenResourceError as error:  # a record that was damaged came with what this answers
-            self._finish(broken_off(self._broker, error.__cause__ or error))
+            self._break_off(error.__cause__ or error)
         else:
             self._send()
 
@@ -382,7 +400,7 @@ class BrokerOpening(_Opening[BrokerLink]):
             while not self._is_over and (event := self._handshake.next_event()) is not None:
                 self._handle_event(event)
         except RemoteProtocolError as error:
-            self._finish(broken_off(self._broker, error))
+            self._break_off(error)
 
     # ---- TLS
 
@@ -416,7 +434,7 @@ class BrokerOpening(_Opening[BrokerLink]):
         if self._is_over:
             return
         if session.error is not None:
-            self._finish(broken_off(self._broker, session.error))
+            self._break_off(session.error)
         elif session.has_ended:
             self._receive_data(b"")
         elif session.waiting_record_bytes:

@@ -77,11 +77,12 @@ class BrokerLinkFactory:
         make_connect: Callable[[str, bytes], CommandConnect],
         *,
         timeout_s: float | None = None,
+        announcement: bytes = b"",
     ) -> BrokerLink:
         """Connect to the first of the addresses that answers and perform the handshake. Raises BrokerLinkFailed.
 
         ``make_connect`` makes a CONNECT from the proxy's own method and data. ``timeout_s``: for dialing and handshake;
-        None: ``brokers.handshake_timeout_ms``.
+        None: ``brokers.handshake_timeout_ms``. ``announcement``: see Dialer.dial_any.
 
         Exactly these addresses are dialled, without another resolution, since the caller has checked them.
         """
@@ -92,7 +93,7 @@ class BrokerLinkFactory:
         try:
             with trio.fail_after(timeout_s):
                 method, data = await credentials.auth_data_for(None)
-                stream = await self.dialer.dial_any(broker, addresses)
+                stream = await self.dialer.dial_any(broker, addresses, announcement)
                 await stream.send_all(commands.connect(make_connect(method, data)))
                 connected = await self._perform_handshake(broker, stream, credentials)
                 linked = True
@@ -104,7 +105,7 @@ class BrokerLinkFactory:
         except RpcError as error:
             raise without_credentials(broker, error) from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
-            raise broken_off(broker, error.__cause__ or error) from None
+            raise broken_off(broker, error.__cause__ or error, self.dialer.header_hint) from None
         finally:
             if stream is not None and not linked:
                 await trio.aclose_forcefully(stream)
@@ -148,9 +149,9 @@ def too_slow(broker: HostPort, timeout_s: float) -> BrokerLinkFailed:
     return BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED)
 
 
-def broken_off(broker: HostPort, error: BaseException) -> BrokerLinkFailed:
+def broken_off(broker: HostPort, error: BaseException, hint: str = "") -> BrokerLinkFailed:
     """Return the failure of a handshake that the broker has ended, or in which it broke the protocol."""
-    return BrokerLinkFailed("handshake", f"{broker} broke off the handshake: {error}", message=NOT_CONNECTED)
+    return BrokerLinkFailed("handshake", f"{broker} broke off the handshake: {error}{hint}", message=NOT_CONNECTED)
 
 
 def refused_by(broker: HostPort, refused: Refused) -> BrokerLinkFailed:

@@ -1,16 +1,18 @@
-"""Connections to brokers: TCP, and TLS where ``brokers.service_url`` asks for it."""
+"""Connections to brokers: TCP, TLS where ``brokers.service_url`` asks for it, and the PROXY header if it is sent."""
 
 import contextlib
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 import trio
 
 from proto.addresses import HostPort, parse_host_port, speaks_tls
+from proto.proxy_protocol import LOCAL_HEADER
 from proxy.common.errors import ProxyError
 from proxy.config.binds import is_own_listener
 from proxy.config.types import Brokers, Relay
@@ -21,6 +23,12 @@ from proxy.runtime.network.tls import TlsFailed, TlsStream, broker_context
 
 ATTEMPT_DELAY_S = 0.25
 """RFC 8305, 5: "Connection Attempt Delay"."""
+
+
+HEADER_HINT = (
+    "; does it take the PROXY header that brokers.proxy_protocol sends? A Pulsar broker needs "
+    'haProxyProtocolEnabled=true, and "within_tls"'
+)
 
 
 class DialFailed(ProxyError):
@@ -44,6 +52,13 @@ class Dialer:
         self._own_ports = frozenset(parse_host_port(bind).port for bind in own_binds)
         speaks = speaks_tls(config.service_url) and not passes_tls
         self._tls = broker_context(config.tls) if speaks else None
+        self._header_is_within = config.proxy_protocol == "within_tls" and speaks
+        self._header_is_first = config.proxy_protocol == "before_tls" or (
+            config.proxy_protocol == "within_tls" and not (speaks or passes_tls)
+        )
+        has_header = self._header_is_within or self._header_is_first
+        self.header_hint = HEADER_HINT if has_header else ""
+        """What to add to the failure of a connection that a broker has broken off."""
 
     def may_lead_back(self, port: int) -> bool:
         """Return whether one of the proxy's own listeners has this port."""
@@ -65,8 +80,25 @@ class Dialer:
         except ValueError as error:
             raise TlsFailed(f"{host!r} is no name for a certificate: {error}") from None
 
-    async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
+    def headers(self, announcement: bytes = b"") -> tuple[bytes, bytes]:
+        """Return what is sent before TLS (on plain TCP: first), and what is sent within TLS, of a PROXY header.
+
+        ``announcement``: the header of a client; empty: the connection is the proxy's own, or shared.
+        """
+        header = announcement or LOCAL_HEADER
+        return header if self._header_is_first else b"", header if self._header_is_within else b""
+
+    def explain(self, error: TlsFailed) -> str:
+        """Return the text for a failed TLS handshake, which may be due to the header before it."""
+        may_be_due = self._header_is_first and error.kind in {"broke_off", "not_tls"}
+        return f"{error}{self.header_hint if may_be_due else ''}"
+
+    async def dial_any(
+        self, broker: HostPort, addresses: Sequence[str], announcement: bytes = b""
+    ) -> trio.abc.HalfCloseableStream:
         """Connect to a broker at the first of its IP addresses that answers (RFC 8305, 5). Raises DialFailed.
+
+        ``announcement``: the PROXY header of the client for which it is dialled alone; empty: for none.
 
         The next address is tried, too, after ATTEMPT_DELAY_S or once an attempt has failed; families alternate. Exactly
         these addresses are dialled, without another resolution, since the caller has checked them.
@@ -76,7 +108,8 @@ class Dialer:
             async with trio.open_nursery() as nursery:
                 for address in interleave_families(addresses):
                     failed = trio.Event()
-                    nursery.start_soon(self._attempt, broker, address, race, failed, nursery)
+                    dial = partial(self._dial, broker, address, announcement)
+                    nursery.start_soon(self._attempt, address, dial, race, failed, nursery)
                     with trio.move_on_after(ATTEMPT_DELAY_S):
                         await failed.wait()
         except BaseException:
@@ -88,16 +121,21 @@ class Dialer:
         return race.winner
 
     async def _attempt(
-        self, broker: HostPort, address: str, race: "_Race", failed: trio.Event, nursery: trio.Nursery
+        self,
+        address: str,
+        dial: Callable[[], Awaitable[trio.abc.HalfCloseableStream]],
+        race: "_Race",
+        failed: trio.Event,
+        nursery: trio.Nursery,
     ) -> None:
         try:
             with trio.fail_after(seconds(self.config.connect_timeout_ms)):
-                stream = await self._dial(broker, address)
+                stream = await dial()
         except trio.TooSlowError:
             race.failures.append(f"{address}: no answer within {self.config.connect_timeout_ms} ms")
         except TlsFailed as error:
             race.reason = "tls"
-            race.failures.append(f"{address}: {error}")
+            race.failures.append(f"{address}: {self.explain(error)}")
         except OSError as error:
             race.failures.append(f"{address}: {error.strerror or error}")
         else:
@@ -108,17 +146,24 @@ class Dialer:
                 await trio.aclose_forcefully(stream)
         failed.set()
 
-    async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
+    async def _dial(self, broker: HostPort, address: str, announcement: bytes) -> trio.abc.HalfCloseableStream:
         transport = await _connect(address, broker.port, self.config.congestion_control)
         if self.may_lead_back(broker.port) and _leads_back(transport, self._own_binds):
             await trio.aclose_forcefully(transport)
             raise OSError(errno.ELOOP, "is this proxy itself; does brokers.service_url name the brokers?")
+        before_tls, within_tls = self.headers(announcement)
         shaken = False
         try:
+            if before_tls:
+                await transport.send_all(before_tls)
             stream = self.new_tls_stream(transport, broker.host)
             if stream is not None:
                 await stream.handshake()
+                if within_tls:
+                    await stream.send_all(within_tls)
             shaken = True
+        except trio.BrokenResourceError as error:
+            raise OSError(errno.ECONNRESET, f"broke off: {error.__cause__ or error}{self.header_hint}") from None
         finally:
             if not shaken:
                 await trio.aclose_forcefully(transport)

@@ -1,4 +1,5 @@
-"""The PROXY header at the start of a connection: read by callback, or by the connection's task.
+"""The PROXY header at the start of a connection: read by callback, or by the connection's task; and the one that
+announces a client to a broker.
 
 Only what belongs to the header leaves the socket: what follows is TLS's or Pulsar's.
 """
@@ -9,7 +10,15 @@ from collections.abc import Callable
 
 import trio
 
-from proto.proxy_protocol import HEADER_BYTES_MAX, NoProxyHeader, ProxyHeader, ProxyHeaderInvalid, ProxyHeaderParser
+from proto.addresses import HostPort
+from proto.proxy_protocol import (
+    HEADER_BYTES_MAX,
+    NoProxyHeader,
+    ProxyHeader,
+    ProxyHeaderInvalid,
+    ProxyHeaderParser,
+    encode_header,
+)
 from proxy.common.networks import NetworkRules
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.reactor import Reactor
@@ -34,6 +43,17 @@ class ProxyRules:
     def expects_header(self, ip: str) -> bool:
         """Return whether a connection from an IP address may begin with a header. Without, it is a client's own."""
         return self._is_on and self._sources.allows(ip)
+
+
+def announcement_of(client: HostPort, sock: socket.socket, received: ProxyHeader | None) -> bytes:
+    """Return the header that announces a client to a broker.
+
+    ``sock``: the client's connection. ``received``: what a trusted sender has announced there, if it was the client's
+    header: its destination and TLVs are passed on.
+    """
+    if received is not None and received.destination is not None:
+        return encode_header(client, received.destination, received.tlvs)
+    return encode_header(client, HostPort(*sock.getsockname()[:2]))
 
 
 def read_header_now(sock: socket.socket, parser: ProxyHeaderParser) -> bool:

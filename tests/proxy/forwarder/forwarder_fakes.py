@@ -326,6 +326,7 @@ class FakeWorkerClients:
         self.profile_gate: trio.Event | None = None
         self.forwarded: list[tuple[bytes, ClientIdentity, str]] = []
         self.opened: list[tuple[CommandConnect, ClientIdentity, str]] = []
+        self.announcements: list[bytes] = []
         self.broker_gate = trio.Event()
         self.broker_gate.set()
         self.broker_failure: Exception | None = None
@@ -411,6 +412,7 @@ class FakeWorkerClients:
 
     async def open_link(self, asked: BrokerRequest) -> BrokerLink:
         self.opened.append((asked.connect, asked.identity, asked.client_address))
+        self.announcements.append(asked.announcement)
         await self.broker_gate.wait()
         if self.broker_failure is not None:
             raise self.broker_failure

@@ -19,14 +19,16 @@ from relay_fakes import unblocked_pair, until
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 from test_forwarder_service_tls import client_of
 
+from proto.addresses import HostPort
 from proto.frames import encode_frame
+from proto.proxy_protocol import HEADER_BYTES_MAX, ProxyHeader, ProxyHeaderParser, encode_header
 from proto.pulsar_pb2 import BaseCommand
 from proxy.forwarder.service import ForwarderService
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.proxy_header import ProxyHeaderReading
 
 OPEN: list[TcpStream] = []
-BALANCER, ALICE = "10.0.0.1", "192.0.2.7"
+BALANCER, ALICE, PROXY = "10.0.0.1", "192.0.2.7", "127.0.0.5"
 V1 = b"PROXY TCP4 192.0.2.7 198.51.100.1 4000 6650\r\n"
 V2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c" + bytes([192, 0, 2, 7, 198, 51, 100, 1, 15, 160, 25, 250])
 V2_IPV6 = (
@@ -49,9 +51,18 @@ def listener(mode: str = "required", **keys: Any) -> dict[str, Any]:
     return {"proxy_protocol": mode, "proxy_protocol_sources": ["10.0.0.0/8"], **keys}
 
 
-async def come(served: Served, ip: str = BALANCER, sent: bytes = b"") -> TcpStream:
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((PROXY, 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    return ours, theirs
+
+
+async def come(served: Served, ip: str = BALANCER, sent: bytes = b"", *, tcp: bool = False) -> TcpStream:
     """A connection, of which the first bytes are there already."""
-    ours, theirs = (TcpStream(end) for end in unblocked_pair())
+    ours, theirs = (TcpStream(end) for end in (tcp_pair() if tcp else unblocked_pair()))
     OPEN.extend((ours, theirs))
     if sent:
         await theirs.send_all(sent)
@@ -315,3 +326,83 @@ async def test_a_reading_leaves_nothing_to_the_garbage_collector(serve: Serve) -
         assert left() is None
     finally:
         gc.enable()
+
+
+# ---- announced to brokers
+
+
+TLV = b"\xea\x00\x06vpce-1"
+V2_TLV = V2[:15] + bytes([12 + len(TLV)]) + V2[16:] + TLV
+LOCAL_TLV = LOCAL[:15] + bytes([len(TLV)]) + TLV
+ALICE_ANNOUNCED = HostPort(ALICE, 4000), HostPort("198.51.100.1", 6650)
+
+
+async def announcement(serve: Serve, sent: bytes, *, mode: str = "required", ip: str = BALANCER) -> bytes:  # noqa: F811
+    """The header for brokers of a client that sends this."""
+    brokers = {"service_url": "pulsar+ssl://broker:6651", "proxy_protocol": "before_tls"}
+    served = await serve(listener=[listener(mode, routing="sni")], brokers=brokers)
+    await come(served, ip, sent + b"\x16", tcp=True)
+    [connection] = served.service._sni_connections
+    assert TLV[:3] not in connection.stored_relay().SerializeToString()
+    return connection._client.announcement
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (V1, encode_header(*ALICE_ANNOUNCED)),
+        (V2, encode_header(*ALICE_ANNOUNCED)),
+        (V2_TLV, encode_header(*ALICE_ANNOUNCED, TLV)),
+        (V2_IPV6, encode_header(HostPort("2001:db8::7", 4000), HostPort("::", 1))),
+    ],
+)
+async def test_brokers_are_told_what_the_balancer_announced(serve: Serve, sent: bytes, expected: bytes) -> None:  # noqa: F811
+    assert await announcement(serve, sent) == expected
+
+
+@pytest.mark.parametrize(("sent", "mode"), [(LOCAL_TLV, "required"), (b"", "optional")])
+async def test_brokers_are_told_the_connection_itself_where_no_client_is_announced(
+    serve: Serve,  # noqa: F811
+    sent: bytes,
+    mode: str,
+) -> None:
+    """Security: TLVs of a header without a client are not passed on."""
+    header, _ = parse_header(await announcement(serve, sent, mode=mode))
+    assert (header.client, header.tlvs) == (HostPort(BALANCER, 50_000), b"")
+    assert header.destination is not None
+    assert header.destination.host == PROXY
+
+
+def parse_header(data: bytes) -> tuple[ProxyHeader, int]:
+    parser = ProxyHeaderParser()
+    size = parser.receive_data(data)
+    assert isinstance(parser.outcome, ProxyHeader)
+    return parser.outcome, size
+
+
+async def test_brokers_are_told_no_header_of_a_strangers(serve: Serve) -> None:  # noqa: F811
+    """Security: neither the address that he claims nor his TLVs; what he sends is no client's hello."""
+    brokers = {"service_url": "pulsar://broker:6650", "proxy_protocol": "within_tls"}
+    served = await serve(listener=[listener("optional")], brokers=brokers)
+    ours, theirs = (TcpStream(end) for end in tcp_pair())
+    OPEN.extend((ours, theirs))
+    served.listener.take_in_of[served.real_listeners[0].getsockname()](ours, ("192.0.2.66", 4000))
+    [connection] = served.service._client_connections
+    await theirs.send_all(V2_TLV)
+    header, size = parse_header(connection.handshake._client.announcement)
+    assert (header.client, header.tlvs, size) == (HostPort("192.0.2.66", 4000), b"", 28)
+
+
+async def test_without_the_setting_no_header_is_made(serve: Serve) -> None:  # noqa: F811
+    served = await serve(listener=[listener()])
+    await come(served, sent=V2_TLV, tcp=True)
+    [connection] = served.service._client_connections
+    assert connection.handshake._client.announcement == b""
+
+
+async def test_what_is_kept_of_a_header_is_bounded(serve: Serve) -> None:  # noqa: F811
+    """Security: nothing beyond what one header may have, and nothing in a relay's stored record."""
+    longest = b"\xea\x01\xf9" + bytes(505)
+    sent = V2[:14] + (12 + len(longest)).to_bytes(2) + V2[16:] + longest
+    assert len(sent) == HEADER_BYTES_MAX
+    assert await announcement(serve, sent) == sent

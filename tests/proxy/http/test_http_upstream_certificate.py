@@ -17,6 +17,7 @@ class NoDialer:
     """A Dialer that says with which TLS it would connect."""
 
     def __init__(self, config: Brokers, _own_binds: Any) -> None:
+        assert config.proxy_protocol == "off", "connections are shared, and the web port may take no header"
         self._config = config
 
     async def dial_any(self, _broker: HostPort, _addresses: Any) -> None:
@@ -28,7 +29,9 @@ class NoDialer:
 async def test_the_proxys_own_certificate(monkeypatch: pytest.MonkeyPatch, knows_proxies: bool, expected: str) -> None:
     """Security: any other server would take the proxy for the client."""
     monkeypatch.setattr(http_upstream, "Dialer", NoDialer)
-    dial = http_upstream.dial_brokers(Brokers(tls=BrokerTls(certificate="own.pem", key="own.key")))
+    dial = http_upstream.dial_brokers(
+        Brokers(tls=BrokerTls(certificate="own.pem", key="own.key"), proxy_protocol="before_tls")
+    )
     with pytest.raises(DialFailed) as failed:
         await dial(Upstream(HostPort("b", 8443), ("10.0.0.1",), tls=True, knows_proxies=knows_proxies))
     assert failed.value.reason == expected

@@ -137,10 +137,11 @@ async def test_a_change_that_no_broker_login_depends_on_is_not_tried(setup: Setu
     [
         OTHER,
         {"through_proxy": True},
+        {"proxy_protocol": "within_tls"},
         {"credentials": BrokerCredentials(method="basic", file="FILE")},
         {"tls": msgspec.convert({"verify_hostname": False}, type(make_config().brokers.tls))},
     ],
-    ids=["service_url", "through_proxy", "credentials", "tls"],
+    ids=["service_url", "through_proxy", "proxy_protocol", "credentials", "tls"],
 )
 async def test_a_reload_that_no_broker_accepts_is_refused_while_the_old_configuration_works(
     setup: Setup, changed: dict[str, Any], autojump_clock: trio.testing.MockClock

@@ -111,6 +111,7 @@ def test_values() -> None:
         "config": {
             "cluster": {"name": "theirs"},
             "limits": {"max_connections": 777},
+            "brokers": {"proxy_protocol": "within_tls"},
             "http": {"max_head_bytes": 16384, "routes": [{"path": "/ui", "url": "http://ui:8000/"}]},
         },
         "brokers": {"tls": True},

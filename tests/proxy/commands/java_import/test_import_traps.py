@@ -692,6 +692,13 @@ def test_the_proxy_protocol_needs_to_know_its_senders(name: str, table: str) -> 
     assert "proxy_protocol" not in imported(BROKERS, HTTP, {name: "false"})[0][table][0]
 
 
+def test_brokers_are_sent_a_header_as_by_java() -> None:
+    """With it on, Java's proxy begins each relay with one, and the brokers take it; not over HTTP."""
+    assert imported(BROKERS, {"haProxyProtocolEnabled": "true"})[0]["brokers"]["proxy_protocol"] == "within_tls"
+    assert "proxy_protocol" not in imported(BROKERS, HTTP, {"webServiceHaProxyProtocolEnabled": "true"})[0]["brokers"]
+    assert "proxy_protocol" not in imported(BROKERS, {"haProxyProtocolEnabled": "false"})[0]["brokers"]
+
+
 def test_the_proxy_protocol_without_http() -> None:
     _, result = imported(BROKERS, {"webServiceHaProxyProtocolEnabled": "true"})
     assert "no HTTP is served" in dict(result.needless)["webServiceHaProxyProtocolEnabled"]

@@ -57,7 +57,7 @@ class Steps:
             nursery,
             Deadlines(),
         )
-        client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
+        client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE, announcement=b"header")
         self.handshake = Handshake(client, services, self.tasks)
 
     async def connect_broker(self, failure: Exception | None = None) -> ConnectionFailure | None:
@@ -85,6 +85,11 @@ def asked(nursery: trio.Nursery) -> Steps:
 
 
 # ---- outcomes
+
+
+async def test_the_broker_gets_the_clients_header(asked: Steps) -> None:
+    assert await asked.connect_broker() is None
+    assert asked.workers.announcements == [b"header"]
 
 
 async def test_a_task_tries_what_an_opening_by_callback_leaves_to_it(

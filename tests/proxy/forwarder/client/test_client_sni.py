@@ -39,6 +39,8 @@ BODY = b"\x03\x03" + bytes(32) + bytes.fromhex("000002130101000012") + EXTENSION
 HELLO = b"\x16\x03\x01" + (len(BODY) + 4).to_bytes(2) + b"\x01" + len(BODY).to_bytes(3) + BODY
 UNKNOWN, INTERNAL, MALFORMED = (bytes((21, 3, 3, 0, 2, 2, alert)) for alert in (112, 80, 50))
 
+HEADER = b"the client's PROXY header"
+
 
 class Scene:
     """One connection, with a lookup worker and relays to play with."""
@@ -52,7 +54,7 @@ class Scene:
         self.listener.setblocking(False)
         self.known: ResolveTargetResponse | None = None
         self.config = make_config()
-        self.dialer = Dialer(self.config.brokers)
+        self.dialer = self.passing_dialer = Dialer(self.config.brokers)
         self.forgotten: list[NamedRequest] = []
         self.queued: list[socket.socket] = []
         self.gate = trio.Event()
@@ -80,7 +82,7 @@ class Scene:
             deadlines=self.deadlines,
             seen_hellos=SeenHellos(),
         )
-        endpoint = ClientEndpoint(CLIENT, trio.current_time(), b"", 0)
+        endpoint = ClientEndpoint(CLIENT, trio.current_time(), b"", 0, HEADER)
         admitted: Any = self.admitted
         self.services = services
         self.connection = SniConnection(TcpStream(ours), endpoint, services, admitted, self._on_end)
@@ -191,7 +193,7 @@ async def test_the_hello_goes_first_exactly_as_it_came(it: Scene) -> None:
     [start] = it.started
     assert start.first_to_broker == HELLO + b"early data"
     assert (start.session, start.stored.principal, start.stored.target) == (None, "", "a.example:6651")
-    assert it.asked == [NamedRequest("a.example", CLIENT)]
+    assert it.asked == [NamedRequest("a.example", CLIENT, HEADER)]
     assert it.ended == [it.connection]
     assert it.connection.is_relayed
     assert it.handshakes.count == 0
@@ -392,7 +394,7 @@ async def test_a_task_tries_the_other_addresses_of_a_known_broker(it: Scene) -> 
     it.know_broker("127.0.0.2", "127.0.0.1")
     it.receive(HELLO)
     await until(lambda: it.started)
-    assert it.asked == it.forgotten == [NamedRequest("a.example", CLIENT)]
+    assert it.asked == it.forgotten == [NamedRequest("a.example", CLIENT, HEADER)]
 
 
 # ---- a relay's start

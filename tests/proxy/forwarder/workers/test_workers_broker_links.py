@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import socket
 import ssl
@@ -23,6 +24,7 @@ from proto.addresses import HostPort
 from proto.broker_handshake import Challenged
 from proto.connect_rules import OriginalCredentials
 from proto.frames import FrameDecoder
+from proto.proxy_protocol import encode_header
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import (
@@ -1161,3 +1163,135 @@ async def test_a_tls_handshake_waits_for_its_turn(
     assert setup.is_watched()
     await until(lambda: started)
     assert (await read_command(started[0])).type == BaseCommand.CONNECT
+
+
+# ---- the PROXY header
+
+
+CLIENTS_HEADER = encode_header(HostPort("192.0.2.7", 4000), HostPort("192.0.2.1", 6650), b"\x05\x00\x02id")
+
+
+async def received(stream: Stream, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := await stream.receive_some(size - len(data))):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize("mode", ["within_tls", "before_tls"])
+@pytest.mark.parametrize("in_task", [True, False])
+async def test_the_client_is_announced(make_setup: MakeSetup, mode: str, *, in_task: bool) -> None:
+    """CONNECT follows; and of two clients with one target each has its own header."""
+    setup = make_setup(proxy_protocol=mode)
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
+    for header in (CLIENTS_HEADER, encode_header(HostPort("::7", 1), HostPort("::1", 2))):
+        setup.outcomes.clear()
+        asked = dataclasses.replace(setup.request(), announcement=header)
+        if in_task:
+            setup.tasks.start_soon(open_in_background, setup, asked)
+        else:
+            opening = BrokerOpening(
+                setup.links,
+                setup.reactor,
+                setup.deadlines,
+                setup.turns,
+                setup.tasks,
+                asked=asked,
+                target=setup.allowed(),
+                on_done=setup.outcomes.append,
+            )
+            opening.start()
+        stream: Stream = await setup.accept_tcp()
+        comes_first = mode == "before_tls" or setup.context is None
+        if comes_first:
+            assert await received(stream, len(header)) == header
+        if setup.context is not None:
+            stream = tls = TlsStream(cast("TcpStream", stream), setup.context, server_side=True)
+            await tls.handshake()
+        if not comes_first:
+            assert await received(stream, len(header)) == header
+        assert (await read_command(stream)).type == BaseCommand.CONNECT
+        await stream.send_all(CONNECTED)
+        assert isinstance(await setup.outcome(), BrokerLink)
+        close_links(setup)
+
+
+async def open_in_background(setup: Setup, asked: BrokerRequest) -> None:
+    setup.outcomes.append(await setup.links.open_link(asked))
+
+
+def close_links(setup: Setup) -> None:
+    for outcome in setup.outcomes:
+        if isinstance(outcome, BrokerLink):
+            transport_of(cast("Stream", outcome.stream)).socket.close()
+
+
+async def test_a_broker_that_breaks_off_may_take_no_header(make_setup: MakeSetup) -> None:
+    setup = make_setup(proxy_protocol="within_tls")
+    setup.open()
+    broker = await setup.accept()
+    await broker.receive_some(20)
+    await broker.aclose()
+    failed = await setup.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert "haProxyProtocolEnabled=true" in str(failed)
+    assert failed.message == NOT_CONNECTED
+
+
+@WITH_TLS
+async def test_a_broker_that_breaks_off_tls_may_take_no_header_before_it(make_setup: MakeSetup) -> None:
+    setup = make_setup(proxy_protocol="before_tls")
+    setup.open()
+    (await setup.accept_tcp()).close_now()
+    failed = await setup.outcome()
+    assert isinstance(failed, BrokerLinkFailed)
+    assert (failed.reason, "haProxyProtocolEnabled=true" in str(failed)) == ("tls", True)
+
+
+@WITHOUT_TLS
+@pytest.mark.parametrize(("mode", "announced"), [("before_tls", CLIENTS_HEADER), ("within_tls", b""), ("off", b"")])
+async def test_the_client_of_a_named_broker_is_announced_before_its_own_tls(
+    make_setup: MakeSetup, mode: str, announced: bytes
+) -> None:
+    """In a task, and by callback; not where brokers take the header within TLS, which is the client's."""
+    setup = make_setup(proxy_protocol=mode)
+    links = named(setup, f"pulsar+ssl://127.0.0.1:{setup.port}", proxy_protocol=mode)
+    setup.lookup.answers[Method.RESOLVE_TARGET] = setup.allowed()
+    asked, outcomes = NamedRequest("127.0.0.1", CLIENT, CLIENTS_HEADER), list[NamedOutcome]()
+    outcomes.append(await links.open_named(asked))
+    opening = start_named_opening(links, asked, setup.deadlines, on_done=outcomes.append)
+    assert opening is not None
+    await until(lambda: len(outcomes) == 2)
+    for link in outcomes:
+        assert isinstance(link, NamedLink)
+        await link.stream.send_all(b"hello")
+        stream = await setup.accept_tcp()
+        assert await received(stream, len(announced) + 5) == announced + b"hello"
+        link.stream.close_now()
+
+
+@WITHOUT_TLS
+@pytest.mark.parametrize("sent", [OSError(errno.EPIPE, "Broken pipe"), 5])
+async def test_a_header_that_cannot_be_sent(
+    make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch, sent: OSError | int
+) -> None:
+    """Nobody else's bytes follow a part of it."""
+    setup = make_setup(proxy_protocol="before_tls")
+
+    class Broken(socket.socket):
+        def send(self, *_: object) -> int:
+            if isinstance(sent, OSError):
+                raise sent
+            return sent
+
+    dialed = setup.links.dialer.start_connection
+
+    def start_connection(address: str, port: int) -> socket.socket:
+        return Broken(fileno=dialed(address, port).detach())
+
+    monkeypatch.setattr(setup.links.dialer, "start_connection", start_connection)
+    _, outcomes = dial_named(setup)
+    await until(lambda: outcomes)
+    [failed] = outcomes
+    assert isinstance(failed, BrokerLinkFailed)
+    assert failed.reason == "unreachable"

@@ -17,6 +17,7 @@ import trio.testing
 from e2e.lab.certificates import OTHER_HOST, Authority, Pair
 
 from proto.addresses import HostPort
+from proto.proxy_protocol import LOCAL_HEADER, encode_header
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import file_stamps, take_over_held_files
 from proxy.config.types import Brokers, ListenerTls
@@ -465,3 +466,94 @@ def test_tune_socket_is_what_clients_connections_get_too() -> None:
     sock = FakeSocket(0, 0)
     tune_socket(sock)  # type: ignore[arg-type]
     assert sock.options == TUNED
+
+
+# ---- the PROXY header
+
+
+ANNOUNCED = encode_header(HostPort("192.0.2.7", 4000), HostPort("192.0.2.1", 6650))
+
+
+class FirstBytes:
+    """A plain host that takes down what is sent there."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+
+    async def __call__(self, stream: Stream) -> None:
+        while data := await stream.receive_some(4096):
+            self.heard += data
+
+
+@pytest.mark.parametrize("announced", [b"", ANNOUNCED])
+@pytest.mark.parametrize(
+    ("keys", "passes_tls", "is_sent"),
+    [
+        ({"proxy_protocol": "off"}, False, False),
+        ({"proxy_protocol": "within_tls"}, False, True),
+        ({"proxy_protocol": "before_tls"}, False, True),
+        ({"proxy_protocol": "before_tls"}, True, True),
+        ({"proxy_protocol": "within_tls"}, True, False),
+        ({"proxy_protocol": "within_tls", "service_url": "pulsar+ssl://localhost"}, True, False),
+    ],
+)
+async def test_a_connection_begins_with_the_header(
+    hosts: Hosts, keys: dict[str, str], announced: bytes, *, passes_tls: bool, is_sent: bool
+) -> None:
+    """Where a client's own TLS follows, none can be within it, and another before it would break it."""
+    there = hosts.at["127.0.0.1"] = FirstBytes()
+    dialer = Dialer(msgspec.convert(keys, Brokers), passes_tls=passes_tls)
+    stream = await dialer.dial_any(HERE, ("127.0.0.1",), announced)
+    await stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert there.heard == ((announced or LOCAL_HEADER) if is_sent else b"")
+    assert bool(dialer.header_hint) is is_sent
+
+
+@pytest.mark.parametrize("mode", ["within_tls", "before_tls"])
+async def test_the_header_with_tls(hosts: Hosts, authority: Authority, mode: str) -> None:
+    """A host that takes a header elsewhere cannot be connected; the text says what may be wrong."""
+    heard: list[bytes] = []
+
+    async def host(stream: Stream) -> None:
+        pair = authority.server("broker")
+        context = listener_contexts("tls", ListenerTls(certificate=pair.certificate, key=pair.key)).value.default
+        if mode == "before_tls":
+            heard.append(await stream.receive_some(len(LOCAL_HEADER)))
+        tls = TlsStream(stream, context, server_side=True)  # type: ignore[arg-type]
+        with contextlib.suppress(TlsFailed):
+            await tls.handshake()
+        if mode == "within_tls":
+            heard.append(await tls.receive_some(len(LOCAL_HEADER)))
+
+    hosts.at["127.0.0.1"] = host
+    keys = {"service_url": "pulsar+ssl://localhost", "tls": {"trust": authority.file}, "proxy_protocol": mode}
+    stream = await new_dialer(**keys).dial_any(HERE, ("127.0.0.1",))
+    await trio.testing.wait_all_tasks_blocked()
+    assert heard == [LOCAL_HEADER]
+    await trio.aclose_forcefully(stream)
+
+    async def takes_none(stream: Stream) -> None:
+        await stream.receive_some(5)
+        await stream.aclose()
+
+    hosts.at["127.0.0.2"] = takes_none
+    if mode == "before_tls":
+        assert "haProxyProtocolEnabled=true" in str(await failure(new_dialer(**keys), "127.0.0.2"))
+        text = str(await failure(new_dialer(**keys), "127.0.0.1", broker=HostPort("other.example", PORT)))
+        assert "Hostname mismatch" in text
+        assert "haProxyProtocolEnabled" not in text, "a certificate is refused for another reason"
+
+
+async def test_a_broker_that_breaks_off_before_the_header_is_sent(
+    hosts: Hosts, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object) -> Stream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        await theirs.aclose()
+        return ours
+
+    monkeypatch.setattr(dialing, "_connect", connect)
+    failed = await failure(new_dialer(proxy_protocol="within_tls"), "10.0.0.1")
+    assert "10.0.0.1: broke off" in str(failed)
+    assert "haProxyProtocolEnabled=true" in str(failed)
