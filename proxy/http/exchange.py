@@ -22,6 +22,7 @@ from proto.http_rules import (
     redirect_of,
     upstream_headers,
 )
+from proxy.common.eager import enter_task, readable_soon
 from proxy.common.errors import ProxyError
 from proxy.config.types import Http, Relay
 from proxy.http.client import (
@@ -235,6 +236,7 @@ class Exchange:
             redirect = await self._attempt(upstreams, target)
             if redirect is None:
                 return
+            await enter_task()
             upstreams = [await locator.locate_redirect(name, redirect, self._identity, self._client)]
             target = redirect.target
         raise RequestRefused(502, "the brokers redirect this request too often", "redirects")
@@ -249,6 +251,7 @@ class Exchange:
                     return await self._request(link, upstream, target)
                 except _LinkStale:
                     pass
+            await enter_task()
             try:
                 link = await pool.connect(upstream)
             except DialFailed:
@@ -306,12 +309,21 @@ class Exchange:
         return block
 
     async def _bounded_send(self, link: UpstreamLink, data: bytes) -> None:
+        await enter_task()
         with trio.move_on_after(seconds(self._settings.body_timeout_ms)) as scope:
             await link.wire.send(data)
         if scope.cancelled_caught:
             raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
     async def _soon(self, link: UpstreamLink, wait_s: float, *, until_continue: bool = False) -> Response | None:
+        wire = link.wire
+        if wire.is_plain and not until_continue:
+            readable = await readable_soon(wire.transport.socket)
+            if readable and wire.receive_final_head_now():
+                return await self._receive_response(link)  # which has nothing to wait for
+            if readable is False:
+                return None
+        await enter_task()
         with trio.move_on_after(wait_s):
             return await self._receive_response(link, until_continue=until_continue)
         return None
@@ -335,6 +347,7 @@ class Exchange:
         self, link: UpstreamLink, upstream: Upstream, response: Response | None
     ) -> Redirect | None:
         """Receive the response, if there is none yet, and settle it, while a task has an eye on the client."""
+        await enter_task()
         failure: Exception | None = None
         redirect: Redirect | None = None
         is_settled = False

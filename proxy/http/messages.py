@@ -27,6 +27,7 @@ CHUNKS_MAX: Final = 256
 """Most chunks that are parsed at once: one takes as long as some KiB of a large one."""
 
 _BLANK_LINE = b"\r\n\r\n"
+_FINAL_STATUS = re.compile(rb"HTTP/1\.1 [2-5]")
 _LINE_END = re.compile(rb"[\r\n\0]")
 
 
@@ -71,6 +72,11 @@ class MessageStream:
         except OSError:
             return False
         return False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no TLS."""
+        return self.stream is self.transport
 
     async def receive(self, size_bytes: int = PORTION_BYTES) -> bytes:
         """Receive what is there; empty at the end. Raises MessageCut where the connection has broken."""
@@ -122,6 +128,22 @@ class MessageStream:
         data = await self.receive_awaited(size_bytes)
         self.unread = self.unread + data if self.unread else data
         return bool(data)
+
+    def receive_now(self, size_bytes: int = PORTION_BYTES) -> bool:
+        """Receive what is there into ``unread``, where there is no TLS; return False where that is nothing, or the end.
+
+        An end, or an error, is found again by ``receive``.
+        """
+        try:
+            data = self.transport.socket.recv(size_bytes)
+        except OSError:
+            return False
+        self.unread = self.unread + data if self.unread else data
+        return bool(data)
+
+    def receive_final_head_now(self) -> bool:
+        """Do the same; return whether ``receive_head`` has the whole head of a response now that is none of 1xx."""
+        return self.receive_now() and _BLANK_LINE in self.unread and _FINAL_STATUS.match(self.unread) is not None
 
     async def receive_head(self) -> bytes:
         """Receive a head with its blank line; empty where the peer has closed before any byte of it.

@@ -8,7 +8,7 @@ import pytest
 from http_fakes import Setup, opened
 
 
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    async with opened() as setup:
+@pytest.fixture(params=[True, False], ids=["taskless", "tasks"])
+async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
+    async with opened(reactor=request.param) as setup:
         yield setup
