@@ -225,7 +225,7 @@ class Exchange:
         self._uploaded = False
         self._reusable = False
         self._client_failure: Exception | None = None
-        self._head_scope = trio.CancelScope()
+        self._head_scope: trio.CancelScope
 
     async def run(self) -> None:
         """Exchange the request. Raises RequestRefused, ClientLeft, and what ``forward`` raises."""
@@ -261,12 +261,11 @@ class Exchange:
 
     async def _request(self, link: UpstreamLink, upstream: Upstream, target: bytes) -> Redirect | None:
         """Exchange the request with one upstream; return the redirect that it answered, if that is to be followed."""
-        self._record.upstream = str(upstream.broker)
+        self._record.upstream = authority = str(upstream.broker)
         self._reusable = False
         self._client_failure = None
-        self._head_scope = trio.CancelScope()
         try:
-            response = await self._begin(link, upstream, target)
+            response = await self._begin(link, authority, target)
             if response is not None and self._uploaded and response.body.is_received:
                 return await self._settle(response, upstream)  # no wait for the upstream is left
             return await self._continue_watched(link, upstream, response)
@@ -276,13 +275,13 @@ class Exchange:
             else:
                 link.wire.close()
 
-    async def _begin(self, link: UpstreamLink, upstream: Upstream, target: bytes) -> Response | None:
+    async def _begin(self, link: UpstreamLink, authority: str, target: bytes) -> Response | None:
         """Send the head, and what of the body has been received; return the response if it comes soon."""
         body = self._body
         waits_for_continue = not body.ended and not body.fits and not body.size_bytes
         self._to_resend = body.kept.copy()
         line = request_line(self._head.method, target)
-        data = join_head(line, self._upstream_headers(str(upstream.broker), waits_for_continue=waits_for_continue))
+        data = join_head(line, self._upstream_headers(authority, waits_for_continue=waits_for_continue))
         if body.fits and not body.size_bytes:
             data += body.take_received()
         self._uploaded = body.ended and not self._to_resend and body.length is not None
@@ -351,6 +350,7 @@ class Exchange:
         failure: Exception | None = None
         redirect: Redirect | None = None
         is_settled = False
+        self._head_scope = trio.CancelScope()
         if self._uploaded:
             self._start_response_clock()
         async with trio.open_nursery() as nursery:

@@ -58,8 +58,9 @@ class MessageStream:
     @property
     def is_silent(self) -> bool:
         """Whether the peer has sent nothing that is unread, not even the connection's end."""
-        stream = self.stream
-        if isinstance(stream, TlsStream):
+        if not self.is_plain:  # cheaper than isinstance of an abstract class
+            stream = self.stream
+            assert isinstance(stream, TlsStream)
             self.unread += stream.take_read_ahead()
             if stream.session.unread:
                 return False
