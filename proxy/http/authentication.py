@@ -25,8 +25,8 @@ import trio
 from proto.connect_rules import AUTHENTICATION_FAILED, AUTHENTICATION_UNAVAILABLE, INVALID_ROLES, is_client_fault
 from proto.http_rules import RequestHead, RequestRefused, header
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
-from proxy.common.eager import enter_task
 from proxy.common.deny_list import KEY, read_deny_list
+from proxy.common.eager import enter_task
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.methods import ANONYMOUS, one_round_methods
 from proxy.config.types import Config

@@ -43,7 +43,7 @@ from proxy.http.messages import (
     parse_head,
     without,
 )
-from proxy.http.taskless import TasklessServing, taskless_serving
+from proxy.http.taskless import taskless_serving
 from proxy.http.upstream import Response
 from proxy.http.websocket import ForwarderLost, RequestLeftBehind, WebSocketExchange
 from proxy.runtime.fairness.byte_budget import ByteReservation
@@ -91,10 +91,12 @@ class HttpConnection:
         self.is_idle = True
         """Whether it is between requests, so that it may be closed without harm."""
 
+        self.drains = False
+        """Whether ``drain`` was called."""
+
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._wire.unread = received
-        self._drains = False
         self._is_given_away = False
         self._must_shut_down = False
         self._served = 0
@@ -112,7 +114,7 @@ class HttpConnection:
 
         A client may repeat a request on a connection that was closed while idle; the first one of a connection fails.
         """
-        self._drains = True
+        self.drains = True
         if self.is_idle and self._served and self._wire.is_silent:
             self.scope.cancel()
 
@@ -120,7 +122,7 @@ class HttpConnection:
         """Serve requests until the connection ends, and close it. Raises nothing but Cancelled, and defects."""
         try:
             with self.scope:
-                while await self._serve_next() and not (self._drains and self._wire.is_silent):
+                while await self._serve_next() and not (self.drains and self._wire.is_silent):
                     pass
                 if not self._is_given_away:
                     await self._linger()
@@ -144,10 +146,9 @@ class HttpConnection:
             )  # thousands of pipelined requests may be there: others have their turns, too
             return await self.serve_received()
         self.is_idle = True
-        if self._known.head is not None and (taskless := taskless_serving(self, wire)):
+        if self.may_be_as_before and (taskless := taskless_serving(self, wire)):
             return await taskless.run()
-        wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
-        self.scope.deadline = trio.current_time() + seconds(wait_ms)  # cheaper than a scope for each request
+        self.scope.deadline = trio.current_time() + self.idle_timeout_s  # cheaper than a scope for each request
         more = await wire.fill(settings.max_head_bytes)
         self.scope.deadline = math.inf
         if not more:
@@ -159,7 +160,8 @@ class HttpConnection:
     @property
     def idle_timeout_s(self) -> float:
         """How long it may be without a request."""
-        return seconds(self._services.settings.idle_timeout_ms)
+        settings = self._services.settings
+        return seconds(settings.idle_timeout_ms if self._served else settings.head_timeout_ms)
 
     @property
     def head_bytes_max(self) -> int:
@@ -167,9 +169,9 @@ class HttpConnection:
         return self._services.settings.max_head_bytes
 
     @property
-    def drains(self) -> bool:
-        """Whether ``drain`` was called."""
-        return self._drains
+    def may_be_as_before(self) -> bool:
+        """Whether ``is_as_before`` may be true of what comes next."""
+        return self._known.head is not None
 
     def is_as_before(self, received: bytes) -> bool:
         """Return whether what was received is one request, whole, without a body, with the headers of the last one."""
@@ -390,7 +392,7 @@ class HttpConnection:
     @property
     def _keeps_on(self) -> bool:
         """Whether the connection goes on after the response."""
-        return self._keeps_alive and self._body.ended and not self._drains
+        return self._keeps_alive and self._body.ended and not self.drains
 
     def _compose(self, status: int, reason: bytes, headers: Headers) -> bytes:
         """Return a response's head. What is left of the request's body leaves no room for a further request."""

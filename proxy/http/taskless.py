@@ -26,27 +26,37 @@ IDLE_SLACK_S: Final = 1.0
 """By so much an idle connection may be closed late: its deadline is not set anew for each request."""
 
 
-class Served(Protocol):
-    """A client's connection: see HttpConnection."""
+class Connection(Protocol):
+    """A client's connection, as HttpConnection is one."""
 
     scope: trio.CancelScope
     is_idle: bool
+    drains: bool
 
     @property
-    def idle_timeout_s(self) -> float: ...
+    def idle_timeout_s(self) -> float:
+        """How long it may be without a request."""
+        ...
+
     @property
-    def head_bytes_max(self) -> int: ...
-    @property
-    def drains(self) -> bool: ...
-    def is_as_before(self, received: bytes) -> bool: ...
-    async def serve_received(self) -> bool: ...
+    def head_bytes_max(self) -> int:
+        """Bound of a request's head."""
+        ...
+
+    def is_as_before(self, received: bytes) -> bool:
+        """Return whether what was received is one whole request without a body, with the headers of the last one."""
+        ...
+
+    async def serve_received(self) -> bool:
+        """Serve a request of which bytes are there, eagerly; return False where the connection is to be closed."""
+        ...
 
 
 class _Slow:
     """Requests that wait for their response without a task, in the order in which they began to."""
 
     def __init__(self) -> None:
-        self.waiting: "dict[TasklessServing, float]" = {}
+        self.waiting: dict[TasklessServing, float] = {}
         self._is_watched = False
 
     def add(self, one: "TasklessServing") -> None:
@@ -71,7 +81,7 @@ class _Slow:
 _slow: trio.lowlevel.RunVar[_Slow] = trio.lowlevel.RunVar("http_slow")
 
 
-def taskless_serving(connection: Served, wire: MessageStream) -> "TasklessServing | None":
+def taskless_serving(connection: Connection, wire: MessageStream) -> "TasklessServing | None":
     """Return what serves a connection's next requests; None where that needs a task: there is TLS, or no reactor."""
     reactor = current_reactor()
     if reactor is None or not wire.is_plain:
@@ -87,7 +97,7 @@ def taskless_serving(connection: Served, wire: MessageStream) -> "TasklessServin
 class TasklessServing:
     """The service of a connection from one request on, until there is something for its task. ``run`` it once."""
 
-    def __init__(self, connection: Served, wire: MessageStream, reactor: Reactor, slow: _Slow) -> None:
+    def __init__(self, connection: Connection, wire: MessageStream, reactor: Reactor, slow: _Slow) -> None:
         self._connection = connection
         self._wire = wire
         self._reactor = reactor
