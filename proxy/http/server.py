@@ -60,7 +60,7 @@ STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
 
-_REQUEST_LINE: Final = re.compile(rb"([^ ]+) ([^ ]+) HTTP/1\.1")
+_REQUEST_LINE: Final = re.compile(rb"([^ \r\n]+) ([^ \r\n]+) HTTP/1\.1")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}

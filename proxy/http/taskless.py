@@ -178,8 +178,12 @@ class TasklessServing:
         elif found is None:
             self._wake(outcome.Value(True))
         else:
+            try:
+                self._reactor.watch(found.fileno(), select.EPOLLIN, self._on_upstream)
+            except OSError:  # the kernel has no room for it
+                self._wake(outcome.Value(True))
+                return
             self._upstream = found.fileno()
-            self._reactor.watch(self._upstream, select.EPOLLIN, self._on_upstream)
             self._slow.add(self)
 
     def _forget_upstream(self) -> None:
