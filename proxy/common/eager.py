@@ -9,7 +9,6 @@ A function that others may replace by one of their own, as third parties do with
 calls ``enter_task`` in time. One that overrides it has no mark, and gets a task first (``call_eagerly``).
 """
 
-import socket
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
@@ -23,6 +22,10 @@ _TASK_NEEDED = object()
 _marked: set[object] = set()
 _is_starting = False
 """Whether this thread's event loop is in ``start_eagerly``. Other threads run no coroutines."""
+
+
+class Readable:
+    """What ``readable_soon`` may wait for; who makes the steps knows how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,10 @@ def start_eagerly(coroutine: Coroutine[Any, Any, ResultT]) -> Finished[ResultT] 
 
 def step_eagerly(
     coroutine: Coroutine[Any, Any, ResultT], *, is_readable: bool = False
-) -> Finished[ResultT] | socket.socket | None:
+) -> Finished[ResultT] | Readable | None:
     """Do the same for a coroutine that may call ``readable_soon``, too, from its start or from where that waits.
 
-    Where it waits so, return the socket: step on with ``is_readable``, or go on in a task after too long a time.
+    Where it waits so, return for what: step on with ``is_readable``, or go on in a task after too long a time.
     """
     global _is_starting  # noqa: PLW0603 -- what enter_task asks
     _is_starting = True
@@ -69,18 +72,18 @@ def step_eagerly(
         _is_starting = False
     if suspended_by is _TASK_NEEDED:
         return None
-    if isinstance(suspended_by, socket.socket):
+    if isinstance(suspended_by, Readable):
         return suspended_by
     coroutine.close()
     raise RuntimeError("an eager coroutine has waited without a task")
 
 
 @types.coroutine
-def readable_soon(sock: socket.socket) -> Generator[Any, Any, bool | None]:
-    """Wait without a task until a socket is readable. False: it took long, and this has become a task; None: it was one
+def readable_soon(stream: Readable) -> Generator[Any, Any, bool | None]:
+    """Wait without a task until a stream is readable. False: it took long, and this has become a task; None: it was one
     before, and nothing was waited for.
     """
-    return bool((yield sock)) if _is_starting else None
+    return bool((yield stream)) if _is_starting else None
 
 
 @types.coroutine

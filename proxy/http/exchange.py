@@ -317,7 +317,7 @@ class Exchange:
     async def _soon(self, link: UpstreamLink, wait_s: float, *, until_continue: bool = False) -> Response | None:
         wire = link.wire
         if wire.is_plain and not until_continue:
-            readable = await readable_soon(wire.transport.socket)
+            readable = await readable_soon(wire)
             if readable and wire.receive_final_head_now():
                 return await self._receive_response(link)  # which has nothing to wait for
             if readable is False:

@@ -5,15 +5,18 @@ looked at before the message's framing is known. What goes out is composed here 
 """
 
 import re
+import select
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import h11
 import trio
 
 from proto.http_rules import Headers
+from proxy.common.eager import Readable
 from proxy.common.errors import ProxyError
+from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream
 
@@ -46,13 +49,15 @@ class MessageCut(ProxyError):
 HttpStream = TcpStream | TlsStream
 
 
-class MessageStream:
+class MessageStream(Readable):
     """A stream with what was received of it and not used yet. ``transport``: below TLS, where there is TLS."""
 
     def __init__(self, stream: HttpStream, *, head_bytes_max: int) -> None:
         self.stream = stream
         self.transport = stream.transport if isinstance(stream, TlsStream) else stream
         self.unread = b""
+        self.on_readable: Callable[[], None] | None = None
+        self._reactor: Reactor | None = None
         self.head_bytes_max = head_bytes_max
 
     @property
@@ -172,8 +177,26 @@ class MessageStream:
             raise MessageMalformed("a line of the head does not end in CRLF")
         return head
 
+    def call_when_readable(self, reactor: Reactor, on_readable: Callable[[], None]) -> None:
+        """Call a function once the peer has sent more, until ``on_readable`` is unset. May be called for nothing.
+
+        The socket stays with the reactor until ``close``: this is for one from which many messages are awaited. Raises
+        OSError where the kernel has no room for that.
+        """
+        if self._reactor is None:
+            reactor.watch(self.transport.socket.fileno(), select.EPOLLIN | select.EPOLLET, self._call_back)
+            self._reactor = reactor
+        self.on_readable = on_readable
+
+    def _call_back(self) -> None:
+        if self.on_readable is not None:
+            self.on_readable()
+
     def close(self) -> None:
         """Close the connection at once, without waiting; may be repeated."""
+        if self._reactor is not None:
+            self._reactor.forget(self.transport.socket.fileno())
+            self._reactor = None
         self.transport.close_now()
 
     def skip_empty_line(self) -> None:

@@ -289,10 +289,13 @@ class HttpConnection:
             self._is_given_away = await exchange.run()
             return
         settings = services.settings
+        owner = (
+            owner_of(record.principal, self.client.address) if head.has_body else ""
+        )  # without one, it keeps nothing
         body = RequestBody(
             self._wire,
             self._body,
-            reservation=ByteReservation(services.replay, owner_of(record.principal, self.client.address)),
+            reservation=ByteReservation(services.replay, owner),
             keep_max=settings.max_replay_bytes,
             expects_continue=head.expects_continue and not self._http_1_0,
         )

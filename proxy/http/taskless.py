@@ -56,12 +56,13 @@ class _Slow:
     """Requests that wait for their response without a task, in the order in which they began to."""
 
     def __init__(self) -> None:
-        self.waiting: dict[TasklessServing, float] = {}
+        self.waiting: dict[TasklessServing, int] = {}
+        self._round = 0
         self._is_watched = False
 
     def add(self, one: "TasklessServing") -> None:
-        """Have ``took_long`` called after WATCH_AFTER_S, unless it is removed before."""
-        self.waiting[one] = trio.current_time()
+        """Have ``took_long`` called after WATCH_AFTER_S, at most twice that, unless it is removed before."""
+        self.waiting[one] = self._round
         if not self._is_watched:
             self._is_watched = True
             trio.lowlevel.spawn_system_task(self._watch)
@@ -69,11 +70,11 @@ class _Slow:
     async def _watch(self) -> None:
         try:
             while self.waiting:
-                await trio.sleep_until(next(iter(self.waiting.values())) + WATCH_AFTER_S)
-                due = trio.current_time() - WATCH_AFTER_S
+                await trio.sleep(WATCH_AFTER_S)
                 for one, since in list(self.waiting.items()):
-                    if since <= due:
+                    if since < self._round:
                         one.took_long()
+                self._round += 1
         finally:
             self._is_watched = False
 
@@ -104,7 +105,7 @@ class TasklessServing:
         self._slow = slow
         self._task = trio.lowlevel.current_task()
         self._request: Coroutine[Any, Any, bool] | None = None
-        self._upstream = -1
+        self._upstream: MessageStream | None = None
         self._has_more = False
         self._is_over = False
         self._idle_until = 0.0
@@ -178,18 +179,19 @@ class TasklessServing:
         elif found is None:
             self._wake(outcome.Value(True))
         else:
+            assert isinstance(found, MessageStream)
             try:
-                self._reactor.watch(found.fileno(), select.EPOLLIN, self._on_upstream)
+                found.call_when_readable(self._reactor, self._on_upstream)
             except OSError:  # the kernel has no room for it
                 self._wake(outcome.Value(True))
                 return
-            self._upstream = found.fileno()
+            self._upstream = found
             self._slow.add(self)
 
     def _forget_upstream(self) -> None:
-        if self._upstream >= 0:
-            self._reactor.forget(self._upstream)
-            self._upstream = -1
+        if self._upstream is not None:
+            self._upstream.on_readable = None
+            self._upstream = None
             del self._slow.waiting[self]
 
     def _wake(self, result: "outcome.Outcome[bool]") -> None:

@@ -1,7 +1,6 @@
 """proxy.common.eager: what is answered without a task, and what gets one."""
 
 import functools
-import socket
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import trio
 
 from proxy.common.eager import (
     Finished,
+    Readable,
     call_eagerly,
     continue_in_task,
     eager,
@@ -132,18 +132,18 @@ async def test_one_that_takes_its_place_gets_a_task_first(kind: type[Marked], an
 
 
 async def test_a_socket_is_waited_for_by_callback_or_in_a_task() -> None:
-    async def answer(sock: socket.socket) -> tuple[bool | None, bool | None]:
+    async def answer(sock: Readable) -> tuple[bool | None, bool | None]:
         return await readable_soon(sock), await readable_soon(sock)
 
-    with socket.socket() as sock:
-        both = answer(sock)
-        assert step_eagerly(both) is sock
-        assert step_eagerly(both, is_readable=True) is sock
-        assert step_eagerly(both, is_readable=True) == Finished((True, True))
-        late = answer(sock)
-        assert step_eagerly(late) is sock
-        assert await continue_in_task(late) == (False, None)
-        assert await answer(sock) == (None, None)
+    sock = Readable()
+    both = answer(sock)
+    assert step_eagerly(both) is sock
+    assert step_eagerly(both, is_readable=True) is sock
+    assert step_eagerly(both, is_readable=True) == Finished((True, True))
+    late = answer(sock)
+    assert step_eagerly(late) is sock
+    assert await continue_in_task(late) == (False, None)
+    assert await answer(sock) == (None, None)
 
 
 async def test_a_step_ends_in_a_task_an_error_or_a_defect() -> None:
