@@ -91,9 +91,7 @@ class HttpConnection:
         self.is_idle = True
         """Whether it is between requests, so that it may be closed without harm."""
 
-        self.drains = False
-        """Whether ``drain`` was called."""
-
+        self._drains = False
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._wire.unread = received
@@ -114,7 +112,7 @@ class HttpConnection:
 
         A client may repeat a request on a connection that was closed while idle; the first one of a connection fails.
         """
-        self.drains = True
+        self._drains = True
         if self.is_idle and self._served and self._wire.is_silent:
             self.scope.cancel()
 
@@ -122,7 +120,7 @@ class HttpConnection:
         """Serve requests until the connection ends, and close it. Raises nothing but Cancelled, and defects."""
         try:
             with self.scope:
-                while await self._serve_next() and not (self.drains and self._wire.is_silent):
+                while await self._serve_next() and not (self._drains and self._wire.is_silent):
                     pass
                 if not self._is_given_away:
                     await self._linger()
@@ -395,7 +393,7 @@ class HttpConnection:
     @property
     def _keeps_on(self) -> bool:
         """Whether the connection goes on after the response."""
-        return self._keeps_alive and self._body.ended and not self.drains
+        return self._keeps_alive and self._body.ended and not self._drains
 
     def _compose(self, status: int, reason: bytes, headers: Headers) -> bytes:
         """Return a response's head. What is left of the request's body leaves no room for a further request."""

@@ -31,7 +31,6 @@ class Connection(Protocol):
 
     scope: trio.CancelScope
     is_idle: bool
-    drains: bool
 
     @property
     def idle_timeout_s(self) -> float:
@@ -170,7 +169,7 @@ class TasklessServing:
             return
         if isinstance(found, Finished):
             self._request = None
-            if not found.value or self._wire.unread or self._connection.drains:
+            if not found.value or self._wire.unread:
                 self._wake(outcome.Value(found.value))
                 return
             self._connection.is_idle = True
