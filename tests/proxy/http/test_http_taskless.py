@@ -212,3 +212,22 @@ async def test_other_responses_have_their_rules(setup: Setup, response: bytes, s
         link.wire.close()
     await client.send(GET)
     assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("first", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
+async def test_a_response_in_pieces_is_waited_for_in_the_task(setup: Setup, first: bytes) -> None:
+    goes_on = trio.Event()
+
+    async def behave(connection: UpstreamConnection, request: Received) -> None:
+        await connection.send(first)
+        await goes_on.wait()
+        await connection.send((b"" if b"200" in first else b"HTTP/1.1 200 OK\r\n") + b"Content-Length: 0\r\n\r\n")
+
+    client = await warm(setup)
+    setup.upstream.behave = behave
+    await client.send(GET)
+    await wait_all_tasks_blocked()
+    assert waiting_without_task() == 0
+    goes_on.set()
+    assert (await client.answer()).status == 200
+    client.close()
