@@ -23,7 +23,7 @@ WATCH_AFTER_S: Final = 0.05
 """A response that takes longer than that is waited for in the task, which watches the client."""
 
 IDLE_SLACK_S: Final = 1.0
-"""By so much an idle connection may be closed late: its deadline is not set anew for each request."""
+"""By so much an idle connection may be closed late: its deadline is not renewed for each request."""
 
 
 class Connection(Protocol):
