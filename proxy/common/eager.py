@@ -24,6 +24,10 @@ _is_starting = False
 """Whether this thread's event loop is in ``start_eagerly``. Other threads run no coroutines."""
 
 
+class Readable:
+    """What ``readable_soon`` may wait for; who makes the steps knows how."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[ResultT]):
     """The result of a coroutine that needed no task."""
@@ -49,6 +53,37 @@ def start_eagerly(coroutine: Coroutine[Any, Any, ResultT]) -> Finished[ResultT] 
         coroutine.close()
         raise RuntimeError("an eager coroutine has waited without a task")
     return None
+
+
+def step_eagerly(
+    coroutine: Coroutine[Any, Any, ResultT], *, is_readable: bool = False
+) -> Finished[ResultT] | Readable | None:
+    """Do the same for a coroutine that may call ``readable_soon``, too, from its start or from where that waits.
+
+    Where it waits so, return for what: step on with ``is_readable``, or go on in a task after too long a time.
+    """
+    global _is_starting  # noqa: PLW0603 -- what enter_task asks
+    _is_starting = True
+    try:
+        suspended_by = coroutine.send(True if is_readable else None)
+    except StopIteration as end:
+        return Finished(end.value)
+    finally:
+        _is_starting = False
+    if suspended_by is _TASK_NEEDED:
+        return None
+    if isinstance(suspended_by, Readable):
+        return suspended_by
+    coroutine.close()
+    raise RuntimeError("an eager coroutine has waited without a task")
+
+
+@types.coroutine
+def readable_soon(stream: Readable) -> Generator[Any, Any, bool | None]:
+    """Wait without a task until a stream is readable. False: it took long, and this has become a task; None: it was one
+    before, and nothing was waited for.
+    """
+    return bool((yield stream)) if _is_starting else None
 
 
 @types.coroutine

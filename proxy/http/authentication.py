@@ -26,6 +26,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED, AUTHENTICATION_UNAVAILABL
 from proto.http_rules import RequestHead, RequestRefused, header
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
 from proxy.common.deny_list import KEY, read_deny_list
+from proxy.common.eager import enter_task
 from proxy.common.reloading_file import ReloadingFile
 from proxy.config.methods import ANONYMOUS, one_round_methods
 from proxy.config.types import Config
@@ -124,6 +125,7 @@ class HttpAuthenticator:
         key = self._digest(presented, client)
         found: _Verdict | None = self._verdicts.find(key)
         if found is None:
+            await enter_task()
             try:
                 with trio.fail_after(self._timeout_s):
                     found = await self._verdict(key, presented, client)
@@ -243,6 +245,7 @@ class HttpAuthenticator:
         """Return what a client is told of a denial, after the delay that failed authentications have."""
         if denial is _UNAVAILABLE or not is_client_fault(denial.reason):
             return RequestRefused(503, AUTHENTICATION_UNAVAILABLE, denial.reason)
+        await enter_task()
         await trio.sleep(self._failure_delay_s)
         return RequestRefused(401, AUTHENTICATION_FAILED, denial.reason)
 
@@ -318,6 +321,7 @@ class _OwnAuthorization:
             return b""
         if trio.current_time() < self._until:
             return self._kept
+        await enter_task()
         try:
             return await self._flight.result()
         except RpcError:

@@ -22,6 +22,7 @@ from proto.http_rules import (
     redirect_of,
     upstream_headers,
 )
+from proxy.common.eager import enter_task, readable_soon
 from proxy.common.errors import ProxyError
 from proxy.config.types import Http, Relay
 from proxy.http.client import (
@@ -224,7 +225,7 @@ class Exchange:
         self._uploaded = False
         self._reusable = False
         self._client_failure: Exception | None = None
-        self._head_scope = trio.CancelScope()
+        self._head_scope: trio.CancelScope
 
     async def run(self) -> None:
         """Exchange the request. Raises RequestRefused, ClientLeft, and what ``forward`` raises."""
@@ -235,6 +236,7 @@ class Exchange:
             redirect = await self._attempt(upstreams, target)
             if redirect is None:
                 return
+            await enter_task()
             upstreams = [await locator.locate_redirect(name, redirect, self._identity, self._client)]
             target = redirect.target
         raise RequestRefused(502, "the brokers redirect this request too often", "redirects")
@@ -249,6 +251,7 @@ class Exchange:
                     return await self._request(link, upstream, target)
                 except _LinkStale:
                     pass
+            await enter_task()
             try:
                 link = await pool.connect(upstream)
             except DialFailed:
@@ -258,12 +261,11 @@ class Exchange:
 
     async def _request(self, link: UpstreamLink, upstream: Upstream, target: bytes) -> Redirect | None:
         """Exchange the request with one upstream; return the redirect that it answered, if that is to be followed."""
-        self._record.upstream = str(upstream.broker)
+        self._record.upstream = authority = str(upstream.broker)
         self._reusable = False
         self._client_failure = None
-        self._head_scope = trio.CancelScope()
         try:
-            response = await self._begin(link, upstream, target)
+            response = await self._begin(link, authority, target)
             if response is not None and self._uploaded and response.body.is_received:
                 return await self._settle(response, upstream)  # no wait for the upstream is left
             return await self._continue_watched(link, upstream, response)
@@ -273,13 +275,13 @@ class Exchange:
             else:
                 link.wire.close()
 
-    async def _begin(self, link: UpstreamLink, upstream: Upstream, target: bytes) -> Response | None:
+    async def _begin(self, link: UpstreamLink, authority: str, target: bytes) -> Response | None:
         """Send the head, and what of the body has been received; return the response if it comes soon."""
         body = self._body
         waits_for_continue = not body.ended and not body.fits and not body.size_bytes
         self._to_resend = body.kept.copy()
         line = request_line(self._head.method, target)
-        data = join_head(line, self._upstream_headers(str(upstream.broker), waits_for_continue=waits_for_continue))
+        data = join_head(line, self._upstream_headers(authority, waits_for_continue=waits_for_continue))
         if body.fits and not body.size_bytes:
             data += body.take_received()
         self._uploaded = body.ended and not self._to_resend and body.length is not None
@@ -306,12 +308,21 @@ class Exchange:
         return block
 
     async def _bounded_send(self, link: UpstreamLink, data: bytes) -> None:
+        await enter_task()
         with trio.move_on_after(seconds(self._settings.body_timeout_ms)) as scope:
             await link.wire.send(data)
         if scope.cancelled_caught:
             raise RequestRefused(504, "the broker does not receive the request", "upstream_slow")
 
     async def _soon(self, link: UpstreamLink, wait_s: float, *, until_continue: bool = False) -> Response | None:
+        wire = link.wire
+        if wire.is_plain and not until_continue:
+            readable = await readable_soon(wire)
+            if readable and wire.receive_final_head_now():
+                return await self._receive_response(link)  # which has nothing to wait for
+            if readable is False:
+                return None
+        await enter_task()
         with trio.move_on_after(wait_s):
             return await self._receive_response(link, until_continue=until_continue)
         return None
@@ -335,9 +346,11 @@ class Exchange:
         self, link: UpstreamLink, upstream: Upstream, response: Response | None
     ) -> Redirect | None:
         """Receive the response, if there is none yet, and settle it, while a task has an eye on the client."""
+        await enter_task()
         failure: Exception | None = None
         redirect: Redirect | None = None
         is_settled = False
+        self._head_scope = trio.CancelScope()
         if self._uploaded:
             self._start_response_clock()
         async with trio.open_nursery() as nursery:

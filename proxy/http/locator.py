@@ -12,6 +12,7 @@ from proto.addresses import HostPort
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.http_rules import Redirect, RequestRefused
 from proto.rpc_pb2 import Method, OtherBroker, ResolveTargetRequest, ResolveTargetResponse, Status
+from proxy.common.eager import enter_task
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.config.upstreams import HttpUpstream, http_upstreams
@@ -77,7 +78,10 @@ class _Source:
         self._turn = 0
 
     async def in_turn(self) -> Sequence[Upstream]:
-        known = self._known if trio.current_time() < self._known_until else await self._flight.result()
+        known = self._known
+        if trio.current_time() >= self._known_until:
+            await enter_task()
+            known = await self._flight.result()
         self._turn = turn = (self._turn + 1) % len(known)
         return *known[turn:], *known[:turn]
 

@@ -5,15 +5,18 @@ looked at before the message's framing is known. What goes out is composed here 
 """
 
 import re
+import select
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import h11
 import trio
 
 from proto.http_rules import Headers
+from proxy.common.eager import Readable
 from proxy.common.errors import ProxyError
+from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.tls import TlsStream
 
@@ -27,6 +30,7 @@ CHUNKS_MAX: Final = 256
 """Most chunks that are parsed at once: one takes as long as some KiB of a large one."""
 
 _BLANK_LINE = b"\r\n\r\n"
+_FINAL_STATUS = re.compile(rb"HTTP/1\.1 [2-5]")
 _LINE_END = re.compile(rb"[\r\n\0]")
 
 
@@ -45,20 +49,23 @@ class MessageCut(ProxyError):
 HttpStream = TcpStream | TlsStream
 
 
-class MessageStream:
+class MessageStream(Readable):
     """A stream with what was received of it and not used yet. ``transport``: below TLS, where there is TLS."""
 
     def __init__(self, stream: HttpStream, *, head_bytes_max: int) -> None:
         self.stream = stream
         self.transport = stream.transport if isinstance(stream, TlsStream) else stream
         self.unread = b""
+        self.on_readable: Callable[[], None] | None = None
+        self._reactor: Reactor | None = None
         self.head_bytes_max = head_bytes_max
 
     @property
     def is_silent(self) -> bool:
         """Whether the peer has sent nothing that is unread, not even the connection's end."""
-        stream = self.stream
-        if isinstance(stream, TlsStream):
+        if not self.is_plain:  # cheaper than isinstance of an abstract class
+            stream = self.stream
+            assert isinstance(stream, TlsStream)
             self.unread += stream.take_read_ahead()
             if stream.session.unread:
                 return False
@@ -71,6 +78,11 @@ class MessageStream:
         except OSError:
             return False
         return False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no TLS."""
+        return self.stream is self.transport
 
     async def receive(self, size_bytes: int = PORTION_BYTES) -> bytes:
         """Receive what is there; empty at the end. Raises MessageCut where the connection has broken."""
@@ -123,6 +135,22 @@ class MessageStream:
         self.unread = self.unread + data if self.unread else data
         return bool(data)
 
+    def receive_now(self, size_bytes: int = PORTION_BYTES) -> bool:
+        """Receive what is there into ``unread``, where there is no TLS; return False where that is nothing, or the end.
+
+        An end, or an error, is found again by ``receive``.
+        """
+        try:
+            data = self.transport.socket.recv(size_bytes)
+        except OSError:
+            return False
+        self.unread = self.unread + data if self.unread else data
+        return bool(data)
+
+    def receive_final_head_now(self) -> bool:
+        """Do the same; return whether ``receive_head`` has the whole head of a response now that is none of 1xx."""
+        return self.receive_now() and _BLANK_LINE in self.unread and _FINAL_STATUS.match(self.unread) is not None
+
     async def receive_head(self) -> bytes:
         """Receive a head with its blank line; empty where the peer has closed before any byte of it.
 
@@ -149,8 +177,26 @@ class MessageStream:
             raise MessageMalformed("a line of the head does not end in CRLF")
         return head
 
+    def call_when_readable(self, reactor: Reactor, on_readable: Callable[[], None]) -> None:
+        """Call a function once the peer has sent more, until ``on_readable`` is unset. May be called for nothing.
+
+        The socket stays with the reactor until ``close``: this is for one from which many messages are awaited. Raises
+        OSError where the kernel has no room for that.
+        """
+        if self._reactor is None:
+            reactor.watch(self.transport.socket.fileno(), select.EPOLLIN | select.EPOLLET, self._call_back)
+            self._reactor = reactor
+        self.on_readable = on_readable
+
+    def _call_back(self) -> None:
+        if self.on_readable is not None:
+            self.on_readable()
+
     def close(self) -> None:
         """Close the connection at once, without waiting; may be repeated."""
+        if self._reactor is not None:
+            self._reactor.forget(self.transport.socket.fileno())
+            self._reactor = None
         self.transport.close_now()
 
     def skip_empty_line(self) -> None:

@@ -24,6 +24,7 @@ from proto.http_rules import (
     read_repeated,
     read_request,
 )
+from proxy.common.eager import enter_task
 from proxy.common.errors import ProxyError
 from proxy.config.upstreams import WEBSOCKET
 from proxy.http.client import HttpClient, RequestRecord
@@ -42,6 +43,7 @@ from proxy.http.messages import (
     parse_head,
     without,
 )
+from proxy.http.taskless import taskless_serving
 from proxy.http.upstream import Response
 from proxy.http.websocket import ForwarderLost, RequestLeftBehind, WebSocketExchange
 from proxy.runtime.fairness.byte_budget import ByteReservation
@@ -58,7 +60,7 @@ STATUS_PATH: Final = "/status.html"
 CLIENT_LEFT: Final = 499
 """nginx's status of a request whose client has left before its response."""
 
-_REQUEST_LINE: Final = re.compile(rb"([^ ]+) ([^ ]+) HTTP/1\.1")
+_REQUEST_LINE: Final = re.compile(rb"([^ \r\n]+) ([^ \r\n]+) HTTP/1\.1")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _NO_BODY: Final = frozenset({204, 304})
 _PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -89,10 +91,10 @@ class HttpConnection:
         self.is_idle = True
         """Whether it is between requests, so that it may be closed without harm."""
 
+        self._drains = False
         self._services = services
         self._wire = MessageStream(stream, head_bytes_max=services.settings.max_head_bytes)
         self._wire.unread = received
-        self._drains = False
         self._is_given_away = False
         self._must_shut_down = False
         self._served = 0
@@ -133,7 +135,57 @@ class HttpConnection:
             self._wire.close()
 
     async def _serve_next(self) -> bool:
-        """Serve a request; return False where the connection is to be closed."""
+        """Serve a request, or several; return False where the connection is to be closed."""
+        wire, settings = self._wire, self._services.settings
+        wire.skip_empty_line()
+        if wire.unread:
+            await (
+                trio.lowlevel.checkpoint()
+            )  # thousands of pipelined requests may be there: others have their turns, too
+            return await self.serve_received()
+        self.is_idle = True
+        if self.may_be_as_before and (taskless := taskless_serving(self, wire)):
+            return await taskless.run()
+        self.scope.deadline = trio.current_time() + self.idle_timeout_s  # cheaper than a scope for each request
+        more = await wire.fill(settings.max_head_bytes)
+        self.scope.deadline = math.inf
+        if not more:
+            return False
+        self.is_idle = False
+        wire.skip_empty_line()
+        return await self.serve_received()
+
+    @property
+    def idle_timeout_s(self) -> float:
+        """How long it may be without a request."""
+        settings = self._services.settings
+        return seconds(settings.idle_timeout_ms if self._served else settings.head_timeout_ms)
+
+    @property
+    def head_bytes_max(self) -> int:
+        """Bound of a request's head."""
+        return self._services.settings.max_head_bytes
+
+    @property
+    def may_be_as_before(self) -> bool:
+        """Whether ``is_as_before`` may be true of what comes next."""
+        return self._known.head is not None
+
+    def is_as_before(self, received: bytes) -> bool:
+        """Return whether what was received is one request, whole, without a body, with the headers of the last one."""
+        known = self._known
+        return (
+            known.head is not None
+            and received.endswith(known.block)
+            and _REQUEST_LINE.fullmatch(received, 0, len(received) - len(known.block) - 2) is not None
+            and received.startswith(b"\r\n", len(received) - len(known.block) - 2)
+        )
+
+    async def serve_received(self) -> bool:
+        """Serve a request of which the first bytes are there; return False where the connection is to be closed.
+
+        It is eager: see proxy.common.eager.
+        """
         received = False
         self._record = record = RequestRecord(self.client, trio.current_time())
         self._http_1_0 = self._to_head = self._head_sent = self._keeps_alive = False
@@ -141,9 +193,6 @@ class HttpConnection:
         try:
             try:
                 raw = await self._receive_head()
-                if not raw:
-                    return False
-                record.started = trio.current_time()
                 received = True
                 head = self._read_head(raw)
                 record.method, record.path = head.method.decode("ascii"), head.path
@@ -174,27 +223,13 @@ class HttpConnection:
         return self._keeps_alive and not self._is_given_away
 
     async def _receive_head(self) -> bytes:
-        """Receive a request's head; empty where the client closes instead. Idle for too long, it is cancelled."""
+        """Receive a request's head, of which a part is there."""
         wire, settings = self._wire, self._services.settings
-        wire.skip_empty_line()
-        if wire.unread:
-            await (
-                trio.lowlevel.checkpoint()
-            )  # thousands of pipelined requests may be there: others have their turns, too
-        else:
-            self.is_idle = True
-            wait_ms = settings.idle_timeout_ms if self._served else settings.head_timeout_ms
-            self.scope.deadline = self._record.started + seconds(wait_ms)  # cheaper than a scope for each request
-            more = await wire.fill(settings.max_head_bytes)
-            self.scope.deadline = math.inf
-            if not more:
-                return b""
-            self.is_idle = False
-            wire.skip_empty_line()
         if wire.unread.startswith(_TLS_HANDSHAKE):  # which would end in no line, and wait
             raise RequestRefused(400, "This is TLS, where plain HTTP is spoken", "tls")
         if (head := wire.take_head()) is not None:
             return head
+        await enter_task()
         with trio.move_on_after(seconds(settings.head_timeout_ms)):
             return await wire.receive_head()
         raise RequestRefused(408, "the request's head does not come", "head_timeout")
@@ -252,10 +287,13 @@ class HttpConnection:
             self._is_given_away = await exchange.run()
             return
         settings = services.settings
+        owner = (
+            owner_of(record.principal, self.client.address) if head.has_body else ""
+        )  # without one, it keeps nothing
         body = RequestBody(
             self._wire,
             self._body,
-            reservation=ByteReservation(services.replay, owner_of(record.principal, self.client.address)),
+            reservation=ByteReservation(services.replay, owner),
             keep_max=settings.max_replay_bytes,
             expects_continue=head.expects_continue and not self._http_1_0,
         )
@@ -326,6 +364,7 @@ class HttpConnection:
 
     async def _send_body(self, body: Body, unsent: list[bytes], frame: Callable[[bytes], bytes]) -> None:
         """Send what is unsent, which is taken from the list, and the rest of a response's body."""
+        await enter_task()
         rest = unsent.pop()
         timeout_s = seconds(self._services.settings.body_timeout_ms)
         with trio.CancelScope() as scope:
@@ -379,9 +418,11 @@ class HttpConnection:
         self._record.status = status
         self._head_sent = True
         rest = self._send_now(head if self._to_head else head + body)
+        if not rest:
+            return
+        await enter_task()
         with trio.move_on_after(seconds(self._services.settings.body_timeout_ms)) as scope:
-            if rest:
-                await self._send(rest)
+            await self._send(rest)
         if scope.cancelled_caught:
             raise ResponseCut("client_slow")
 

@@ -26,8 +26,10 @@ from proxy.http.messages import HttpStream
 from proxy.http.metrics import HttpMetrics
 from proxy.http.routes import http_replacements, http_routes
 from proxy.http.server import HttpConnection
+from proxy.http.taskless import waiting_without_task
 from proxy.http.upstream import Dial, UpstreamPool, dial_brokers
 from proxy.runtime.fairness.byte_budget import ByteBudget
+from proxy.runtime.loop.reactor import current_reactor
 from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.accepting import accept_waiting
@@ -144,6 +146,9 @@ class HttpService:
     # ---- clients
 
     async def _serve(self, listeners: dict[int, socket.socket]) -> None:
+        if (reactor := current_reactor()) is not None:
+            # It lingers only as long as no request is in a task.
+            reactor.may_linger = lambda: self._requests.under_way <= waiting_without_task()
         async with trio.open_nursery() as self._clients:
             with self._accepting:
                 async with trio.open_nursery() as nursery:

@@ -97,14 +97,46 @@ class Response:
     """This head as it has gone to clients, by what else it depends on; shared by all responses that have it."""
 
 
-def _parsed_head(head: bytes, request: str) -> tuple[h11.Connection, h11.Event, dict[object, bytes]]:
-    """Return a connection that has parsed a response's head, the head, and ``Response.composed``.
+@dataclass(slots=True)
+class _ResponseHead:
+    """A response's head. ``http``: the connection that has parsed it; ``composed``: see Response."""
 
-    Raises MessageMalformed.
-    """
+    status: int
+    reason: bytes
+    headers: Headers
+    http: h11.Connection
+    is_final: bool
+    is_modern: bool
+    closes: bool
+    is_chunked: bool
+    length: int | None
+    composed: dict[object, bytes] = field(default_factory=dict)
+
+
+def _parsed_head(head: bytes, request: str) -> _ResponseHead:
+    """Parse a response's head. Raises MessageMalformed."""
     http = h11.Connection(h11.CLIENT)
     http.send(_REQUESTS[request])
-    return http, parse_head(http, head), {}
+    event = parse_head(http, head)
+    if not isinstance(event, h11.Response | h11.InformationalResponse):  # h11 takes no 101 that was not asked for
+        raise MessageMalformed("an answer to no question of ours")
+    headers = list(event.headers)
+    by_name, is_modern = dict(headers), event.http_version == b"1.1"
+    is_chunked, length = b"transfer-encoding" in by_name, by_name.get(b"content-length")
+    is_final = isinstance(event, h11.Response)
+    if is_final and is_chunked and (length is not None or not is_modern):
+        raise MessageMalformed("two framings of one body")
+    return _ResponseHead(
+        status=event.status_code,
+        reason=bytes(event.reason),
+        headers=headers,
+        http=http,
+        is_final=is_final,
+        is_modern=is_modern,
+        closes=b"close" in connection_options(headers),
+        is_chunked=is_chunked,
+        length=None if length is None else int(length),
+    )
 
 
 _known_head = lru_cache(KNOWN_HEADS_MAX)(_parsed_head)
@@ -139,38 +171,25 @@ class UpstreamLink:
                 raise MessageCut("closed before a response")
             repeats = len(head) <= KNOWN_HEAD_BYTES_MAX and b"transfer-encoding" not in head.lower()
             request = "upgrade" if to_upgrade else "head" if to_head else "get"
-            http, event, composed = (_known_head if repeats else _parsed_head)(head, request)
-            if isinstance(event, h11.InformationalResponse) and event.status_code == SWITCHING_PROTOCOLS:
-                return Response(SWITCHING_PROTOCOLS, bytes(event.reason), list(event.headers), Body(), False)
-            if isinstance(event, h11.Response):
-                response = self._response(http, event, to_head=to_head)
-                response.composed = composed
-                return response
-            if not isinstance(event, h11.InformationalResponse):  # h11 takes no 101 that was not asked for
-                raise MessageMalformed("an answer to no question of ours")
-            if until_continue and event.status_code == CONTINUE:
+            found = (_known_head if repeats else _parsed_head)(head, request)
+            if found.is_final:
+                return self._response(found, to_head=to_head)
+            if found.status == SWITCHING_PROTOCOLS:
+                return Response(SWITCHING_PROTOCOLS, found.reason, found.headers, Body(), False)
+            if until_continue and found.status == CONTINUE:
                 return None
         raise MessageMalformed("too many responses of status 1xx")
 
-    def _response(self, http: h11.Connection, event: h11.Response, *, to_head: bool) -> Response:
-        headers = list(event.headers)
-        body = self._body(http, event, dict(headers), to_head=to_head)
-        keeps_alive = (
-            event.http_version == b"1.1"
-            and not isinstance(body, BodyUntilClose)
-            and b"close" not in connection_options(headers)
-        )
-        return Response(event.status_code, bytes(event.reason), headers, body, keeps_alive)
-
-    def _body(self, http: h11.Connection, event: h11.Response, headers: dict[bytes, bytes], *, to_head: bool) -> Body:
-        chunked, length = b"transfer-encoding" in headers, headers.get(b"content-length")
-        if chunked and (length is not None or event.http_version != b"1.1"):
-            raise MessageMalformed("two framings of one body")
-        if to_head or event.status_code in (204, 304):
-            return Body()
-        if chunked:
-            return ChunkedBody(self.wire, http)
-        return BodyUntilClose(self.wire) if length is None else SizedBody(self.wire, int(length))
+    def _response(self, found: _ResponseHead, *, to_head: bool) -> Response:
+        body: Body
+        if to_head or found.status in (204, 304):
+            body = Body()
+        elif found.is_chunked:
+            body = ChunkedBody(self.wire, found.http)
+        else:
+            body = BodyUntilClose(self.wire) if found.length is None else SizedBody(self.wire, found.length)
+        keeps_alive = found.is_modern and not found.closes and not isinstance(body, BodyUntilClose)
+        return Response(found.status, found.reason, found.headers, body, keeps_alive, found.composed)
 
 
 def _key_of(upstream: Upstream) -> _Key:

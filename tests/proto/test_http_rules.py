@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proto import http_rules
 from proto.connect_rules import PROXIES_MAX
 from proto.http_rules import (
     Headers,
@@ -827,3 +828,26 @@ def test_what_h11_makes_of_a_folded_header_leaves_in_one_line() -> None:
     assert isinstance(request, h11.Request)
     head = read_request(request.method, request.target, list(request.headers), request.http_version)
     assert (b"x-a", b"b X-Forwarded-For: c") in upstream_headers(head, ORIGIN, b"broker:8080")
+
+
+SEGMENTS = st.text(alphabet="ab09.~_-%2eE/;\\?: ", max_size=12).map(str.encode)
+
+
+@given(SEGMENTS)
+@example(b"admin/v2/.a")
+@example(b"admin/..")
+@example(b"admin/a..b/c.")
+@example(b"admin//b")
+@example(b"admin/\n")
+@example(b"admin/")
+def test_a_plain_path_is_read_as_all_others_are(rest: bytes) -> None:
+    def read_path() -> object:
+        try:
+            return http_rules._read_path(b"/" + rest)
+        except RequestRefused as refused:
+            return refused.status, refused.reason
+
+    found = read_path()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_rules, "_PLAIN_PATH", re.compile(rb"(?!)"))  # matches nothing
+        assert read_path() == found

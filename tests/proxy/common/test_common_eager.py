@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.common.eager import Finished, call_eagerly, continue_in_task, eager, enter_task, is_eager, start_eagerly
+from proxy.common.eager import (
+    Finished,
+    Readable,
+    call_eagerly,
+    continue_in_task,
+    eager,
+    enter_task,
+    is_eager,
+    readable_soon,
+    start_eagerly,
+    step_eagerly,
+)
 
 
 async def test_what_needs_no_task_is_finished_at_once() -> None:
@@ -118,3 +129,37 @@ async def test_one_that_takes_its_place_gets_a_task_first(kind: type[Marked], an
     coroutine = call_eagerly(kind().answer)
     assert start_eagerly(coroutine) is None
     assert await continue_in_task(coroutine) == answer
+
+
+async def test_a_socket_is_waited_for_by_callback_or_in_a_task() -> None:
+    async def answer(sock: Readable) -> tuple[bool | None, bool | None]:
+        return await readable_soon(sock), await readable_soon(sock)
+
+    sock = Readable()
+    both = answer(sock)
+    assert step_eagerly(both) is sock
+    assert step_eagerly(both, is_readable=True) is sock
+    assert step_eagerly(both, is_readable=True) == Finished((True, True))
+    late = answer(sock)
+    assert step_eagerly(late) is sock
+    assert await continue_in_task(late) == (False, None)
+    assert await answer(sock) == (None, None)
+
+
+async def test_a_step_ends_in_a_task_an_error_or_a_defect() -> None:
+    async def needs_task() -> None:
+        await enter_task()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def wait() -> None:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    coroutine = needs_task()
+    assert step_eagerly(coroutine) is None
+    await continue_in_task(coroutine)
+    with pytest.raises(ZeroDivisionError):
+        step_eagerly(fail())
+    with pytest.raises(RuntimeError, match="waited without a task"):
+        step_eagerly(wait())

@@ -22,6 +22,7 @@ from proxy.http.messages import HttpStream
 from proxy.http.server import HttpConnection
 from proxy.http.upstream import UpstreamPool
 from proxy.runtime.fairness.byte_budget import ByteBudget
+from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.dialing import DialFailed
 
@@ -275,9 +276,16 @@ class Setup:
 
 
 @contextlib.asynccontextmanager
-async def opened(**how: Any) -> AsyncIterator[Setup]:
-    """A worker's services for one test, with all that runs for them. ``how``: see Setup."""
+async def opened(*, reactor: bool = True, **how: Any) -> AsyncIterator[Setup]:
+    """A worker's services for one test, with all that runs for them.
+
+    ``reactor``: with it, as in a worker, requests may be served without a task. ``how``: see Setup.
+    """
     async with trio.open_nursery() as nursery:
+        if reactor:
+            nursery.start_soon(Reactor().run)
+            while current_reactor() is None:
+                await trio.lowlevel.checkpoint()
         setup = Setup(nursery, **how)
         yield setup
         nursery.cancel_scope.cancel()

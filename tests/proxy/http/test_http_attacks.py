@@ -99,7 +99,7 @@ def held_bytes(awaited: Any) -> int:
         frame = getattr(awaited, "cr_frame", None)
         if frame is not None:
             held |= {id(one): len(one) for one in frame.f_locals.values() if isinstance(one, bytes)}
-        awaited = getattr(awaited, "cr_await", None)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     return sum(held.values())
 
 

@@ -28,6 +28,7 @@ from proto.http_rules import RequestHead, RequestRefused
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, BrokerCredentialsRequest
 from proto.sealed_principal import unseal
 from proxy.common import reloading_file
+from proxy.common.eager import Finished, continue_in_task, step_eagerly
 from proxy.http import authentication
 from proxy.http.authentication import HttpAuthenticator
 from proxy.http.client import HttpIdentity
@@ -533,3 +534,16 @@ async def test_no_secret_is_in_what_may_be_logged(make: Make) -> None:
     for text in (repr(identity), repr(presented), repr(worker.authenticator.__dict__)):
         assert PROXY_TOKEN not in text
         assert PASSWORD not in text
+
+
+async def test_only_a_verdict_that_is_known_needs_no_task(nursery: trio.Nursery, tmp_path: Path) -> None:
+    worker = Worker(nursery, tmp_path, credentials={"method": "token", "token": PROXY_TOKEN})
+    for client, head in ((CLIENT, request_head(authorization=bearer())), (BY_CERTIFICATE, request_head())):
+        waits = worker.identity(head, client)
+        assert step_eagerly(waits) is None
+        asked = await continue_in_task(waits)
+        assert step_eagerly(worker.identity(head, client)) == Finished(asked)
+    denied = worker.identity(request_head(authorization=bearer() + "x"))
+    assert step_eagerly(denied) is None
+    with pytest.raises(RequestRefused):
+        await continue_in_task(denied)

@@ -17,6 +17,7 @@ from proto.addresses import HostPort
 from proto.http_rules import Redirect, RequestRefused
 from proto.rpc_pb2 import Principal, ResolveTargetResponse
 from proto.sealed_principal import seal
+from proxy.common.eager import Finished, continue_in_task, step_eagerly
 from proxy.http.client import HttpIdentity, Upstream
 from proxy.http.locator import HttpLocator
 
@@ -238,3 +239,13 @@ async def test_it_cannot_take_tls_away(make: Make) -> None:
     """Security: whether there is TLS is for the configuration alone."""
     located = await make(f"https://{WEB}:8443")
     assert all(one.tls for one in await located.own())
+
+
+async def test_only_servers_that_are_known_need_no_task(make: Make) -> None:
+    located = await make()
+    waits = located.own()
+    assert step_eagerly(waits) is None
+    found = await continue_in_task(waits)
+    again = step_eagerly(located.own())
+    assert isinstance(again, Finished)
+    assert set(again.value) == set(found)

@@ -17,7 +17,7 @@ import structlog.testing
 import trio
 import trio.testing
 import trustme
-from http_fakes import Client, FakeUpstream, Parts, Received, UpstreamConnection
+from http_fakes import Client, FakeUpstream, Held, Parts, Received, UpstreamConnection
 from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
@@ -27,7 +27,8 @@ from proxy.config.types import Config
 from proxy.http.client import HttpIdentity
 from proxy.http.routes import http_replacements, http_routes
 from proxy.http.service import HttpService
-from proxy.runtime.loop.reactor import Reactor
+from proxy.http.taskless import waiting_without_task
+from proxy.runtime.loop.reactor import Reactor, current_reactor
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
@@ -228,6 +229,27 @@ async def test_a_drain_waits_for_what_is_under_way_and_closes_the_idle(serve: Se
     assert (answer.body, answer.headers[b"connection"]) == (b"late", b"close")
     busy.close()
     await drained.wait()
+
+
+async def test_the_reactor_lingers_as_long_as_no_request_is_in_a_task(nursery: trio.Nursery, serve: Serve) -> None:
+    reactor = Reactor()
+    nursery.start_soon(reactor.run)
+    while current_reactor() is None:
+        await trio.lowlevel.checkpoint()
+    served = await serve()
+    client = await served.connect()
+    for is_first in (True, False):
+        held = Held()
+        served.upstream.behave = held
+        await client.send(GET)
+        await held.asked.wait()
+        assert reactor.may_linger() is not is_first
+        assert waiting_without_task() == (not is_first)
+        held.goes_on.set()
+        assert (await client.answer()).status == 200
+        await trio.testing.wait_all_tasks_blocked()
+        assert reactor.may_linger()
+    client.close()
 
 
 async def test_a_drain_ends_what_takes_too_long(serve: Serve) -> None:
