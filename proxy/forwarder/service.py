@@ -10,12 +10,9 @@ from itertools import chain
 
 import trio
 
-from proto import commands
 from proto.addresses import HostPort
 from proto.client_machine import State
-from proto.commands import NO_REQUEST_ID
 from proto.proxy_protocol import ProxyHeader
-from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import ConnectionsPage, ConnectionsRequest, ConnectionSums, StoredRelay
 from proxy.common.deny_list import DenyList
@@ -24,7 +21,6 @@ from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.audit import ForwarderAudit
 from proxy.forwarder.client.connection import ClientConnection
-from proxy.forwarder.client.failures import limit_text
 from proxy.forwarder.client.lifetime import reauthenticator_factory
 from proxy.forwarder.client.listing import Entry, ListedConnection, connection_of, page_of
 from proxy.forwarder.client.passed import PassedConnections
@@ -32,6 +28,7 @@ from proxy.forwarder.client.phases import Phase
 from proxy.forwarder.client.seen_hellos import SeenHellos
 from proxy.forwarder.client.services import ConnectionServices
 from proxy.forwarder.client.sni import SniConnection
+from proxy.forwarder.client.turning_away import TurnedAwayClients
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.lifetime.denied import DeniedCredentials
@@ -50,7 +47,7 @@ from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlightCounter, close_gracefully, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.loop.tcp_stream import TcpStream
 from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.handshake_turns import HandshakeTurns
@@ -65,9 +62,6 @@ from proxy.runtime.rpc.server import Handler
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 from proxy.runtime.shared.relay_request_channel import RelayRequestChannel
-
-TURNED_AWAY_AT_ONCE_MAX = 100
-"""Clients that are sent an error at a time because there is no room; the others are closed without one."""
 
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes in progress."""
@@ -86,6 +80,7 @@ class ForwarderService:
         self._metrics = ForwarderMetrics(context.registry)
         self._audit = ForwarderAudit(context.registry, context.role, context.index, context.descriptors.audit)
         self._audit.configure(context.config)
+        self._turned_away = TurnedAwayClients(self._metrics, self._audit)
         self._metrics.active_connections.set_function(lambda: self._connections)
         self._metrics.reauthentication.expired_sessions.set_function(self._count_expired)
         for state in State:
@@ -134,7 +129,6 @@ class ForwarderService:
         )
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
-        self._turning_away = 0
         self._relay_places: dict[int, Place] = {}
         self._passed: PassedConnections | None = None
 
@@ -454,7 +448,7 @@ class ForwarderService:
         else:
             self._admit_known_client(index, stream, peer, accepted_at)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, str(HostPort(*peer)), refusal, key, mute=True))
+            self._turned_away.turn_away(self._clients, stream, str(HostPort(*peer)), refusal, key, mute=True)
 
     def _admit_known_client(
         self,
@@ -472,14 +466,14 @@ class ForwarderService:
         listener, address = self._transports[index], str(HostPort(ip, port))
         if not listener.networks.allows(ip):
             key = f"listener[{index}].allowed_networks, denied_networks"
-            self._clients.start_soon(partial(self._turn_away, stream, address, Refusal.NETWORK, key, mute=True))
+            self._turned_away.turn_away(self._clients, stream, address, Refusal.NETWORK, key, mute=True)
             return
         is_anonymous = listener.routes_sni or not self._workers.config.authentication.enabled
         owner = owner_of("", address) if is_anonymous else ""
         refusal = self._admission.check_admission(ip, owner)
         if refusal is not None:
             mute = listener.uses_tls or listener.routes_sni
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, refusal.key, mute=mute))
+            self._turned_away.turn_away(self._clients, stream, address, refusal, refusal.key, mute=mute)
             return
         self._metrics.new_connections.inc()
         admitted = self._admission.admit_client(ip)
@@ -587,27 +581,6 @@ class ForwarderService:
             self._release_connection(admitted, connection.cause)
             self._audit.on_connection_end(connection.stored_relay, "sni", connection.cause)
         self._in_flight.decrement()
-
-    async def _turn_away(self, stream: TcpStream, client: str, reason: Refusal, key: str, *, mute: bool) -> None:
-        """Close a client's connection because of what is set under ``key``; ``mute``: without telling the client."""
-        self._metrics.rejected_connections.labels(reason=reason.value).inc()
-        self._audit.write("connection_refused", client=client, reason=reason.value)
-        get_logger().warning("a client was turned away", client=client, reason=reason.value, key=key)
-        if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
-            await trio.aclose_forcefully(stream)
-            return
-        self._turning_away += 1
-        try:
-            # Clients that come again soon will find room among the handshakes.
-            again = reason in {Refusal.UNAUTHENTICATED, Refusal.RATE_OF_ADDRESS}
-            code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
-            with trio.move_on_after(1):
-                await stream.send_all(commands.error(NO_REQUEST_ID, code, limit_text(reason)))
-            await close_gracefully(stream)
-        except trio.BrokenResourceError:
-            await trio.aclose_forcefully(stream)
-        finally:
-            self._turning_away -= 1
 
 
 def _record_of(client: ClientEndpoint) -> StoredRelay:

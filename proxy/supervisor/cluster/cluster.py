@@ -3,18 +3,16 @@
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import LogLevelRequest, Method, Peer, SetPeersRequest, StartRequest
-from proxy import __version__
-from proxy.common.libraries import OPENSSL_VERSION, PYTHON_VERSION
 from proxy.common.logs import get_logger
 from proxy.config.changes import (
     changes_that_need_new_processes,
@@ -23,15 +21,15 @@ from proxy.config.changes import (
 from proxy.config.files import files_of_role
 from proxy.config.http import http_worker_count
 from proxy.config.memory import forwarder_count
-from proxy.config.types import Config, HttpListener, Listener
+from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import ProcessMetrics
 from proxy.runtime.process.listener_channel import pass_listeners, wait_for_request
 from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.relay_request_channel import working_relay_request_sockets
+from proxy.supervisor.cluster.client_listeners import ClientListeners
 from proxy.supervisor.cluster.log_levels import LogLevels
+from proxy.supervisor.cluster.metrics import ClusterMetrics
 from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -51,7 +49,7 @@ from proxy.supervisor.processes.fork_server import NO_FILES, ForkServer
 from proxy.supervisor.processes.library_files import files_of_libraries
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.open_files import stored_descriptors_max
-from proxy.supervisor.startup.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
+from proxy.supervisor.startup.sockets import RuntimeDirectory
 
 START_TIMEOUT_S = 30.0
 PEERS_TIMEOUT_S = 5.0
@@ -69,106 +67,6 @@ ENDED_BEFORE_EXEC = frozenset({Role.ADMIN})
 """Roles of which the next program begins with workers of its own, since it may not know those of this one."""
 
 SEAL_KEY_ROLES = frozenset({Role.AUTH, Role.LOOKUP})  # the roles that seal or open principals
-
-
-class ClientListeners:
-    """Sockets of one kind of listener by their configured address. Those of the program before an exec are taken over.
-
-    ``key``: the listeners' table. ``inherited``: the sockets of the program before by address, of which those that are
-    taken over are removed. Raises StartFailed for an address that cannot be bound. After an exec, the cluster goes on
-    without that listener: the connections that the program before has left must not end by it.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        listeners: Iterable[Listener | HttpListener],
-        inherited: dict[str, socket.socket],
-        generation: int,
-    ) -> None:
-        self.sockets: list[socket.socket] = []
-        self._indexes: list[int] = []
-        self._binds: list[str] = []
-        for index, listener in enumerate(listeners):
-            sock = inherited.pop(listener.bind, None)
-            try:
-                sock = sock or bind_tcp(f"{key}[{index}].bind", listener.bind)
-            except StartFailed as error:
-                if generation == 1:
-                    raise
-                get_logger().error("the cluster goes on without a listener", reason=str(error))
-                continue
-            self.sockets.append(sock)
-            self._indexes.append(index)
-            self._binds.append(listener.bind)
-
-    def start_listening(self) -> None:
-        """Accept clients into the backlog; called once all workers that serve them are ready."""
-        for sock in self.sockets:
-            sock.listen(BACKLOG)
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptors of the sockets that are still open."""
-        return [sock.fileno() for sock in self.sockets if sock.fileno() >= 0]
-
-    def descriptors_by_index(self) -> dict[int, int]:
-        """Return the descriptors of the sockets that are still open, each by its place in the configuration."""
-        sockets = zip(self._indexes, self.sockets, strict=True)
-        return {index: sock.fileno() for index, sock in sockets if sock.fileno() >= 0}
-
-    def descriptors_by_bind(self) -> dict[str, int]:
-        """Return the descriptors by configured address, for the next program."""
-        return {bind: sock.fileno() for bind, sock in zip(self._binds, self.sockets, strict=True)}
-
-    def close(self) -> None:
-        """Close all sockets: the kernel refuses further clients."""
-        for sock in self.sockets:
-            sock.close()
-
-
-class ClusterMetrics:
-    """A registry with the supervisor's metrics.
-
-    ``stored_relays`` returns the number of relays in the fd store, ``unit_store_lost`` that of those that the service
-    manager should keep and does not.
-    """
-
-    def __init__(
-        self, roles: Iterable[Role], stored_relays: Callable[[], int], unit_store_lost: Callable[[], int]
-    ) -> None:
-        self.registry = new_registry()
-        self.registry.register(ProcessMetrics())
-        self._restarts = Counter(
-            "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
-        )
-        for role in roles:
-            self._restarts.labels(of=role.value)
-        stored = Gauge(
-            "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
-        )
-        stored.set_function(stored_relays)
-        self.unready = Gauge(
-            "pulsar_proxy_unready",
-            "1 where an operator has load balancers send no clients here (`unready`), else 0.",
-            registry=self.registry,
-        )
-        lost = Gauge(
-            "pulsar_proxy_unit_store_lost_relays",
-            "Relays for which the service manager's descriptor store had no room: they end with the supervisor.",
-            registry=self.registry,
-        )
-        lost.set_function(unit_store_lost)
-        info = Gauge(
-            "pulsar_proxy_build_info",
-            "Always 1; the labels are the versions of the proxy, of Python, and of the library for TLS.",
-            ["version", "python", "openssl"],
-            registry=self.registry,
-        )
-        info.labels(version=__version__, python=PYTHON_VERSION, openssl=OPENSSL_VERSION).set(1)
-
-    def count_restart(self, role: Role) -> None:
-        """Count a worker that has ended and is replaced."""
-        self._restarts.labels(of=role.value).inc()
 
 
 class Cluster:

@@ -38,6 +38,7 @@ from proxy.common import reloading_file
 from proxy.common.deny_list import DenyList, credential_digest
 from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
+from proxy.forwarder.client import turning_away
 from proxy.forwarder.client.connection import ClientConnection
 from proxy.forwarder.client.handshake import Handshake
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -545,7 +546,7 @@ async def test_a_denied_client_that_has_not_read_its_error_gives_way_to_the_next
 async def test_a_storm_is_not_even_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(service_module, "TURNED_AWAY_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(turning_away, "TOLD_AT_ONCE_MAX", 2)
     served = await serve(limits={"max_connections": 1})
     await served.in_lookup_mode()
     told = [served.listener.come(lockstep=True) for _ in range(2)]
@@ -554,7 +555,7 @@ async def test_a_storm_is_not_even_told(
     for peer in told:
         await peer.expect_error()
     await trio.testing.wait_all_tasks_blocked()
-    assert served.service._turning_away == 0
+    assert served.service._turned_away.being_told == 0
 
 
 async def test_a_client_that_leaves_while_it_is_turned_away_is_no_longer_counted(
@@ -565,7 +566,7 @@ async def test_a_client_that_leaves_while_it_is_turned_away_is_no_longer_counted
     peer = served.listener.come()
     await peer.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
-    assert served.service._turning_away == 0
+    assert served.service._turned_away.being_told == 0
 
 
 async def test_a_client_that_does_not_read_its_rejection_is_no_longer_counted_in_time(
@@ -575,7 +576,7 @@ async def test_a_client_that_does_not_read_its_rejection_is_no_longer_counted_in
     await served.in_lookup_mode()
     served.listener.come(lockstep=True)
     await trio.sleep(5)
-    assert served.service._turning_away == 0
+    assert served.service._turned_away.being_told == 0
 
 
 async def test_a_defect_that_one_client_meets_does_not_end_the_others(
