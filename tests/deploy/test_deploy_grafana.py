@@ -34,6 +34,7 @@ NOT_SHOWN = {
     "pulsar_proxy_audit_dropped_events_total",
     "pulsar_proxy_audit_lost_bytes_total",
     "pulsar_proxy_quota_refusals_total",
+    "pulsar_proxy_unit_store_lost_relays",
     "pulsar_proxy_paced_pauses_total",
     "pulsar_proxy_paced_pause_seconds_total",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),

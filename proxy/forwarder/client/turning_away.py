@@ -35,7 +35,7 @@ class TurnedAwayClients:
         self._audit.write("connection_refused", client=client, reason=reason.value)
         get_logger().warning("a client was turned away", client=client, reason=reason.value, key=key)
         if mute or self.being_told >= TOLD_AT_ONCE_MAX:
-            stream.close_now()
+            nursery.start_soon(trio.aclose_forcefully, stream)
             return
         self.being_told += 1
         nursery.start_soon(partial(self._tell, stream, reason))

@@ -12,6 +12,7 @@ from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, ma
 from proto.rpc_pb2 import Method
 from proxy.config.types import Config
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
+from proxy.supervisor.cluster import client_listeners
 from proxy.supervisor.cluster import cluster as cluster_module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import ServeChannel
@@ -53,7 +54,7 @@ class Setup:
         self.serve_admin: ServeChannel | None = None
         self._clusters: list[Cluster] = []
         monkeypatch.setattr(cluster_module, "WorkerProcess", self.workshop)
-        monkeypatch.setattr(cluster_module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
+        monkeypatch.setattr(client_listeners, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
 
     def make(self, handover: HandoverState | None = None, **tables: Any) -> Cluster:
         handover = handover or HandoverState(seal_key=KEY)

@@ -33,6 +33,7 @@ from proxy.common.deny_list import credential_digest, parse_deny_list
 from proxy.config.types import Limits
 from proxy.forwarder.client import timeouts as age
 from proxy.forwarder.client.timeouts import ConnectionAge
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.lifetime import reauthentication
 from proxy.forwarder.lifetime.closing import QUIET_S, QUIET_S_MAX, CloseReason, until_quiet
 from proxy.forwarder.lifetime.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
@@ -445,7 +446,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
-    causes: list[CloseReason] = []
+    causes: list[DisconnectCause] = []
     forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
@@ -459,20 +460,20 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
             await lane.broker.send_eof()
             await until(lambda: len(causes) == 1 or forwarder.relays.in_flight.count == 0)
         now.s = 1000.0
-    assert causes == [CloseReason.MAX_AGE, CloseReason.NOT_CLOSING], "also where a number is used again"
+    assert causes == [DisconnectCause.MAX_AGE, DisconnectCause.RELAY_ENDED], "also where a number is used again"
 
 
 @pytest.mark.parametrize("framed", [False, True])
 async def test_a_relay_that_gives_way_ends_at_once(place: Place, lane: Lane, now: Now, *, framed: bool) -> None:
     forwarder = await place.forwarder()
-    causes: list[CloseReason] = []
+    causes: list[DisconnectCause] = []
     forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     terms = session(now, FakeReauthenticator(), clock=None, challenge=b"")
     await forwarder.begin(lane, about=age_of(about_relay()) if framed else about_relay(), session=terms)
     [relay] = forwarder.relays._engine.relays
     assert (relay.session is not None) is framed
     relay.evict()
-    assert causes == [CloseReason.OVER_SHARE]
+    assert causes == [DisconnectCause.OVER_SHARE]
     assert await read_all(lane.client) == await read_all(lane.broker) == b""
 
 
@@ -483,7 +484,7 @@ async def test_a_relay_of_a_denied_credential_ends_at_once(
 ) -> None:
     """Security: one that starts with the credential, and one that lives when the list comes to name it."""
     forwarder = await place.forwarder()
-    causes: list[CloseReason] = []
+    causes: list[DisconnectCause] = []
     forwarder.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     denied = parse_deny_list(b"token-id 7", "file")
     if listed_before:
@@ -496,7 +497,7 @@ async def test_a_relay_of_a_denied_credential_ends_at_once(
         forwarder.relays.deny_credentials(parse_deny_list(b"token-id 8", "file"))
     assert bool(causes) is listed_before, "another's entry ends nothing"
     forwarder.relays.deny_credentials(denied)
-    assert causes == [CloseReason.DENIED]
+    assert causes == [DisconnectCause.DENIED]
     assert await read_all(lane.client) == await read_all(lane.broker) == b""
 
 
@@ -599,13 +600,13 @@ async def test_behind_tls_one_that_is_dropped_at_once_ends(not_spliced: Any) -> 
 
 @pytest.mark.parametrize("with_age", [False, True])
 async def test_behind_tls_one_that_gives_way_ends_at_once(not_spliced: Any, *, with_age: bool) -> None:
-    causes: list[CloseReason] = []
+    causes: list[DisconnectCause] = []
     not_spliced.relays._ledger._on_end = lambda _about, why, *_bytes: causes.append(why)
     client, broker = await not_spliced(with_age=with_age)
     not_spliced.relays._engine.relays[0].evict()
     assert await read_all(client) == await read_all(broker) == b""
     await until(lambda: causes)
-    assert causes == [CloseReason.OVER_SHARE]
+    assert causes == [DisconnectCause.OVER_SHARE]
 
 
 async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(not_spliced: Any, quiet: trio.Event) -> None:

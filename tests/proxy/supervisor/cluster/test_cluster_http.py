@@ -270,7 +270,7 @@ async def test_a_listener_that_cannot_be_bound_moves_no_other(
             raise StartFailed("taken")
         return FakeSocket(key, setup.log)
 
-    monkeypatch.setattr("proxy.supervisor.cluster.cluster.bind_tcp", bind)
+    monkeypatch.setattr("proxy.supervisor.cluster.client_listeners.bind_tcp", bind)
     with structlog.testing.capture_logs(), contextlib.suppress(StartFailed):
         setup.make(HandoverState(seal_key=KEY), **HTTP)
         pytest.fail("a first start goes on without a listener")
