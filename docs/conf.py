@@ -11,15 +11,14 @@ from proxy import __version__
 
 NAVIGATION = {
     "Begin": ["docs/getting-started", "docs/installation", "docs/migration"],
-    "Configure": [
-        "docs/configuration",
-        "docs/authentication",
-        "docs/targets",
-        "docs/session-lifetime",
-        "docs/http",
-    ],
+    "Configure": ["docs/configuration", "docs/authentication", "docs/targets", "docs/session-lifetime", "docs/http"],
     "Operate": ["docs/monitoring", "docs/metrics", "docs/upgrade", "docs/troubleshooting"],
-    "Kubernetes": ["docs/kubernetes", "deploy/helm/pulsar-trio-proxy/README", "docs/images", "docs/kubernetes-tests"],
+    "Kubernetes": [
+        "docs/kubernetes",
+        "The chart's values <deploy/helm/pulsar-trio-proxy/README>",
+        "docs/images",
+        "docs/kubernetes-tests",
+    ],
     "Secure": ["docs/security", "SECURITY"],
     "Analytics": ["docs/analytics", "docs/analytics-receiver", "docs/analytics-tables", "docs/analytics-benchmarks"],
     "Understand": ["ARCHITECTURE", "docs/design/*", "docs/conformance", "docs/benchmarks"],
@@ -35,6 +34,7 @@ extensions = ["myst_parser"]
 myst_heading_anchors = 6
 html_theme = "furo"
 html_copy_source = False
+html_use_index = False
 html_show_copyright = False
 
 
