@@ -7,7 +7,7 @@ export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
 .PHONY: help run analytics test test-quick test-kernel-tls check coverage fuzz bench bench-analytics images \
-	e2e-kubernetes generate lock base release publish clean
+	e2e-kubernetes docs generate lock base release publish clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,10 @@ images: ## build the container images (root); ARGS=--twice compares two builds, 
 e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps
 	@$(LOCAL).e2e_kubernetes $(ARGS)
 
-generate: ## regenerate the protobuf modules, docs/configuration.md, docs/conformance.md, the chart's schema
+docs: ## build the documentation's site into build/site; a broken link is an error
+	@$(LOCAL).documentation
+
+generate: ## regenerate the protobuf modules, docs/configuration.md and conformance.md, manual pages, the chart's schema
 	@$(LOCAL).generate
 
 lock: ## write the hashes of constraints.txt, and deploy/requirements

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from proxy.commands.connect import Finding
     from proxy.commands.connections import Row
 
+PROGRAM = "pulsar-trio-proxy"
 CALL_TIMEOUT_S = 40.0
 CHANGE_TIMEOUT_S = 180.0
 """Of a reload or upgrade, which may wait for a trial under way at brokers that do not answer, before its own."""
@@ -84,7 +85,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for one that does not exist, name the one that was probably meant."""
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        # A shell that asks for completions parses with resilience: it wants nothing, not an error.
+        if not (name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name)):
             commands = self.list_commands(ctx)
             meant = did_you_mean(name, commands) or f"; there are: {', '.join(commands)}"
             ctx.fail(f"no such command: {name[:60]}{meant}")
@@ -108,7 +110,7 @@ _OUTPUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT})
 
 
 @click.group(cls=_Commands, help="A stateless, multi-process proxy cluster for Apache Pulsar.")
-@click.version_option(__version__, prog_name="pulsar-trio-proxy")
+@click.version_option(__version__, prog_name=PROGRAM)
 def main() -> None:
     """Run the command line."""
 
@@ -490,6 +492,17 @@ def import_java(  # noqa: PLR0917 -- click's manner
         _fail(f"`check` refuses the result: {problem}")
     if result.lost:
         sys.exit(1)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which a shell completes this command, for `source`."""
+    from click.shell_completion import get_completion_class
+
+    script_class = get_completion_class(shell)
+    assert script_class is not None
+    click.echo(script_class(main, {}, PROGRAM, f"_{PROGRAM.replace('-', '_').upper()}_COMPLETE").source())
 
 
 def _load(config_file: Path, load: Callable[[Path, Mapping[str, str]], LoadedT]) -> LoadedT:

@@ -57,7 +57,8 @@ def install(name: str, requirements: str, architecture: str, root: Path, python:
     packages = home / f"lib/python{PYTHON}/site-packages"
     options = [*platform_options(architecture), "--only-binary=:all:", "--no-index", f"--find-links={wheels}"]
     _pip("install", "--no-compile", *options, "--target", str(packages), f"{wheel}{extra}")
-    (packages / "bin").rename(home / "bin")
+    for folder in ("bin", "share"):
+        (packages / folder).rename(home / folder)
     for script in (home / "bin").iterdir():
         script.write_text(script.read_text().replace(f"#!{TOOLS}/", f"#!/opt/{name}/bin/", 1))
     (home / "bin/python3").symlink_to(python)

@@ -1,5 +1,5 @@
 """The tree's virtual environment `.venv`, shared by `make run`, `make test`, `make check`, `make bench`,
-`make bench-analytics` and `make fuzz`.
+`make bench-analytics`, `make fuzz` and `make docs`.
 
 A stamp in it holds digests of what it was made from, so that a second run costs nothing. Where the lists of packages
 have changed it is made again: it never holds another version than the listed ones, nor what a list no longer has.
@@ -33,6 +33,7 @@ _COVERS = {
     "bench": ("bench",),
     "analytics": ("analytics", "test", "test-kerberos", "bench-analytics"),
     "bench-analytics": ("bench-analytics",),
+    "docs": ("docs", "test", "test-kerberos"),
     "fuzz": ("fuzz",),
     "release": ("release",),
 }

@@ -1,5 +1,5 @@
 """The generated files: the protobuf modules, the configuration reference, the page on conformance, the diagrams of
-ARCHITECTURE.md, the Helm chart's schema and copies.
+ARCHITECTURE.md, the manual pages, the Helm chart's schema and copies.
 
 A chart can hold only files of its own, so it has copies of deploy/prometheus and deploy/grafana.
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local import conformance, go_tools, import_diagram
+from local import conformance, go_tools, import_diagram, man_page
 from local.environment import Environment, clean_environment
 
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
@@ -35,6 +35,9 @@ def produce(environment: Environment, out: Path) -> list[Path]:
     (out / _REFERENCE).write_bytes(text.stdout)
     (out / conformance.PAGE).write_text(conformance.page(root), encoding="utf-8")
     (out / import_diagram.PAGE).write_text(_architecture(environment), encoding="utf-8")
+    for name, path in man_page.PAGES.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_bytes(_local_output(environment, "man_page", name))
     _chart(environment, out)
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
 

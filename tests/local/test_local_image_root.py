@@ -121,7 +121,8 @@ def test_nothing_is_installed_but_what_is_listed_with_its_hash(
         calls.append(command[1:])
         if command[1] == "install":
             packages = Path(command[command.index("--target") + 1])
-            (packages / "bin").mkdir(parents=True)
+            (packages / "share/man").mkdir(parents=True)
+            (packages / "bin").mkdir()
             (packages / "bin/tool").write_text(f"#!{tmp_path}/tools/bin/python3\n")
 
     monkeypatch.setattr(python_application, "WORK", tmp_path)
@@ -136,6 +137,7 @@ def test_nothing_is_installed_but_what_is_listed_with_its_hash(
     assert {"--no-index", "--only-binary=:all:"} <= set(install)
     assert install[-1] == f"{tmp_path}/dist/tree.whl" + ("" if requirements == "proxy" else "[analytics]")
     assert (root / "opt/app/bin/tool").read_text() == "#!/opt/app/bin/python3\n"
+    assert (root / "opt/app/share/man").is_dir()
     assert os.readlink(root / "opt/app/bin/python3") == "/usr/bin/python3"
     assert "home = /usr/bin\n" in (root / "opt/app/pyvenv.cfg").read_text()
 

@@ -18,9 +18,10 @@ DOCKERFILE = (ROOT / "deploy/image/Dockerfile").read_text()
 
 
 def packages() -> list[str]:
-    """The packages that the wheel holds."""
+    """The packages that the wheel holds, and the folders of its other files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return list(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return [*wheel["packages"], *wheel["shared-data"]]
 
 
 @pytest.mark.parametrize("package", packages())
