@@ -1,4 +1,4 @@
-"""Kubernetes' API server and its issuer without a network: what they answer, what they were asked, and with which token.
+"""Kubernetes' API server and its issuer without a network: what they answer, and what they were asked.
 
 As the real one, it answers 401 to a token that it does not know, and 403 to nobody and to accounts without the right.
 """
@@ -15,7 +15,7 @@ import trustme
 from fake_issuer import jwk
 from tokens import rsa_key
 
-API = "https://10.96.0.1:443"
+API = "https://10.96.0.1:6443"
 CLUSTER_ISSUER = "https://kubernetes.default.svc.cluster.local"
 DISCOVERY = "/.well-known/openid-configuration"
 JWKS = "/openid/v1/jwks"
@@ -23,7 +23,7 @@ JWKS = "/openid/v1/jwks"
 
 @dataclass
 class FakeKubernetes:
-    """Knows the tokens of ``accounts``, and whether each has the right. ``elsewhere``: answers of other hosts, by URL."""
+    """``accounts``: tokens, and whether each has the right. ``elsewhere``: answers of other hosts, by URL."""
 
     directory: Path
     issuer: str = CLUSTER_ISSUER

@@ -1,4 +1,4 @@
-"""Tokens of Kubernetes' service accounts: what is believed, what strangers can make us ask, where the pod's token goes."""
+"""Tokens of Kubernetes' service accounts: what is believed, what strangers make us ask, where the pod's token goes."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ async def test_an_allowed_issuer_and_kubernetes_sign_for_themselves_alone(kubern
         f"{URL}{DISCOVERY}": {"issuer": URL, "jwks_uri": f"{URL}/keys"},
         f"{URL}/keys": {"keys": other.keys},
     }
-    oidc = {"allowed_issuers": (URL,), "allowed_roles": {URL: ("al*",)}, "role_claim": "name"}
+    oidc = {"allowed_issuers": (URL,), "allowed_roles": {URL: ("al*",)}, "role_claim": "azp"}
     provider = provider_of(kubernetes, oidc)
-    assert await role(provider, issued(rsa_key(1), name="alice")) == "alice"
+    assert await role(provider, issued(rsa_key(1), azp="alice")) == "alice"
     assert not any(url.startswith(API) for url in kubernetes.asked), "an allowed issuer is asked itself"
-    assert await role(provider, account_token(name="admin")) == ACCOUNT, "Kubernetes' roles are its subjects"
+    assert await role(provider, account_token(azp="admin")) == ACCOUNT, "Kubernetes' roles are its subjects"
     assert await denial(provider, account_token(rsa_key(1))) == "bad_signature"
-    assert await denial(provider, issued(rsa_key(1), name=ACCOUNT)) == "role_not_allowed"
+    assert await denial(provider, issued(rsa_key(1), azp=ACCOUNT)) == "role_not_allowed"
 
 
 # ---- what strangers can make us ask
@@ -263,9 +263,7 @@ def test_without_a_token_or_the_clusters_authority_there_is_no_provider(kubernet
             provider_of(kubernetes, **{key: "/nothing"})
 
 
-async def test_the_pods_token_goes_neither_without_tls_nor_by_an_http_proxy(
-    kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_pods_token_goes_nowhere_without_tls(kubernetes: FakeKubernetes) -> None:
     plain = provider_of(kubernetes, api_server="http://10.96.0.1")
     assert await denial(plain, account_token()) == "issuer_unavailable"
     assert not kubernetes.asked
