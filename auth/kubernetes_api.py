@@ -37,7 +37,7 @@ class KubernetesApi:
             f"{KEY}.trust", trust=config.trust, timeout_ms=timeout_ms, plain_http="nowhere", transport=transport
         )
         # Kubernetes replaces the token about every hour.
-        self._token = ReloadingFile(f"{KEY}.token", [config.token], lambda: _read_token(config.token))
+        self._token = ReloadingFile(f"{KEY}.token_file", [config.token_file], lambda: _read_token(config.token_file))
 
     async def get_discovery(self, kind: type[AnswerT]) -> AnswerT:
         """Ask for the description of the issuer; raises HttpFailed."""
@@ -63,5 +63,5 @@ def api_server_url(configured: str, environment: Mapping[str, str]) -> str:
 def _read_token(file: str) -> str:
     token = read_file(file, TOKEN_BYTES_MAX + 1).strip()
     if len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
-        raise ConfigError(f"{KEY}.token: {file} holds no token of a service account")
+        raise ConfigError(f"{KEY}.token_file: {file} holds no token of a service account")
     return token.decode()

@@ -302,7 +302,7 @@ def _check_oidc(oidc: OidcAuthentication) -> None:
     if oidc.kubernetes is not None:
         if oidc.kubernetes.api_server:
             _check_issuer(f"{table}.kubernetes.api_server", oidc.kubernetes.api_server)
-        _check_files(f"{table}.kubernetes", oidc.kubernetes, "token", "trust")
+        _check_files(f"{table}.kubernetes", oidc.kubernetes, "token_file", "trust")
 
 
 def _check_issuer(key: str, url: str, *, plain: bool = False, plain_on_loopback: bool = False) -> None:

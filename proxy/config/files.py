@@ -85,7 +85,7 @@ def _provider_files(authentication: Authentication) -> Iterator[str]:
     if authentication.oidc is not None:
         yield authentication.oidc.trust or SYSTEM_AUTHORITIES
         if authentication.oidc.kubernetes is not None:
-            yield from (authentication.oidc.kubernetes.token, authentication.oidc.kubernetes.trust)
+            yield from (authentication.oidc.kubernetes.token_file, authentication.oidc.kubernetes.trust)
 
 
 _FILES = {

@@ -57,7 +57,7 @@ def kubernetes_proxy(
         "authentication.oidc.kubernetes": {
             "discovery": request.param,
             "api_server": apiserver.url,
-            "token": str(pod_token),
+            "token_file": str(pod_token),
             "trust": str(apiserver.trust),
             "allowed_roles": [f"system:serviceaccount:{NAMESPACE}:*"],
         },

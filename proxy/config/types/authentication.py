@@ -99,15 +99,15 @@ class KubernetesIssuer(Strict, frozen=True):
     discovery: where the issuer's keys are: at the API server (`public_keys`), or at the issuer itself
         (`trusted_issuer`), where the API server names one that others can reach, as EKS does
     api_server: URL of the API server; empty: that of the pod's environment (`KUBERNETES_SERVICE_HOST`)
-    token: file with the service-account token by which the proxy asks the API server, and nobody else. Read again when
-        it changes
+    token_file: file with the service-account token by which the proxy asks the API server, and nobody else. Read again
+        when it changes
     trust: PEM file with the authorities that sign the API server's certificate
     allowed_roles: the roles that clients may have, as in `oidc.allowed_roles`; none but service accounts
     """
 
     discovery: Literal["public_keys", "trusted_issuer"] = "public_keys"
     api_server: str = ""
-    token: NonEmpty = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 -- a path
+    token_file: NonEmpty = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 -- a path
     trust: NonEmpty = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     allowed_roles: Annotated[tuple[NonEmpty, ...], Meta(min_length=1)] = ("system:serviceaccount:*",)
 

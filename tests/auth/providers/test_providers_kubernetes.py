@@ -39,7 +39,7 @@ def kubernetes(tmp_path: Path) -> FakeKubernetes:
 
 def table(kubernetes: FakeKubernetes, **more: Any) -> KubernetesIssuer:
     return KubernetesIssuer(
-        **{"api_server": API, "token": str(kubernetes.token), "trust": str(kubernetes.trust), **more}
+        **{"api_server": API, "token_file": str(kubernetes.token), "trust": str(kubernetes.trust), **more}
     )
 
 
@@ -253,12 +253,12 @@ async def test_no_redirect_of_the_api_server_is_followed(
 @pytest.mark.parametrize("content", ["", "a b", "a\r\nx: y", "ä", "x" * (TOKEN_BYTES_MAX + 1)])
 def test_a_file_without_a_token_is_refused(kubernetes: FakeKubernetes, content: str) -> None:
     kubernetes.token.write_text(content)
-    with pytest.raises(ConfigError, match=r"^authentication\.oidc\.kubernetes\.token: .*holds no token"):
+    with pytest.raises(ConfigError, match=r"^authentication\.oidc\.kubernetes\.token_file: .*holds no token"):
         KubernetesApi(table(kubernetes), 1000)
 
 
 def test_without_a_token_or_the_clusters_authority_there_is_no_provider(kubernetes: FakeKubernetes) -> None:
-    for key in ("token", "trust"):
+    for key in ("token_file", "trust"):
         with pytest.raises(ConfigError, match=rf"^authentication\.oidc\.kubernetes\.{key}: .*/nothing"):
             provider_of(kubernetes, **{key: "/nothing"})
 
