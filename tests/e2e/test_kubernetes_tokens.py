@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from local.standalone import Standalone
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -15,6 +16,7 @@ from .conftest import before, running
 from .lab.cluster import ProxyCluster
 from .lab.kube_apiserver import KubeApiserver, missing_programs
 from .lab.programs import Program
+from .lab.waiting import eventually
 from .lab.wire import WireClient
 
 pytestmark = pytest.mark.skipif(bool(missing_programs()), reason="needs Kubernetes, which `make e2e-kubernetes` builds")
@@ -43,26 +45,30 @@ def pod_token(apiserver: KubeApiserver, tmp_path_factory: pytest.TempPathFactory
     return path
 
 
-@pytest.fixture(scope="module", params=["public_keys", "trusted_issuer"])
-def kubernetes_proxy(
-    request: pytest.FixtureRequest, apiserver: KubeApiserver, pod_token: Path, broker: Standalone
-) -> Iterator[ProxyCluster]:
-    """Takes the tokens of the cluster's service accounts, of one namespace."""
-    if request.param == "trusted_issuer":
-        apiserver.open_discovery_to_anyone()
-    tables = {
-        "brokers": before(broker),
+def tables_for(apiserver: KubeApiserver, pod_token: Path, **kubernetes: object) -> dict[str, dict[str, object]]:
+    """A configuration that takes the tokens of the cluster's service accounts, of one namespace."""
+    return {
         "authentication": {"enabled": True},
         "authentication.oidc": {"allowed_audiences": [AUDIENCE], "trust": str(apiserver.trust)},
         "authentication.oidc.kubernetes": {
-            "discovery": request.param,
             "api_server": apiserver.url,
             "token_file": str(pod_token),
             "trust": str(apiserver.trust),
             "allowed_roles": [f"system:serviceaccount:{NAMESPACE}:*"],
+            **kubernetes,
         },
     }
-    with running(ProxyCluster(tables)) as cluster:
+
+
+@pytest.fixture(scope="module", params=["public_keys", "trusted_issuer"])
+def kubernetes_proxy(
+    request: pytest.FixtureRequest, apiserver: KubeApiserver, pod_token: Path, broker: Standalone
+) -> Iterator[ProxyCluster]:
+    """Takes the tokens of the cluster's service accounts, in each mode."""
+    if request.param == "trusted_issuer":
+        apiserver.open_discovery_to_anyone()
+    tables = tables_for(apiserver, pod_token, discovery=request.param)
+    with running(ProxyCluster({"brokers": before(broker), **tables})) as cluster:
         yield cluster
 
 
@@ -129,3 +135,42 @@ def test_a_deleted_account_stays_until_its_token_expires(
 def test_the_pods_token_is_in_no_log(kubernetes_proxy: ProxyCluster, apiserver: KubeApiserver, pod_token: Path) -> None:
     assert connects(kubernetes_proxy, apiserver.token(NAMESPACE, NAME, AUDIENCE))
     assert not any(part in kubernetes_proxy.log_text() for part in pod_token.read_text().split("."))
+
+
+# ---- whom the pod's token reaches
+
+
+def is_unavailable(cluster: ProxyCluster, token: str, why: str) -> bool:
+    """Whether the proxy cannot judge a token, for a reason that is in the log."""
+    with WireClient(cluster.port) as client:
+        answer = client.connect(token=token)
+        cluster.wait_for_log("authentication denied", client.address, "reason=issuer_unavailable", why)
+        return bool(answer.error.error == ServerError.ServiceNotReady)
+
+
+def test_an_api_server_of_another_authority_gets_no_token(
+    apiserver: KubeApiserver, pod_token: Path, tmp_path: Path
+) -> None:
+    """The control is every other test here: only the authority differs."""
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.crt")
+    tables = tables_for(apiserver, pod_token, trust=str(tmp_path / "other.crt"))
+    with running(ProxyCluster(tables), ready=False) as cluster:
+        assert is_unavailable(cluster, apiserver.token(NAMESPACE, NAME, AUDIENCE), "CERTIFICATE_VERIFY_FAILED")
+
+
+def test_a_pod_whose_token_is_replaced(apiserver: KubeApiserver, tmp_path: Path) -> None:
+    """One for another audience is refused by the API server; the next one counts without a restart."""
+    token_file = tmp_path / "token"
+    token_file.write_text(apiserver.token("pulsar", "proxy", "vault"))
+    tables = tables_for(apiserver, token_file)
+    tables["authentication.oidc"]["keys_retry_interval_ms"] = 500
+    token = apiserver.token(NAMESPACE, NAME, AUDIENCE)
+    with running(ProxyCluster(tables), ready=False) as cluster:
+        assert is_unavailable(cluster, token, "status 401")
+        token_file.write_text(apiserver.token("pulsar", "proxy"))
+
+        def connected() -> bool:
+            with WireClient(cluster.port) as client:
+                return bool(client.connect(token=token).type == BaseCommand.CONNECTED)
+
+        eventually(connected, what="the new token of the pod counts")

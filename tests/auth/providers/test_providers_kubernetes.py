@@ -210,7 +210,7 @@ async def test_an_api_server_that_is_down_is_asked_at_a_bounded_rate(
 async def test_an_issuer_that_the_api_server_no_longer_names_is_denied(
     provider: OidcProvider, kubernetes: FakeKubernetes, autojump_clock: Clock
 ) -> None:
-    """Also where a new key makes the name come anew."""
+    """Also where an unknown key causes the request that tells."""
     await role(provider, account_token())
     kubernetes.issuer, kubernetes.keys = EKS, [jwk(rsa_key(1), "second")]
     await trio.sleep(RETRY_S)

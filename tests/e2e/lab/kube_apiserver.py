@@ -109,7 +109,7 @@ class KubeApiserver:
         return jwt.encode({**read, **claims}, key, "RS256", headers={"kid": jwt.get_unverified_header(token)["kid"]})
 
     def open_discovery_to_anyone(self) -> None:
-        """Let whoever has no account read the issuer's description and keys, as an issuer on the internet does."""
+        """Let those without an account read the issuer's description and keys, as an issuer on the internet does."""
         role = "system:service-account-issuer-discovery"
         body = {
             "metadata": {"name": "discovery-for-anyone"},
