@@ -365,7 +365,7 @@ def _oidc(java: Java, result: Result) -> None:
     name = "openIDAllowedTokenIssuers"
     issuers = java.items(name)
     mode = "openIDFallbackDiscoveryMode"
-    kubernetes = mode in result.given and java.get(mode) != "DISABLED"
+    kubernetes = java.get(mode) != "DISABLED"
     if issuers or not kubernetes:
         result.put("authentication.oidc.allowed_issuers", issuers, name)
     if kubernetes:
