@@ -31,7 +31,7 @@ PlainHttp = Literal["nowhere", "at loopback", "anywhere"]
 
 AnswerT = TypeVar("AnswerT")
 
-_DISCOVERY = "/.well-known/openid-configuration"
+DISCOVERY_PATH = "/.well-known/openid-configuration"
 _ERROR_CODE = re.compile(r"[a-z_]{1,40}")  # RFC 6749, section 5.2, and those who extend it
 
 
@@ -64,17 +64,20 @@ class IssuerClient:
         self._transport = transport
         self._tls = ReloadingFile(key, [trust], lambda: _tls_context(key, trust), lambda: read_ends([(key, trust)]))
 
-    async def get_json(self, url: str, kind: type[AnswerT]) -> AnswerT:
-        """Ask for JSON; raises HttpFailed."""
-        return await self._request_json("GET", url, kind, None)
+    async def get_json(self, url: str, kind: type[AnswerT], *, bearer: str = "") -> AnswerT:
+        """Ask for JSON; raises HttpFailed. ``bearer``: token for the URL's server, which is then asked directly."""
+        return await self._request_json("GET", url, kind, None, bearer)
 
     async def post_form(self, url: str, kind: type[AnswerT], form: dict[str, str]) -> AnswerT:
         """Send a form, for which JSON is the answer; raises HttpFailed."""
-        return await self._request_json("POST", url, kind, form)
+        return await self._request_json("POST", url, kind, form, "")
 
-    async def _request_json(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
+    async def _request_json(
+        self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None, bearer: str
+    ) -> AnswerT:
         host = _allowed_host(url, self._plain_http)
         shown = _printable(url)
+        headers = _HEADERS | ({"authorization": f"Bearer {bearer}"} if bearer else {})
         tls = await self._tls.current_value()
         try:
             with trio.fail_after(self._timeout_s):
@@ -83,9 +86,9 @@ class IssuerClient:
                     transport=self._transport,
                     timeout=None,  # noqa: S113 -- ours is over all
                     follow_redirects=False,
-                    trust_env=not is_loopback(host),  # no proxy elsewhere can reach what is here
+                    trust_env=not (bearer or is_loopback(host)),  # no proxy elsewhere can reach what is here
                 )
-                async with client, client.stream(method, url, data=form, headers=_HEADERS) as response:
+                async with client, client.stream(method, url, data=form, headers=headers) as response:
                     body = await _bounded_body(response)
         except trio.TooSlowError:
             raise HttpFailed(f"{shown}: no answer within {self._timeout_s:g} s") from None
@@ -103,7 +106,7 @@ class IssuerClient:
 
 def discovery_url(issuer: str) -> str:
     """Where an issuer describes itself (OpenID Connect Discovery 1.0, section 4.1)."""
-    return issuer.removesuffix("/") + _DISCOVERY
+    return issuer.removesuffix("/") + DISCOVERY_PATH
 
 
 _HEADERS = {"accept-encoding": "identity"}

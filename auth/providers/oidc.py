@@ -4,9 +4,15 @@ A client's token names its issuer and its key, and until the signature is checke
 name is only looked up among the issuers of the configuration, and no other issuer is contacted; and an unknown key
 causes a request to its issuer no more often than ``keys_retry_interval_ms`` (in each auth worker), however many keys
 unauthenticated clients invent.
+
+With ``kubernetes``, the name is also compared with that of the issuer which the API server of Kubernetes names. Only
+that answer leads anywhere, never the token: an unknown name causes no request but that to the API server, when its last
+answer has grown old.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,6 +30,7 @@ from auth.jwt_rules import (
     role_in,
     verify_token,
 )
+from auth.kubernetes_api import KubernetesApi
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 from proxy.common.eager import eager
@@ -58,7 +65,22 @@ class OidcProvider(AuthenticationProvider):
             plain_http="nowhere" if config.require_https else "anywhere",
             transport=transport,
         )
-        self._issuers = {issuer: _Issuer(issuer, client, config) for issuer in config.allowed_issuers}
+        self._issuers = {
+            issuer: _Issuer(
+                issuer,
+                partial(_read_keys, client, issuer),
+                config,
+                role_claim=config.role_claim,
+                allowed_roles=config.allowed_roles.get(issuer),
+            )
+            for issuer in config.allowed_issuers
+        }
+        self._fallback: _Issuer | None = None
+        if config.kubernetes is not None:
+            api = KubernetesApi(config.kubernetes, config.request_timeout_ms, transport)
+            read = partial(_read_kubernetes_keys, api, client, config.kubernetes.discovery)
+            allowed = config.kubernetes.allowed_roles
+            self._fallback = _Issuer("Kubernetes", read, config, role_claim="sub", allowed_roles=allowed)
 
     @eager
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
@@ -66,36 +88,39 @@ class OidcProvider(AuthenticationProvider):
         check_token_size(data)
         config = self._config
         header, claimed = parse_unverified(data)
-        issuer = self._issuer(claimed.get("iss"))
+        name = claimed.get("iss")
+        issuer = self._issuer(name)
         if header.get("alg") not in _NAMES_OF_ALGORITHMS:  # before an issuer is asked because of it
             raise AuthenticationDenied("bad_algorithm", "the token's algorithm is none of public keys")
         claims = verify_token(
             data,
-            await issuer.keys(header.get("kid")),
+            await issuer.keys(name, header.get("kid")),
             audience_claim="aud",
             audiences=config.allowed_audiences,
             allowed_clock_skew_ms=config.allowed_clock_skew_ms,
             required=("exp",),
         )
-        role = role_in(claims, config.role_claim)
-        self._check_roles(issuer.name, claims[config.role_claim])
+        role = role_in(claims, issuer.role_claim)
+        _check_roles(issuer, claims[issuer.role_claim])
         return Identity(role, expires_at_unix_ms(claims, config.allowed_clock_skew_ms))
 
-    def _check_roles(self, issuer: str, claim: str | list[Any]) -> None:
-        """Deny roles that the issuer may not sign. Of a list all count: brokers that take several roles read the same
-        token. Raises AuthenticationDenied.
-        """
-        allowed = self._config.allowed_roles.get(issuer)
-        for role in claim if isinstance(claim, list) else [claim]:
-            if allowed is not None and not (isinstance(role, str) and fits_entry(role, allowed)):
-                text = f"{role!r:.200} is none of authentication.oidc.allowed_roles of {issuer}"
-                raise AuthenticationDenied("role_not_allowed", text)
-
     def _issuer(self, name: object) -> "_Issuer":
-        found = self._issuers.get(name) if isinstance(name, str) else None
+        found = self._issuers.get(name, self._fallback) if isinstance(name, str) and name else None
         if found is None:
-            raise AuthenticationDenied("unknown_issuer", f"{str(name)[:200]!r} is none of allowed_issuers")
+            raise _unknown_issuer(name)
         return found
+
+
+def _check_roles(issuer: "_Issuer", claim: str | list[Any]) -> None:
+    """Deny roles that the issuer may not sign. Of a list all count: brokers that take several roles read the same
+    token. Raises AuthenticationDenied.
+    """
+    allowed = issuer.allowed_roles
+    for role in claim if isinstance(claim, list) else [claim]:
+        if allowed is not None and not (isinstance(role, str) and fits_entry(role, allowed)):
+            raise AuthenticationDenied(
+                "role_not_allowed", f"{role!r:.200} is none of the allowed_roles of {issuer.name}"
+            )
 
 
 _NAMES_OF_ALGORITHMS = tuple(ASYMMETRIC)
@@ -105,6 +130,10 @@ _NAMES_OF_ALGORITHMS = tuple(ASYMMETRIC)
 class _Metadata(msgspec.Struct):
     issuer: str
     jwks_uri: str
+
+
+class _KubernetesMetadata(msgspec.Struct):
+    issuer: str
 
 
 class _KeySet(msgspec.Struct):
@@ -117,26 +146,53 @@ class _NamedKey:
     key: Key
 
 
-class _Issuer:
-    """One issuer's keys."""
+@dataclass(frozen=True, slots=True)
+class _IssuerKeys:
+    issuer: str
+    keys: tuple[_NamedKey, ...]
 
-    def __init__(self, name: str, client: IssuerClient, config: OidcAuthentication) -> None:
+    def named(self, issuer: object, name: str | None) -> list[Key]:
+        """Return the keys of a name, if they are of the issuer that a token names; raise AuthenticationDenied."""
+        if issuer != self.issuer:
+            raise _unknown_issuer(issuer)
+        return _named(self.keys, name)
+
+
+_ReadKeys = Callable[[], Awaitable[tuple[str, list[Any]]]]
+"""Reads an issuer's name, and the entries of its set of keys; raises HttpFailed."""
+
+
+class _Issuer:
+    """One issuer's keys, and the roles that its tokens may name (None: any) in a claim. ``name``: in texts."""
+
+    def __init__(
+        self,
+        name: str,
+        read: _ReadKeys,
+        config: OidcAuthentication,
+        *,
+        role_claim: str,
+        allowed_roles: tuple[str, ...] | None,
+    ) -> None:
         self.name = name
-        self._client = client
+        self.role_claim = role_claim
+        self.allowed_roles = allowed_roles
+        self._read = read
         self._lifetime_s = seconds(config.keys_lifetime_ms)
         self._keys = RefreshingCache(
             f"keys of {name}", self._fetch, retry_interval_s=seconds(config.keys_retry_interval_ms)
         )
 
-    async def keys(self, name: str | None) -> list[Key]:
+    async def keys(self, issuer: object, name: str | None) -> list[Key]:
         """Return the keys of a name (RFC 7517 allows several kinds under one); without a name, the only key there is.
 
-        Raises AuthenticationDenied where there is none, after a request to the issuer, if that is due.
+        ``issuer``: as the token names it. Raises AuthenticationDenied where it is another one, and where there is no
+        such key, after a request to the issuer, if that is due.
         """
         try:
-            found = _named(await self._keys.current_value(), name)
+            found = (await self._keys.current_value()).named(issuer, name)
             if not found and name is not None:
-                found = _named(await self._keys.refreshed_value(), name)
+                found = (await self._keys.refreshed_value()).named(issuer, name)
         except NotAvailable as error:
             raise AuthenticationDenied("issuer_unavailable", str(error)) from None
         if not found and self._keys.failure:
@@ -145,18 +201,35 @@ class _Issuer:
             raise AuthenticationDenied("unknown_key", f"{self.name} has no usable key {str(name)[:100]!r}")
         return found
 
-    async def _fetch(self) -> Fetched[tuple[_NamedKey, ...]]:
-        url = discovery_url(self.name)
-        metadata = await self._client.get_json(url, _Metadata)
-        if metadata.issuer != self.name:
-            raise HttpFailed(f"{url}: is another issuer's")
-        entries = (await self._client.get_json(metadata.jwks_uri, _KeySet)).keys
+    async def _fetch(self) -> Fetched[_IssuerKeys]:
+        issuer, entries = await self._read()
         if len(entries) > KEYS_MAX:
             raise HttpFailed(f"{self.name} has {len(entries)} keys; {KEYS_MAX} are allowed")
         keys = tuple(key for key in map(_usable_key, entries) if key is not None)
         if not keys:
             get_logger().warning("an issuer has no usable key", issuer=self.name, keys=len(entries))
-        return Fetched(keys, self._lifetime_s, self._lifetime_s * USABLE_LIFETIMES)
+        return Fetched(_IssuerKeys(issuer, keys), self._lifetime_s, self._lifetime_s * USABLE_LIFETIMES)
+
+
+async def _read_keys(client: IssuerClient, issuer: str) -> tuple[str, list[Any]]:
+    """Read the keys of an issuer, by its own description."""
+    url = discovery_url(issuer)
+    metadata = await client.get_json(url, _Metadata)
+    if metadata.issuer != issuer:
+        raise HttpFailed(f"{url}: is another issuer's")
+    return issuer, (await client.get_json(metadata.jwks_uri, _KeySet)).keys
+
+
+async def _read_kubernetes_keys(api: KubernetesApi, client: IssuerClient, discovery: str) -> tuple[str, list[Any]]:
+    """Read the name of Kubernetes' issuer from the API server, and the keys from there or from that issuer."""
+    issuer = (await api.get_discovery(_KubernetesMetadata)).issuer
+    if discovery == "trusted_issuer":
+        return await _read_keys(client, issuer)
+    return issuer, (await api.get_keys(_KeySet)).keys
+
+
+def _unknown_issuer(name: object) -> AuthenticationDenied:
+    return AuthenticationDenied("unknown_issuer", f"{str(name)[:200]!r} is no allowed issuer")
 
 
 def _named(keys: tuple[_NamedKey, ...], name: str | None) -> list[Key]:

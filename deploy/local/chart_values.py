@@ -258,6 +258,7 @@ class ServiceAccount(Values, frozen=True):
     create: bool = True
     name: Name = ""
     annotations: Annotations = {}
+    bind_issuer_discovery: bool = False
 
 
 class HealthCheck(Values, frozen=True):

@@ -296,13 +296,17 @@ def _check_token(token: TokenAuthentication) -> None:
 
 def _check_oidc(oidc: OidcAuthentication) -> None:
     table = "authentication.oidc"
-    for key in ("allowed_issuers", "allowed_audiences"):
+    for key in ("allowed_audiences",) if oidc.kubernetes else ("allowed_issuers", "allowed_audiences"):
         if not getattr(oidc, key):
             raise ConfigError(f"{table}.{key}: at least one is needed")
     for issuer in oidc.allowed_issuers:
         _check_issuer(f"{table}.allowed_issuers", issuer, plain=not oidc.require_https)
     check_allowed_roles(oidc)
     _check_files(table, oidc, "trust")
+    if oidc.kubernetes is not None:
+        if oidc.kubernetes.api_server:
+            _check_issuer(f"{table}.kubernetes.api_server", oidc.kubernetes.api_server)
+        _check_files(f"{table}.kubernetes", oidc.kubernetes, "token_file", "trust")
 
 
 def _check_issuer(key: str, url: str, *, plain: bool = False, plain_on_loopback: bool = False) -> None:

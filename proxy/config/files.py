@@ -84,6 +84,8 @@ def _provider_files(authentication: Authentication) -> Iterator[str]:
         yield authentication.sasl.keytab
     if authentication.oidc is not None:
         yield authentication.oidc.trust or SYSTEM_AUTHORITIES
+        if authentication.oidc.kubernetes is not None:
+            yield from (authentication.oidc.kubernetes.token_file, authentication.oidc.kubernetes.trust)
 
 
 _FILES = {

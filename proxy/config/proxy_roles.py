@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from proxy.common.errors import ConfigError
 from proxy.common.suggestions import closest_name
-from proxy.config.issuer_roles import ANY_ROLE, fits_entry
+from proxy.config.issuer_roles import ANY_ROLE, KUBERNETES, fits_entry
 from proxy.config.types import Authentication
 
 ANY_METHOD = "*"
@@ -74,12 +74,16 @@ def _check_issuer(entry: str, role: str, authentication: Authentication) -> None
     if oidc is None:
         return
     beside_keys = {} if authentication.token is None else dict.fromkeys(oidc.allowed_issuers, (ANY_ROLE,))
-    for issuer, roles in (oidc.allowed_roles or beside_keys).items():
+    lists = dict(oidc.allowed_roles or beside_keys)
+    if oidc.kubernetes is not None:
+        lists[KUBERNETES] = oidc.kubernetes.allowed_roles
+    for issuer, roles in lists.items():
+        key = f"{KUBERNETES}.allowed_roles" if issuer == KUBERNETES else "authentication.oidc.allowed_roles"
         fitting = [one for one in roles if fits_entry(role, (one,))]
         if fitting and all(one.endswith(ANY_ROLE) for one in fitting):
             raise ConfigError(
                 f'authentication.proxy_roles: "{entry}" could be signed by {issuer}, for which '
-                f'authentication.oidc.allowed_roles does not name "{role}" (but "{fitting[0]}"); name it there for the '
+                f'{key} does not name "{role}" (but "{fitting[0]}"); name it there for the '
                 f"issuer of the proxies' tokens, give other issuers lists that it does not fit, or bind it to another "
                 f'method ("tls:{role}")'
             )

@@ -234,6 +234,14 @@ async def test_the_environments_proxy(wire: Wire, monkeypatch: pytest.MonkeyPatc
     assert wire.proxied == [False, True, False, False]
 
 
+async def test_a_bearers_token_goes_to_the_server_directly(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    await client(None).get_json(URL, Answer, bearer=SECRET)
+    await client(None).get_json(URL, Answer)
+    assert wire.proxied == [False, True]
+    assert [headers.get("authorization") for headers in wire.headers] == [f"Bearer {SECRET}", None]
+
+
 @pytest.mark.parametrize("proxy", ["socks5://proxy.example:1080", "gopher://proxy.example", "http://[::"])
 async def test_a_proxy_that_is_none(wire: Wire, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy)

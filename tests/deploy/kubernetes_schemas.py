@@ -25,8 +25,8 @@ _APIS = (
     "apis__rbac.authorization.k8s.io__v1",
 )
 _KINDS = {
-    "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job",
-    "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service",
+    "ClusterRoleBinding", "ConfigMap", "CronJob", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "Ingress",
+    "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service",
     "ServiceAccount", "StatefulSet",
 }  # fmt: skip
 _CRDS = {

@@ -100,6 +100,11 @@ def oidc(*issuers: str, enabled: bool = True) -> dict[str, Any]:
     return {"config": {"authentication": {"enabled": enabled, "oidc": table}}}
 
 
+def kubernetes(**table: Any) -> dict[str, Any]:
+    oidc_table = {"allowed_audiences": ["a"], "kubernetes": table}
+    return {"config": {"authentication": {"enabled": True, "oidc": oidc_table}}}
+
+
 OAUTH2 = brokers(credentials={"method": "oauth2", "file": "/x", "issuer_url": "https://issuer.example.org:9443"})
 SASL = brokers(credentials={"method": "sasl", "file": "/x", "principal": "proxy/a@R"})
 HTTP_PROXY = {
@@ -120,6 +125,12 @@ HTTP_PROXY = {
         (deep_merge(OAUTH2, HTTP_PROXY), {("TCP", 3128), ("TCP", 9443)}),
         (SASL, {("TCP", 88), ("UDP", 88)}),
         (oidc("https://a.example.org", enabled=False), None),
+        (kubernetes(), {("TCP", 443), ("TCP", 6443)}),
+        (kubernetes(api_server="https://api.example.org:7443"), {("TCP", 7443)}),
+        (
+            kubernetes(api_server="https://api.example.org:7443", discovery="trusted_issuer"),
+            {("TCP", 443), ("TCP", 7443)},
+        ),
         (HTTP_PROXY, None),
         # Clients' tickets are checked with the keytab alone.
         ({"config": {"authentication": {"enabled": True, "sasl": {"principal": "p/h@R", "keytab": "/k"}}}}, None),

@@ -271,6 +271,15 @@ MATRIX: dict[str, dict[str, Any]] = {
             }
         },
     ),
+    "service accounts as clients": {
+        "config": {
+            "authentication": {
+                "enabled": True,
+                "oidc": {"allowed_audiences": ["pulsar"], "kubernetes": {"discovery": "trusted_issuer"}},
+            }
+        },
+        "serviceAccount": {"bindIssuerDiscovery": True},
+    },
     "little": {
         "networkPolicy": {"enabled": False},
         "pdb": {"enabled": False},

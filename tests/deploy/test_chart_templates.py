@@ -192,6 +192,48 @@ def test_the_service_account_has_no_token() -> None:
     assert own.pod["spec"]["serviceAccountName"] == "mine"
 
 
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def kubernetes_tokens(enabled: bool = True, **table: Any) -> Any:
+    oidc = {"allowed_audiences": ["pulsar"], "kubernetes": table}
+    return render(config={"authentication": {"enabled": enabled, "oidc": oidc}})
+
+
+def account_of(pod: Any) -> tuple[Any, list[str]]:
+    """The volume of the pod's own token, and where its containers have it."""
+    [volume] = [one for one in pod["volumes"] if one["name"] == "service-account"] or [None]
+    mounts = [one for container in pod["containers"] for one in container["volumeMounts"]]
+    return volume, [one["mountPath"] for one in mounts if one["name"] == "service-account" and one["readOnly"]]
+
+
+def test_the_pods_token_is_mounted_where_kubernetes_tokens_are_checked_and_only_there() -> None:
+    manifests = kubernetes_tokens()
+    assert manifests.configuration["authentication"]["oidc"]["kubernetes"] == {}
+    check = manifests.get("Job", f"{NAME}-config-check")["spec"]["template"]["spec"]
+    for pod in (manifests.pod["spec"], check):
+        volume, mounts = account_of(pod)
+        token, authority = volume["projected"]["sources"]
+        assert token == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}
+        assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+        assert mounts == [ACCOUNT]
+        assert pod["automountServiceAccountToken"] is False, "further containers have none"
+    for other in (render(), kubernetes_tokens(enabled=False), kubernetes_tokens(token_file="/mine/token")):
+        assert account_of(other.pod["spec"]) == (None, [])
+
+
+def test_the_account_is_bound_to_kubernetes_discovery_on_demand() -> None:
+    assert render().names("ClusterRoleBinding") == []
+    manifests = render(serviceAccount={"bindIssuerDiscovery": True})
+    [name] = manifests.names("ClusterRoleBinding")
+    binding, account = manifests.get("ClusterRoleBinding", name), manifests.get("ServiceAccount")
+    assert "namespace" not in binding["metadata"]
+    assert binding["roleRef"]["name"] == "system:service-account-issuer-discovery"
+    namespace = account["metadata"]["namespace"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]
+    assert name == f"{namespace}-{NAME}-issuer-discovery", "of each release its own"
+
+
 # ---- network policies
 
 

@@ -90,7 +90,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def completed(tree: dict[str, Any], files: Files) -> dict[str, Any]:
     """A fragment with what it cannot be without: authentication that is enabled has a provider for each method that it
-    speaks of, and certificates need a listener that asks for them. What names the brokers is whole.
+    speaks of, certificates need a listener that asks for them, and Kubernetes a pod. What names the brokers is whole.
     """
     authentication = tree.get("authentication")
     if not authentication or "brokers" in tree:
@@ -105,6 +105,9 @@ enabled = true
 tls = {}
 """)
     )
+    if "kubernetes" in (oidc := authentication.get("oidc", {})):  # what a pod has
+        pod = 'api_server = "https://kubernetes"\ntoken_file = "/etc/pod/proxy.jwt"\ntrust = "/etc/pod/ca.crt"\n'
+        authentication["oidc"] = {**oidc, "kubernetes": {**tomllib.loads(files.below(pod)), **oidc["kubernetes"]}}
     return {**base, **tree, "authentication": {**base["authentication"], **authentication}}
 
 

@@ -366,8 +366,17 @@ def _sasl(java: Java, result: Result) -> None:
 def _oidc(java: Java, result: Result) -> None:
     name = "openIDAllowedTokenIssuers"
     issuers = java.items(name)
-    result.put("authentication.oidc.allowed_issuers", issuers, name)
-    if len(issuers) > 1:
+    mode = "openIDFallbackDiscoveryMode"
+    kubernetes = java.get(mode) != "DISABLED"
+    if issuers or not kubernetes:
+        result.put("authentication.oidc.allowed_issuers", issuers, name)
+    if kubernetes:
+        result.note(
+            mode,
+            "service accounts have their role from `sub`, whatever openIDRoleClaim says, and sign no other roles; the "
+            "pod needs the token of its account (this project's chart mounts it)",
+        )
+    if len(issuers) > 1 or (issuers and kubernetes):
         result.lose(
             name,
             "in Java each issuer may sign any role; here, of several issuers, each needs its roles in "

@@ -194,7 +194,9 @@ KEYS: dict[str, Key] = {
         "10000", "authentication.oidc.request_timeout_ms, from openIDHttpReadTimeoutMillis, includes the connection"
     ),
     "openIDCacheSize": _needless("5", "keys of all authentication.oidc.allowed_issuers are kept"),
-    "openIDFallbackDiscoveryMode": _lost("DISABLED", "Kubernetes' API server is not asked for keys of tokens"),
+    "openIDFallbackDiscoveryMode": _same(
+        "DISABLED", "authentication.oidc.kubernetes.discovery", v.kubernetes_discovery, "OpenID"
+    ),
     # authorization
     "authorizationEnabled": _lost(
         "false", "brokers authorize, with the client's role: they must have authorizationEnabled=true"

@@ -31,6 +31,7 @@ TABLES = {
     "authentication.basic": "[authentication.basic]",
     "authentication.sasl": "[authentication.sasl]",
     "authentication.oidc": "[authentication.oidc]",
+    "authentication.oidc.kubernetes": "[authentication.oidc.kubernetes]",
     "session": "[session]",
     "limits": "[limits]",
     "admin": "[admin]",

@@ -63,6 +63,12 @@ def path(value: str) -> Converted:
     return unquote(parts.path)
 
 
+def kubernetes_discovery(value: str) -> Converted:
+    """Return where the keys of Kubernetes' issuer are."""
+    modes = {"KUBERNETES_DISCOVER_TRUSTED_ISSUER": "trusted_issuer", "KUBERNETES_DISCOVER_PUBLIC_KEYS": "public_keys"}
+    return modes.get(value) or Lost("it is none of Java's modes")
+
+
 def tls_version(value: str) -> Converted:
     """Return the oldest version of a list of TLS's versions."""
     versions = set(split_list(value))

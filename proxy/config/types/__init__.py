@@ -14,6 +14,7 @@ from msgspec import Meta
 from proxy.config.types.authentication import (
     Authentication,
     BasicAuthentication,
+    KubernetesIssuer,
     OidcAuthentication,
     SaslAuthentication,
     ScramAuthentication,

@@ -92,13 +92,33 @@ class SaslAuthentication(Strict, frozen=True):
     threads_max: Workers = 16
 
 
+class KubernetesIssuer(Strict, frozen=True):
+    """Tokens of Kubernetes' service accounts are accepted from the issuer that the API server of the cluster names. A
+    token's subject, `system:serviceaccount:<namespace>:<name>`, is the client's role.
+
+    discovery: where the issuer's keys are: at the API server (`public_keys`), or at the issuer itself
+        (`trusted_issuer`), where the API server names one that others can reach, as EKS does
+    api_server: URL of the API server; empty: that of the pod's environment (`KUBERNETES_SERVICE_HOST`)
+    token_file: file with the service-account token by which the proxy asks the API server, and nobody else. Read again
+        when it changes
+    trust: PEM file with the authorities that sign the API server's certificate
+    allowed_roles: the roles that clients may have, as in `oidc.allowed_roles`; none but service accounts
+    """
+
+    discovery: Literal["public_keys", "trusted_issuer"] = "public_keys"
+    api_server: str = ""
+    token_file: NonEmpty = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 -- a path
+    trust: NonEmpty = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    allowed_roles: Annotated[tuple[NonEmpty, ...], Meta(min_length=1)] = ("system:serviceaccount:*",)
+
+
 class OidcAuthentication(Strict, frozen=True):
     """Clients authenticate with a token of an OpenID Connect issuer (method `token`, as for `authentication.token`,
     which may be configured, too).
 
-    allowed_issuers: URLs of issuers, as in the claim `iss` of their tokens; each has
-        `/.well-known/openid-configuration` below it
     allowed_audiences: the claim `aud` of a token must hold one of these
+    allowed_issuers: URLs of issuers, as in the claim `iss` of their tokens; each has
+        `/.well-known/openid-configuration` below it. At least one is needed, unless there is `kubernetes`
     allowed_roles: for each issuer, the roles that its tokens may name: `{ "https://issuer" = ["admin", "app-*"] }`. `*`
         is allowed at the end, and stands for any text. If the claim is a list, all its entries must fit. Several
         issuers need a list each, and no role may fit those of two. Without it, the only issuer may sign any role
@@ -111,10 +131,12 @@ class OidcAuthentication(Strict, frozen=True):
     keys_retry_interval_ms: shortest time between two requests to an issuer for an unknown key, or after a failed
         request
     request_timeout_ms: longest time for each of an issuer's two answers (its description, its keys)
+    kubernetes: issuer of the service accounts of Kubernetes, for tokens of an issuer that `allowed_issuers` does not
+        name
     """
 
-    allowed_issuers: tuple[NonEmpty, ...]
     allowed_audiences: tuple[NonEmpty, ...]
+    allowed_issuers: tuple[NonEmpty, ...] = ()
     allowed_roles: dict[NonEmpty, Annotated[tuple[NonEmpty, ...], Meta(min_length=1)]] = {}
     role_claim: NonEmpty = "sub"
     allowed_clock_skew_ms: NonNegative = 0
@@ -123,6 +145,7 @@ class OidcAuthentication(Strict, frozen=True):
     keys_lifetime_ms: Positive = 5 * 60_000
     keys_retry_interval_ms: Positive = 10_000
     request_timeout_ms: Positive = 4_000
+    kubernetes: KubernetesIssuer | None = None
 
 
 class Authentication(Strict, frozen=True):

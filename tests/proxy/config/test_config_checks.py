@@ -61,6 +61,8 @@ def authentication(**keys: Any) -> Tables:
 
 
 OIDC = {"allowed_issuers": ["https://issuer"], "allowed_audiences": ["proxy"]}
+KUBERNETES = {"token_file": "FILE", "trust": "FILE"}
+OF_KUBERNETES = {"allowed_audiences": ["proxy"], "kubernetes": KUBERNETES}
 SASL = {"principal": "broker/h@R", "keytab": "FILE"}
 TOKEN = {"secret_key": "FILE"}
 
@@ -98,6 +100,10 @@ GOOD: dict[str, Tables] = {
     "kerberos of clients": authentication(sasl=SASL | {"allowed_principals": "^[a-z]+@R$"}),
     "issuers": authentication(oidc=OIDC | {"trust": "FILE"}),
     "issuers without tls": authentication(oidc=OIDC | {"allowed_issuers": ["http://i"], "require_https": False}),
+    "service accounts": authentication(oidc=OF_KUBERNETES),
+    "service accounts of an API server elsewhere": authentication(
+        oidc=OF_KUBERNETES | {"kubernetes": KUBERNETES | {"api_server": "https://api:6443"}}
+    ),
     "tokens of two kinds": authentication(token=TOKEN, oidc=OIDC),
     "a plugin alone": authentication(plugins={"own": {}}),
     "guests": authentication(token=TOKEN, anonymous_role="guest", proxy_roles=["proxy-a"]),
@@ -211,6 +217,18 @@ BAD: list[tuple[str, Tables]] = [
         authentication(oidc=OIDC | {"allowed_issuers": ["https://i", "ftp://i"], "require_https": False}),
     ),
     ("authentication.oidc.trust", authentication(oidc=OIDC | {"trust": "/nowhere"})),
+    ("authentication.oidc.allowed_audiences", authentication(oidc=OF_KUBERNETES | {"allowed_audiences": []})),
+    *(
+        (
+            f"authentication.oidc.kubernetes.{key}",
+            authentication(oidc=OF_KUBERNETES | {"kubernetes": KUBERNETES | wrong}),
+        )
+        for key, wrong in (
+            ("api_server", {"api_server": "http://api"}),
+            ("token_file", {"token_file": "/nowhere"}),
+            ("trust", {"trust": "/nowhere"}),
+        )
+    ),
 ]
 
 

@@ -62,7 +62,12 @@ EVERYTHING: dict[str, Any] = {
         "basic": {"file": "/basic"},
         "scram": {"file": "/scram"},
         "sasl": {"principal": "p/h@R", "keytab": "/keytab"},
-        "oidc": {"allowed_issuers": ["https://i"], "allowed_audiences": ["a"], "trust": "/oidc"},
+        "oidc": {
+            "allowed_issuers": ["https://i"],
+            "allowed_audiences": ["a"],
+            "trust": "/oidc",
+            "kubernetes": {"token_file": "/kube/token", "trust": "/kube/ca"},
+        },
     },
 }
 

@@ -108,6 +108,40 @@ def test_a_mistake_in_a_list_is_named(roles: Roles, text: str) -> None:
     assert text in str(caught.value)
 
 
+# ---- Kubernetes
+
+
+def check_kubernetes(*entries: str, roles: Roles | None = None, proxy_roles: tuple[str, ...] = ()) -> None:
+    """Check a configuration with Kubernetes beside the issuers of ``roles``. Raises ConfigError."""
+    kubernetes = {"token_file": "/dev/null", "trust": "/dev/null", **({"allowed_roles": entries} if entries else {})}
+    oidc = {"allowed_issuers": [*(roles or {})], "allowed_audiences": ["pulsar"], "kubernetes": kubernetes}
+    oidc["allowed_roles"] = {issuer: entries for issuer, entries in (roles or {}).items() if entries}
+    authentication = {"enabled": True, "oidc": oidc, "proxy_roles": proxy_roles}
+    validate_config(msgspec.convert({"authentication": authentication}, Config))
+
+
+def test_kubernetes_signs_for_service_accounts_and_others_for_none_of_them() -> None:
+    check_kubernetes()
+    check_kubernetes("system:serviceaccount:apps:*", "system:serviceaccount:pulsar:proxy", roles={A: ["app-*"]})
+    for entry in ("admin", "*", "system:*", "system:serviceaccount"):
+        with pytest.raises(ConfigError, match=r"^authentication\.oidc\.kubernetes\.allowed_roles: .*begin with"):
+            check_kubernetes(entry)
+    with pytest.raises(ConfigError, match=r"^authentication\.oidc\.kubernetes\.allowed_roles: .*last character"):
+        check_kubernetes("system:serviceaccount:*:a")
+    with pytest.raises(ConfigError, match=r"^authentication\.oidc\.allowed_roles: .*has no entry"):
+        check_kubernetes(roles={A: []})
+    for other in ("*", "system:*", "system:serviceaccount:apps:a"):
+        with pytest.raises(ConfigError, match=r"allowed_roles: .* could sign the same role"):
+            check_kubernetes(roles={A: [other]})
+
+
+def test_a_proxy_role_of_a_service_account_is_named() -> None:
+    account = "system:serviceaccount:pulsar:proxy"
+    check_kubernetes("system:serviceaccount:*", account, proxy_roles=(f"token:{account}",))
+    with pytest.raises(ConfigError, match=r"could be signed by .*kubernetes\.allowed_roles does not name"):
+        check_kubernetes(proxy_roles=(f"token:{account}",))
+
+
 # ---- proxies
 
 

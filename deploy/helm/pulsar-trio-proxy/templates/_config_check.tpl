@@ -40,6 +40,11 @@
   mountPath: {{ include "pulsar-trio-proxy.secretsDirectory" $root }}/{{ .folder }}
   readOnly: true
 {{- end }}
+{{- with include "pulsar-trio-proxy.accountDirectory" $root }}
+- name: service-account
+  mountPath: {{ . }}
+  readOnly: true
+{{- end }}
 {{- with $root.Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -67,7 +72,41 @@
         path: {{ . }}
       {{- end }}
 {{- end }}
+{{- if include "pulsar-trio-proxy.accountDirectory" $root }}
+# As Kubernetes would mount it in all containers: here the proxy's alone has it.
+- name: service-account
+  projected:
+    sources:
+      - serviceAccountToken:
+          path: token
+          expirationSeconds: 3607
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+{{- end }}
 {{- with $root.Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Where the pod's service-account token is mounted; empty: nowhere, as nothing reads it there. */}}
+{{- define "pulsar-trio-proxy.accountDirectory" -}}
+{{- $directory := "/var/run/secrets/kubernetes.io/serviceaccount" -}}
+{{- with include "pulsar-trio-proxy.kubernetesIssuer" . | fromJson -}}
+{{- $token := .token_file | default (printf "%s/token" $directory) -}}
+{{- if eq $token (printf "%s/token" $directory) -}}{{- $directory -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The table `authentication.oidc.kubernetes` where it has an effect (JSON), with `enabled`; else an empty map. */}}
+{{- define "pulsar-trio-proxy.kubernetesIssuer" -}}
+{{- $authentication := (include "pulsar-trio-proxy.effectiveConfig" . | fromJson).authentication -}}
+{{- $oidc := $authentication.oidc | default dict -}}
+{{- $found := dict -}}
+{{- if and $authentication.enabled (kindIs "map" $oidc.kubernetes) -}}
+{{- $found = set (deepCopy $oidc.kubernetes) "enabled" true -}}
+{{- end -}}
+{{- $found | toJson -}}
 {{- end -}}

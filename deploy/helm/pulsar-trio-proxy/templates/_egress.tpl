@@ -44,7 +44,7 @@
     {{- end }}
 {{- end }}
 {{- with include "pulsar-trio-proxy.issuerPorts" (list $root $config) | fromJsonArray }}
-# Issuers of tokens, HTTP proxies
+# Issuers of tokens, Kubernetes' API server as one of them, HTTP proxies
 - ports:
     {{- range . }}
     - port: {{ . }}
@@ -162,6 +162,11 @@
 {{- $urls := list -}}
 {{- if $config.authentication.enabled -}}
 {{- $urls = concat $urls (dig "allowed_issuers" list ($config.authentication.oidc | default dict)) -}}
+{{- end -}}
+{{- with include "pulsar-trio-proxy.kubernetesIssuer" $root | fromJson -}}
+{{- /* The port of the API server's Service, and the usual one behind it; an issuer that it names is at 443. */ -}}
+{{- $urls = concat $urls (.api_server | default "" | empty | ternary (list "https://s" "https://s:6443") (list .api_server)) -}}
+{{- if eq (.discovery | default "") "trusted_issuer" -}}{{- $urls = append $urls "https://issuer" -}}{{- end -}}
 {{- end -}}
 {{- with $config.brokers.credentials -}}
 {{- if eq .method "oauth2" -}}

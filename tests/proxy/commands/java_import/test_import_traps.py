@@ -288,6 +288,23 @@ def test_openid_connect() -> None:
     assert "allowed_roles" in lost(result)["openIDAllowedTokenIssuers"], "Java lets each issuer sign any role"
 
 
+@pytest.mark.parametrize(
+    ("mode", "discovery"),
+    [("KUBERNETES_DISCOVER_TRUSTED_ISSUER", "trusted_issuer"), ("KUBERNETES_DISCOVER_PUBLIC_KEYS", "public_keys")],
+)
+def test_kubernetes_as_an_issuer_of_tokens(mode: str, discovery: str) -> None:
+    openid = {"authenticationProviders": f"{PROVIDERS}oidc.AuthenticationProviderOpenID"}
+    keys = {"openIDAllowedAudiences": "x", "openIDFallbackDiscoveryMode": mode}
+    tree, result = imported(BROKERS, TOKENS, openid, keys)
+    assert tree["authentication"]["oidc"] == {"allowed_audiences": ["x"], "kubernetes": {"discovery": discovery}}
+    assert "`sub`" in dict(result.notes)["openIDFallbackDiscoveryMode"]
+    _, result = imported(BROKERS, TOKENS, openid, keys, {"openIDAllowedTokenIssuers": "https://a"})
+    assert "allowed_roles" in lost(result)["openIDAllowedTokenIssuers"]
+    tree, result = imported(BROKERS, TOKENS, openid, {**keys, "openIDFallbackDiscoveryMode": "ELSEWHERE"})
+    assert "kubernetes" not in tree["authentication"]["oidc"]
+    assert "modes" in lost(result)["openIDFallbackDiscoveryMode"]
+
+
 def test_keys_of_a_provider_that_is_not_used_need_nothing() -> None:
     _, result = imported(BROKERS, {"tokenSecretKey": f"data:;base64,{SECRET}", "basicAuthConf": "/users"})
     assert dict(result.needless) == dict.fromkeys(["tokenSecretKey", "basicAuthConf"], "authenticationEnabled is false")
