@@ -481,6 +481,17 @@ def readable(clients: list[socket.socket]) -> list[socket.socket]:
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
 
 
+def told_of(clients: list[socket.socket]) -> list[socket.socket]:
+    """Return those that were sent something. Others may be closed by now: their process is being ended."""
+
+    def peek(client: socket.socket) -> bytes:
+        with suppress(ConnectionResetError):
+            return client.recv(1, socket.MSG_PEEK)
+        return b""
+
+    return [client for client in readable(clients) if peek(client)]
+
+
 def secured(directory: Path) -> tuple[Tables, dict[str, Any]]:
     """Tables for a cluster that authenticates clients, and itself to brokers; and what its crowd needs to know."""
     key, own_token = b"k" * 32, make_token(b"k" * 32, "proxy")
