@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import pairwise
 from math import exp, log
 from statistics import median
 from typing import Final
@@ -115,7 +116,7 @@ def _add(found: list[Finding], one: Finding, days: Sequence[date]) -> None:
 def _last_day_before_gone(days: Sequence[date], used: Sequence[date]) -> date:
     """Return the last used day if the principal is gone since: idle for longer than ever before; else the last day."""
     places = [days.index(day) for day in used]
-    longest = max((later - earlier - 1 for earlier, later in zip(places, places[1:], strict=False)), default=0)
+    longest = max((later - earlier - 1 for earlier, later in pairwise(places)), default=0)
     idle = len(days) - 1 - places[-1]
     return used[-1] if idle >= max(_GONE_DAYS_MIN, longest + 1) and len(used) >= _HISTORY_DAYS_MIN else days[-1]
 

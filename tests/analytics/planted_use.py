@@ -18,7 +18,7 @@ FACTORS = {(TWENTY, date(2026, 11, 12)): 20.0, (FIVE, date(2026, 11, 18)): 5.0}
 
 
 def use_of(seed: int) -> dict[str, dict[date, int]]:
-    """Levels from MiB to TiB, lognormal noise of 10 to 35 %, of every third hardly anything at weekends, some growth."""
+    """Levels from 16 MiB to 256 GiB, lognormal noise of 10 to 35 %, growth, every third hardly used at weekends."""
     chance = random.Random(seed)
     use = {}
     for number, name in enumerate(PRINCIPALS):

@@ -58,7 +58,7 @@ def test_a_day_without_most_of_its_hours_is_compared_with_nothing() -> None:
 def test_gone_is_idle_for_longer_than_ever_before() -> None:
     every_fifth = {day: 100 * MIB for place, day in enumerate(DAYS) if place % 5 == 0}
     assert one(every_fifth) == []  # the last four days are idle, as often before
-    assert one({day: 100 * MIB for day in DAYS[:55]}) == [("gone", DAYS[55], DAYS[-1])]
+    assert one(dict.fromkeys(DAYS[:55], 100 * MIB)) == [("gone", DAYS[55], DAYS[-1])]
 
 
 def test_without_a_history_nothing_is_new() -> None:
