@@ -41,11 +41,12 @@ class BilledTwice(TablesError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Sums of one principal; `before`: its bytes in and out in the span before."""
+    """Sums of one principal; `before`: its bytes in the span before; `is_rest`: the sums of all that are not listed."""
 
     name: str
     figures: Figures
     before: int
+    is_rest: bool = False
 
     @property
     def bytes(self) -> int:
@@ -182,7 +183,8 @@ def _principals(billed: DataFrame, span: Span) -> tuple[list[Usage], Usage]:
     named = [one for one in listed if one.name != OTHER]
     if further := whole["n"] - len(listed):
         rest = tuple(mine - sum(one.figures[place] for one in listed) for place, mine in enumerate(total.figures))
-        named.append(Usage(f"{further:,} further principals", rest, total.before - sum(one.before for one in listed)))
+        rest_before = total.before - sum(one.before for one in listed)
+        named.append(Usage(f"{further:,} further principals", rest, rest_before, is_rest=True))
     return [*named, *others], total
 
 

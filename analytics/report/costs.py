@@ -20,7 +20,7 @@ from analytics.report.prices import ITEMS, Prices
 from analytics.report.span import Span
 
 SHARED: Final = "(all connections)"
-"""In place of a principal: open connections are counted by cluster only. No name in the proxy has a space."""
+"""In place of a principal, for open connections, which are counted by cluster only."""
 SCALE: Final = 18
 """Digits after the point of exact amounts and quantities in exports."""
 
@@ -48,6 +48,11 @@ class Line:
     price: Decimal | None
     price_of: str
     cost: Decimal = Decimal(0)
+
+    @property
+    def principal(self) -> str | None:
+        """The principal whose use it is; None: of all together (a principal may be named like SHARED)."""
+        return None if self.item == "connection_hour" else self.use.principal
 
     @property
     def exact(self) -> Fraction:

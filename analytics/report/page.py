@@ -28,7 +28,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 _NOT_COUNTED = "none counted"
 _RANGES_MAX: Final = 10
 _FINDINGS_MAX: Final = 50
-_WIDE: Final = 5
+_WIDE: Final = 4
 """Columns from which on a table scrolls on a narrow screen, and says so."""
 _KINDS: Final = {"above": "far above its own use", "below": "far below its own use", "new": "new", "gone": "gone"}
 
@@ -69,7 +69,7 @@ def render_page(made: Statement) -> str:
     tables = "the tables" if made.as_of is None else f"the tables as they were at {made.as_of:%Y-%m-%d %H:%M:%S}"
     about = f"Pulsar proxy. All times are UTC. Made {_when(made.made_at)} from {tables}."
     body = [
-        f'<header><h1>{title}</h1><p class="soft">{about}</p></header>',
+        f'<header><h1>Statement, {_html_period(made.span)} UTC</h1><p class="soft">{about}</p></header>',
         _costs(made),
         _missing(made),
         _unusual(made),
@@ -101,6 +101,11 @@ def _period(span: Span) -> str:
     return f"{_when(span.start)} to {_when(span.end)}"
 
 
+def _html_period(span: Span) -> str:
+    """Return the period with dates that do not break at their hyphens."""
+    return f"<b>{_when(span.start)}</b> to <b>{_when(span.end)}</b>"
+
+
 def _costs(made: Statement) -> str:
     if not made.clusters:
         return f"<section><h2>Bill</h2>{_note('There is nothing to bill: no cluster is in the tables.')}</section>"
@@ -111,18 +116,20 @@ def _costs(made: Statement) -> str:
     rows = [[name, *_tenant_cells(lines)] for name, lines in by_tenant.items()]
     rows.append(["all tenants", *_tenant_cells(made.lines)])
     parts = [
-        f'<p class="sum"><strong>{total(made.lines):,} {currency}</strong> for {escape(_period(made.span))}</p>',
+        f'<p class="sum"><strong>{total(made.lines):,} {currency}</strong> for {_html_period(made.span)}</p>',
         _table("Costs by tenant", ["tenant", f"cost, {currency}", "principals", "without price"], rows, is_total=True),
     ]
     if unpriced := [line for line in made.lines if line.price is None]:
         items = ", ".join(sorted({ITEMS[line.item].text for line in unpriced}))
         parts.append(_note(f"{counted(len(unpriced), 'line')} of use without a price, which cost nothing: {items}."))
     if made.budgets:
-        until = made.budgets[0].until
-        head = ["tenant", "budget", f"spent to {_when(until)}", "used", "forecast", "state"]
+        head = ["tenant", "budget", "spent", "used", "forecast", "state"]
         caption = f"Budgets of {made.budgets[0].month:%Y-%m}, {currency}"
         parts.append(_table(caption, head, map(_budget_cells, made.budgets)))
-        parts.append(_note("Forecast: the month's cost if each hour to come costs as much as those so far on average."))
+        until_now = f"Spent until {_when(made.budgets[0].until)}. "
+        parts.append(
+            _note(until_now + "Forecast: the month's cost if each hour to come costs the average of those before.")
+        )
     return f"<section><h2>Bill</h2>{''.join(parts)}</section>"
 
 
@@ -131,7 +138,7 @@ def _tenants(made: Statement) -> list[str]:
 
 
 def _tenant_cells(lines: Sequence[Line]) -> list[str]:
-    principals = {(line.use.cluster, line.use.principal) for line in lines if line.use.principal != SHARED}
+    principals = {(line.use.cluster, line.principal) for line in lines if line.principal is not None}
     unpriced = counted(n, "line") if (n := sum(line.price is None for line in lines)) else ""
     return [f"{total(lines):,}", count(len(principals)), unpriced]
 
@@ -191,7 +198,7 @@ def _unusual(made: Statement) -> str:
     for cluster, one in findings[:_FINDINGS_MAX]:
         days = f"{one.first}" if one.first == one.last else f"{one.first} to {one.last}"
         factor = f"{one.used / one.usual:,.2g}" if one.used and one.usual else ""
-        own = [_KINDS[one.kind], days, amount(one.used), amount(one.usual), factor]
+        own = [_KINDS[one.kind], days, amount(one.used), amount(one.usual) if one.usual else "", factor]
         rows.append([one.principal, *([cluster] if several else []), *own])
     note = "Each day against the principal's own days of the four weeks before, work days and weekends apart."
     if len(findings) > _FINDINGS_MAX:
@@ -221,23 +228,22 @@ def _bill(cluster: Cluster, made: Statement) -> str:
     if not bill.principals:
         return f'<p class="soft">{caption}: no usage in the tables</p>'
     compared = bool(bill.before_windows)
-    costs: dict[str, Decimal] = {}
+    costs: dict[str | None, Decimal] = {}
     mine = [line for line in made.lines if line.use.cluster == cluster.name]
     for line in mine:
-        costs[line.use.principal] = costs.get(line.use.principal, Decimal(0)) + line.cost
-    costs[bill.total.name] = total(mine)
+        costs[line.principal] = costs.get(line.principal, Decimal(0)) + line.cost
     head = ["principal", *([f"cost, {made.prices.currency}", "tenant"] if made.prices else [])]
     head += ["bytes in", "bytes out", "share", "messages in", "messages out", "sessions"]
     head += ["bytes before", "change"] if compared else []
-    named = [one.name for one in bill.principals]
-    costs_left = total(line for line in mine if line.use.principal not in {*named, SHARED})
+    unlisted = total(mine) - sum(costs.get(name, 0) for name in {None, *(one.name for one in bill.principals)})
     rows = []
-    for one in [*bill.principals, bill.total]:
-        own = [f"{costs.get(one.name, costs_left if ' further ' in one.name else Decimal(0)):,}"]
-        own.append(made.prices.tenant(one.name) if made.prices and one is not bill.total else "")
-        rows.append(_usage(one, bill.total, own if made.prices else [], compared=compared))
-    if SHARED in costs:
-        rows.insert(-1, [SHARED, f"{costs[SHARED]:,}", DEFAULT, *[""] * (len(head) - 3)])
+    for one in bill.principals:
+        cost = costs.get(one.name, Decimal(0)) + (unlisted if one.is_rest else 0)
+        own = [f"{cost:,}", "" if one.is_rest else made.prices.tenant(one.name)] if made.prices else []
+        rows.append(_usage(one, bill.total, own, compared=compared))
+    if None in costs:
+        rows.append([SHARED, f"{costs[None]:,}", DEFAULT, *[""] * (len(head) - 3)])
+    rows.append(_usage(bill.total, bill.total, [f"{total(mine):,}", ""] if made.prices else [], compared=compared))
     note = "The usage tables have nothing of the time before."
     if compared:
         windows = f"{bill.before_windows} of {span.windows} {span.resolution.noun}s have usage"

@@ -10,7 +10,7 @@ from typing import Final
 from analytics.report.text import amount, html_text
 
 SERIES_MAX: Final = 8
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 260, 4, 22, 24
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 270, 4, 34, 30
 
 
 def plot_days(days: Sequence[date], use: Mapping[str, Mapping[date, int]]) -> str:
@@ -36,7 +36,7 @@ def plot_days(days: Sequence[date], use: Mapping[str, Mapping[date, int]]) -> st
                 title = f"<title>{day} {html_text(name)}: {escape(amount(values[place]))}</title>"
                 where = f'x="{_LEFT + place * step:.1f}" y="{below:.1f}" width="{step * 0.8:.1f}"'
                 bars.append(f'<rect class="s{number}" {where} height="{height:.1f}">{title}</rect>')
-    texts = [f'<text x="{_LEFT}" y="14">{escape(amount(max(heights)))} a day</text>']
+    texts = [f'<text x="{_LEFT}" y="26">{escape(amount(max(heights)))} a day</text>']
     texts += [f'<text x="{_LEFT}" y="{_HEIGHT - 6}">{days[0]}</text>']
     texts += [f'<text x="{_WIDTH}" y="{_HEIGHT - 6}" text-anchor="end">{days[-1]}</text>']
     axis = f'<path d="M{_LEFT} {_TOP}H{_WIDTH}M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH}"/>'

@@ -1,5 +1,6 @@
 """The page as text: what comes first, the bill, names of strangers, no network, no script."""
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -156,10 +157,24 @@ def test_costs_by_tenant_and_principal_and_what_has_no_price(page: str) -> None:
 
 
 def test_principals_beyond_the_list_have_the_rest_of_the_costs() -> None:
-    bill = Bill([Usage("orders", (1,) * 5, 0), Usage("2 further principals", (1,) * 5, 0)], NO_BILL.total, 0)
+    bill = Bill(
+        [Usage("orders", (1,) * 5, 0), Usage("2 further principals", (1,) * 5, 0, is_rest=True)], NO_BILL.total, 0
+    )
     made = Statement(span(3), DAY, [Cluster("east", bill)], [], None, PRICES, lines())
     texts = Parsed(render_page(made)).texts
     assert texts[texts.index("2 further principals") + 1] == "2.50"  # of all that are not listed
+
+
+def test_a_principal_named_like_the_line_of_connections_pays_its_own_use() -> None:
+    names = (SHARED, SHARED)
+    shared, own = (Use("east", name, DAY, DAY + timedelta(hours=3), {}) for name in names)
+    known = cost_lines(
+        [replace(shared, quantities={"connection_hour": 3600}), replace(own, quantities={"gib_in": 1 << 30})],
+        replace(PRICES, table={**PRICES.table, ("default", "connection_hour"): [(DAY.date(), Decimal(7))]}),
+    )
+    bill = Bill([Usage(SHARED, (1,) * 5, 0)], NO_BILL.total, 0)
+    texts = Parsed(render_page(Statement(span(3), DAY, [Cluster("east", bill)], [], None, PRICES, known))).texts
+    assert [texts[place + 1] for place, text in enumerate(texts) if text == SHARED] == ["0.50", "7.00"]
 
 
 def test_a_plot_has_at_most_eight_series_and_wide_tables_say_that_they_scroll(page: str) -> None:
