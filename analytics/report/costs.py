@@ -74,7 +74,7 @@ class BudgetState:
     def forecast(self) -> Decimal:
         """The month's cost, if the rest of it is as its part until now."""
         whole, elapsed = next_month(self.month) - self.month, self.until - self.month
-        longer = Fraction(int(whole.total_seconds()), int(elapsed.total_seconds()))
+        longer = Fraction(int(whole.total_seconds()), max(1, int(elapsed.total_seconds())))
         return to_decimal(Fraction(self.spent) * longer, -int(self.spent.as_tuple().exponent))
 
 

@@ -21,11 +21,10 @@ _HISTORY_DAYS_MIN: Final = 7
 _SAME_KIND_MIN: Final = 4
 _FLOOR_BYTES: Final = float(1 << 20)
 """Less than this a day counts as this: a factor between two small numbers is no news."""
-_SPREAD_MIN: Final = 0.15
-"""The least spread of logarithms: a principal with the same use each day is not unusual at some percent more."""
 _MAD_TO_SIGMA: Final = 1.4826
 _SPREADS: Final = 3.5
 _FACTOR_MIN: Final = 3.5
+"""A principal with the same use each day is not unusual at some percent more."""
 _GONE_DAYS_MIN: Final = 2
 _SATURDAY: Final = 5
 
@@ -91,7 +90,7 @@ def _compare(day: date, history: Sequence[date], use: Mapping[date, int]) -> tup
         return None
     middle = median(alike)
     rests = [abs(one - median(kind)) for kind in kinds if len(kind) >= _SAME_KIND_MIN for one in kind]
-    spread = max(_SPREAD_MIN, _MAD_TO_SIGMA * median(rests))
+    spread = _MAD_TO_SIGMA * median(rests)
     distance = _log(use, day) - middle
     if abs(distance) < max(_SPREADS * spread, log(_FACTOR_MIN)):
         return None

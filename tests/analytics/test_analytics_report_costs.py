@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -121,7 +122,7 @@ def test_a_file_that_is_too_long_or_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     for content in (b"#" * (1 << 20) + b"#", b"\xff", b"a = " + b"[" * 100_000):
         path.write_bytes(content)
-        with pytest.raises(BadPrices):
+        with pytest.raises(BadPrices, match="longer than" if content.startswith(b"#") else "prices.toml"):
             read_prices(path)
 
 
@@ -149,6 +150,8 @@ def test_a_budgets_state_and_forecast() -> None:
     default, payments = sorted(budget_states(lines(), prices(), NOVEMBER, until), key=lambda one: one.tenant)
     assert (payments.spent, payments.forecast) == (Decimal("9.00"), Decimal("18.00"))
     assert default.spent == total(line for line in lines() if line.tenant == "default")
+    at_once = replace(payments, until=NOVEMBER + timedelta(milliseconds=1), spent=Decimal("0.00"))
+    assert at_once.forecast == 0
     assert next_month(datetime(2026, 12, 31, 23, tzinfo=UTC)) == datetime(2027, 1, 1, tzinfo=UTC)
 
 
