@@ -24,7 +24,7 @@ COMMANDS = {
     "compact": ("analytics.commands.upkeep:compact", "Make few large files of many small ones."),
     "expire": ("analytics.commands.upkeep:expire", "Delete what is older than its retention."),
     "import-tables": ("analytics.commands.sources:import_tables", "Copy tables from before Delta tables."),
-    "report": ("analytics.commands.sums:report", "Write a page with the bill of a period."),
+    "report": ("analytics.commands.sums:report", "Write the statement of a period: use, costs, what is unusual."),
 }
 """Name → module and function of the command, and its text in `--help`, which needs no import."""
 

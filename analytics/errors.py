@@ -1,10 +1,11 @@
 """The analytics' errors. ConfigError, which the proxy raises too, is in proxy.common.errors.
 
-AnalyticsError: BadOption, BadSpan, CannotReopen, DecodeError, HistogramError, Incompatible, LockTimeoutError,
-    LostSegments, NotCommittedError, QueryFailed, SpoolError, TablesError, TooManyHours, UnsupportedError
+AnalyticsError: BadOption, BadPrices, BadSpan, CannotReopen, DecodeError, HistogramError, Incompatible,
+    LockTimeoutError, LostSegments, NotCommittedError, QueryFailed, SpoolError, TablesError, TooManyHours,
+    UnsupportedError
 DecodeError: BoundError, TooLargeError
 SpoolError: SpoolFullError
-TablesError: ChangedMeanwhile, NoTables, OtherFormat
+TablesError: BilledTwice, ChangedMeanwhile, NoTables, OtherFormat
 """
 
 

@@ -14,6 +14,7 @@ import click
 
 from analytics.jobs.defaults import KEEP_SPOOL_FOREVER, KEEP_SPOOL_HOURS, LATENESS_HOURS, SILENT_HOURS
 from analytics.jobs.progress import heartbeats
+from analytics.report.prices import BadPrices, Prices, read_prices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +68,22 @@ jobs_option: Final = click.option(
     metavar="NAME",
     help="Scrape jobs (label `job`) whose counters are billed; may be repeated. "
     "Default: proxy, pulsar-proxy and pulsar-trio-proxy.",
+)
+
+
+def _read_prices(_context: click.Context, _option: click.Parameter, path: Path | None) -> Prices | None:
+    try:
+        return None if path is None else read_prices(path)
+    except BadPrices as error:
+        raise click.BadParameter(str(error)) from error
+
+
+prices_option: Final = click.option(
+    "--prices",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_read_prices,
+    metavar="FILE",
+    help="Prices, tenants and budgets (TOML): the page has costs then.",
 )
 
 

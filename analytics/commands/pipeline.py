@@ -22,6 +22,7 @@ from analytics.commands.command_line import (
     keep_spool_option,
     lateness_option,
     number_option,
+    prices_option,
     replica_option,
     silent_option,
     spool_option,
@@ -31,6 +32,7 @@ from analytics.commands.upkeep import parse_retention
 from analytics.jobs.defaults import KEEP_SPOOL_HOURS, LATENESS_HOURS, PARTITIONS_MAX, SILENT_HOURS
 from analytics.jobs.progress import CONSOLE, Progress, Step, bar, heartbeats, starting
 from analytics.jobs.quiet import verbose_option
+from analytics.report.prices import Prices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +55,7 @@ class Pipeline:
     keep_spool_hours: int = KEEP_SPOOL_HOURS
     compact_limit: int = PARTITIONS_MAX
     report: str | None = None
+    prices: Prices | None = None
 
     def steps(self, *, with_upkeep: bool) -> dict[str, Callable[[SparkSession], object]]:
         """Return the steps of one turn by their names, in order: bills come before upkeep."""
@@ -85,13 +88,14 @@ class Pipeline:
 
     def _report(self, spark: SparkSession) -> None:
         from analytics.jobs import report
+        from analytics.report.page import render_page
         from analytics.report.span import candidates
 
         assert self.report is not None
         now = datetime.now(UTC)
         spans = candidates(now - REPORT_LAST, now, now)
-        text = report.run(spark, self.root, spans, (), made_at=now, jobs=self.jobs)
-        report.write_page(spark, self.report, text)
+        made = report.run(spark, self.root, spans, (), made_at=now, jobs=self.jobs, prices=self.prices)
+        report.write_file(spark, self.report, render_page(made).encode())
 
     def _compact(self, spark: SparkSession) -> None:
         from analytics.jobs import compact
@@ -173,6 +177,7 @@ def run(pipeline: Pipeline, follow_s: float | None, *, turns: int | None = None)
 )
 @click.option("--once", is_flag=True, help="Run all steps once, as without --follow.")
 @click.option("--report", metavar="FILE", help="Also write the page about the last 24 hours.")
+@prices_option
 @click.option("--keep", multiple=True, metavar="TABLE=DAYS", help="Retention of a table, as expire takes it.")
 @keep_spool_option
 @number_option("--compact-limit", click.IntRange(min=1), PARTITIONS_MAX, "Partitions that one turn compacts, at most.")
@@ -187,6 +192,7 @@ def pipeline(  # noqa: PLR0917 -- click's manner
     follow_s: float | None,
     once: bool,  # noqa: FBT001
     report: str | None,
+    prices: Prices | None,
     keep: tuple[str, ...],
     keep_spool_hours: int,
     compact_limit: int,
@@ -212,6 +218,7 @@ def pipeline(  # noqa: PLR0917 -- click's manner
             keep_spool_hours,
             compact_limit,
             report,
+            prices,
         ),
         follow_s,
     )

@@ -12,11 +12,13 @@ from analytics.commands.command_line import (
     jobs_option,
     lateness_option,
     number_option,
+    prices_option,
     silent_option,
     tables_option,
 )
 from analytics.jobs.defaults import HOURS_PER_CHANGE, LOOKBACK_DAYS, REPORT_LAST
 from analytics.jobs.quiet import verbose_option
+from analytics.report.prices import Prices
 from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 
@@ -95,6 +97,11 @@ def usage(  # noqa: PLR0917 -- click's manner
 @click.option("--start", type=click.DateTime(), help="UTC, included.")
 @click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
 @click.option("--as-of", type=click.DateTime(), help="Read the tables as they were at this time (UTC).")
+@prices_option
+@click.option(
+    "--lines", "lines", metavar="FILE", help="Also write the lines of the bill, as .csv or .parquet. Needs --prices."
+)
+@click.option("--focus", metavar="FILE", help="The same lines in FOCUS 1.3's columns, as .csv or .parquet.")
 @jobs_option
 @verbose_option
 def report(  # noqa: PLR0917 -- click's manner
@@ -105,22 +112,38 @@ def report(  # noqa: PLR0917 -- click's manner
     start: datetime | None,
     end: datetime | None,
     as_of: datetime | None,
+    prices: Prices | None,
+    lines: str | None,
+    focus: str | None,
     jobs: tuple[str, ...],
 ) -> None:
-    """Write a page with the bill of a period."""
+    """Write the statement of a period: use, costs, what is unusual."""
     made_at = datetime.now(UTC)
     as_of = as_of.replace(tzinfo=UTC) if as_of else None
     spans = _spans(last, start, end, as_of or made_at)
     check_output("--output", output)
+    for option, path in (("--lines", lines), ("--focus", focus)):
+        if path is not None:
+            if prices is None or not path.endswith((".csv", ".parquet")):
+                raise click.UsageError(f"{option}: a file that ends in .csv or .parquet, with --prices")
+            check_output(option, path)
     from analytics.jobs import report
+    from analytics.report import exports
+    from analytics.report.page import render_page
 
     with job_session("report") as session:
-        text = report.run(session, root, spans, names, made_at=made_at, as_of=as_of, jobs=jobs)
-        try:
-            report.write_page(session, output, text)
-        except OSError as error:
-            raise click.ClickException(f"cannot write {output}: {error}") from error
-    click.echo(f"{output}: {len(text) / 1e3:.0f} kB", err=True)
+        made = report.run(session, root, spans, names, made_at=made_at, as_of=as_of, jobs=jobs, prices=prices)
+        written = {output: render_page(made).encode()}
+        for path, columns in ((lines, exports.LINES), (focus, exports.FOCUS)):
+            if path is not None and prices is not None:
+                written[path] = exports.export(made.lines, prices, columns, parquet=path.endswith(".parquet"))
+        for path, content in written.items():
+            try:
+                report.write_file(session, path, content)
+            except OSError as error:
+                raise click.ClickException(f"cannot write {path}: {error}") from error
+    for path, content in written.items():
+        click.echo(f"{path}: {len(content) / 1e3:.0f} kB", err=True)
 
 
 def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:

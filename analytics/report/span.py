@@ -24,13 +24,12 @@ class Resolution:
     noun: str
     width: timedelta
     rollup: str
-    histograms: str
     usage: str
 
 
 RESOLUTIONS: Final = (
-    Resolution("hour", timedelta(hours=1), "rollup_1h", "histograms_1h", "usage_hourly"),
-    Resolution("day", timedelta(days=1), "rollup_1d", "histograms_1d", "usage_daily"),
+    Resolution("hour", timedelta(hours=1), "rollup_1h", "usage_hourly"),
+    Resolution("day", timedelta(days=1), "rollup_1d", "usage_daily"),
 )
 
 

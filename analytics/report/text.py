@@ -50,11 +50,6 @@ def counted(value: float, noun: str) -> str:
     return f"{value:,.0f} {noun}" if round(value) == 1 else f"{value:,.0f} {noun}s"
 
 
-def seconds(value: float) -> str:
-    """Format seconds as `12.3 ms` or `1.50 s`."""
-    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
 def share(value: float) -> str:
     """Format a share as `99.95 %`, rounded down, so that only 1 is 100 %, and only 0 is 0 %."""
     if 0 < value < _SHARE_MIN:

@@ -60,14 +60,14 @@ def _s3_options(settings: Any) -> dict[str, str]:
     return found
 
 
-def write_text(spark: SparkSession, url: str, text: str) -> None:
-    """Write a text file (UTF-8) to a place that Spark reaches, replacing an existing one. Raises TablesError."""
+def write_text(spark: SparkSession, url: str, text: str | bytes) -> None:
+    """Write a file (text as UTF-8) to a place that Spark reaches, replacing an existing one. Raises TablesError."""
     session: Any = spark
     try:
         path = session._jvm.org.apache.hadoop.fs.Path(url)  # noqa: SLF001
         stream = path.getFileSystem(session._jsc.hadoopConfiguration()).create(path, True)  # noqa: SLF001
         try:
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(text.encode() if isinstance(text, str) else text))
         finally:
             stream.close()
     except Py4JJavaError as error:

@@ -44,6 +44,7 @@ def _metrics(cluster: str) -> list[Metric]:
                 rows.append(("pulsar_proxy_principal_messages_total", own, 2.0))
         rows.append(("pulsar_proxy_active_connections", forwarder, 7.0))
         rows.append(("pulsar_proxy_ended_connections_total", forwarder | {"cause": HOSTILE}, 1.0))
+        rows.append(("pulsar_proxy_reauthentication_failure_total", forwarder | {"method": HOSTILE}, 0.5))
     answers = lookup | {"request": "lookup"}
     for bound, by in zip(BOUNDS, (0.0, 90.0, 100.0, 100.0), strict=True):
         rows.append(("pulsar_proxy_lookup_seconds_bucket", answers | {"le": bound}, by))

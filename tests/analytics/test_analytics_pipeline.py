@@ -19,7 +19,8 @@ from analytics.commands.pipeline import Pipeline
 from analytics.jobs import report, rollup, usage
 from analytics.jobs.defaults import KEEP_DAYS, KEEP_FOREVER
 from analytics.jobs.progress import Console, starting
-from analytics.report.figures import ACTIVE, BROKER_UP, COUNTERS, REQUEST_BUCKET
+from analytics.report import page
+from analytics.report.failures import ACTIVE, BROKER_UP, COUNTERS
 from analytics.tables.errors import TablesError
 from analytics.tables.store import Tables
 from analytics.transforms.usage import TOTAL_MAX
@@ -70,9 +71,7 @@ def test_a_run_makes_a_bill_a_page_and_the_upkeep_whatever_a_sender_sends(
     for value in (1.7e308, math.inf, -math.inf, math.nan):
         for worker in ("0", "1"):
             more = {"job": "proxy", "cluster": "c", "worker": f"{worker}{value}", "le": "1.0"}
-            series += [
-                (labels(metric, **more), (0.0, value)) for metric in (*COUNTERS, ACTIVE, BROKER_UP, REQUEST_BUCKET)
-            ]
+            series += [(labels(metric, **more), (0.0, value)) for metric in (*COUNTERS, ACTIVE, BROKER_UP)]
     series.append((BYTES, (100.0, 200.0, 300.0)))
     points = [(names, now_ms + at * 60_000, value) for names, values in series for at, value in enumerate(values)]
     files = SpoolFiles(tmp_path / "spool")
@@ -92,16 +91,17 @@ def test_a_run_makes_a_bill_a_page_and_the_upkeep_whatever_a_sender_sends(
     assert {bill[name] for name in mallory} == {TOTAL_MAX}
     # The others' samples may be in two hours, one of which is set aside.
     assert all(0 <= bill.get(f"p{number}", 0) <= 300 for number in range(len(no_counts)))
-    page = Path(tmp_path / "page.html").read_text()
-    assert page.startswith("<!DOCTYPE html>")
-    assert "alice" in page
+    text = Path(tmp_path / "page.html").read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "alice" in text
 
 
 def test_the_scrape_jobs_named_are_those_of_bill_and_report(made: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[tuple[str, ...]] = []
     monkeypatch.setattr(usage, "run", lambda _spark, _root, options: named.append(options.jobs))
     monkeypatch.setattr(report, "run", lambda *_arguments, jobs, **_options: named.append(jobs))
-    monkeypatch.setattr(report, "write_page", lambda *_arguments: None)
+    monkeypatch.setattr(page, "render_page", lambda _made: "")
+    monkeypatch.setattr(report, "write_file", lambda *_arguments: None)
     steps = replace(made, jobs=("mine",)).steps(with_upkeep=False)
     for name in ("usage", "report"):
         steps[name](cast("SparkSession", None))

@@ -1,7 +1,10 @@
 """The report's bill after the real jobs: it is what the usage tables have, and says what they do not have."""
 
+import csv
+import io
 import time
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,9 @@ from pyspark.sql import SparkSession
 from analytics.cli import main
 from analytics.jobs import rollup, usage
 from analytics.report import bill
-from analytics.report.bill import Bill, collect_bill
+from analytics.report.bill import Bill, BilledTwice, collect_bill, collect_days, collect_use, missing_windows
 from analytics.tables.errors import TablesError
+from analytics.tables.schemas import USAGE
 from analytics.tables.store import Tables
 from tests.analytics.counter_model import Sample
 from tests.analytics.report_data import span
@@ -119,6 +123,71 @@ def test_hours_that_are_not_summed_yet_are_told(spark: SparkSession, root: Path,
     assert billed(tables, 6).missing_windows == 1
     others = collect_bill(tables, tables.read("series"), "c", span(6), jobs=("another",))
     assert others.missing_windows == 0  # none of its hours will be in the bill
+
+
+def test_use_by_charge_period_and_a_row_that_is_there_twice(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables.open(spark, str(tmp_path))
+    rows = [("c", "alice", DAY + timedelta(hours=hour), 10, 1, 3, 4, 1, True, "1h", DAY.date()) for hour in range(4)]
+    append_usage(spark, tables, rows)
+    middle, end = DAY + timedelta(hours=3), DAY + timedelta(hours=4)
+    periods = [(DAY, middle), (middle, end)]
+    found = sorted(collect_use(tables, "c", periods, span(4)), key=lambda one: one.start)
+    assert [one.quantities for one in found] == [
+        {"gib_in": 10 * n, "gib_out": n, "million_messages": 7 * n} for n in (3, 1)
+    ]
+    append_usage(spark, tables, rows[:1])
+    with pytest.raises(BilledTwice, match="1 rows twice"):
+        collect_use(tables, "c", periods, span(4))
+
+
+def append_usage(
+    spark: SparkSession, tables: Tables, rows: list[tuple[object, ...]], view: str = "usage_hourly"
+) -> None:
+    with tables.change("usage") as change:
+        change.append(change.write(view, spark.createDataFrame(rows, USAGE)))
+
+
+def test_days_without_most_of_their_hours_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables.open(spark, str(tmp_path))
+    days = [DAY + timedelta(days=place) for place in range(3)]
+    whole = [("c", "a", day, 10, 1, 0, 0, 1, True, "1d", day.date()) for day in days]
+    hours = [("c", "a", days[1] + timedelta(hours=n), 1, 0, 0, 0, 0, True, "1h", days[1].date()) for n in range(20)]
+    hours += [("c", "a", days[2] + timedelta(hours=n), 1, 0, 0, 0, 0, True, "1h", days[2].date()) for n in range(19)]
+    append_usage(spark, tables, whole, "usage_daily")
+    append_usage(spark, tables, hours)
+    found, use = collect_days(tables, "c", span(72))
+    assert found == [day.date() for day in days[:2]]  # of the first the hours have expired
+    assert use["a"][DAY.date()] == 11
+
+
+def test_missing_hours_are_ranges_and_only_of_the_past() -> None:
+    known = {DAY + timedelta(hours=hour) for hour in (0, 3)}
+    found = missing_windows(known, span(6), DAY + timedelta(hours=5, minutes=30))
+    assert found == [(DAY + timedelta(hours=start), DAY + timedelta(hours=end)) for start, end in ((1, 3), (4, 5))]
+
+
+def test_the_files_are_the_same_each_time_and_add_up(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        'currency = "EUR"\ndecimals = 6\n[[price]]\nfrom = 2026-11-01\ngib_in = 1000\n[budgets]\ndefault = 1\n'
+    )
+    arguments = ["--tables", str(root), "--start", "2026-11-20", "--end", "2026-11-20T04:00:00", "--cluster", "c"]
+    made = []
+    for name in ("one", "two"):
+        paths = [tmp_path / f"{name}.html", tmp_path / f"{name}.csv", tmp_path / f"{name}.parquet"]
+        options = [
+            part for pair in zip(("--output", "--lines", "--focus"), map(str, paths), strict=True) for part in pair
+        ]
+        done = CliRunner().invoke(main, ["report", *arguments, "--prices", str(prices), *options])
+        assert done.exit_code == 0, done.output
+        made.append([path.read_bytes() for path in paths])
+    assert made[0][1:] == made[1][1:]
+    rows = list(csv.DictReader(io.StringIO(made[0][1].decode())))
+    found = billed(Tables.open(spark, str(root)), 4)
+    assert sum(int(row["quantity"]) for row in rows) == sum(found.total.figures[:4])
+    cost = sum(Decimal(row["cost"]) for row in rows)
+    assert cost == round(Decimal(found.total.figures[0]) * 1000 / (1 << 30), 6)
+    assert f"{cost} EUR" in Parsed(made[0][0].decode()).texts
 
 
 def test_a_time_before_the_history_is_refused(spark: SparkSession, root: Path) -> None:

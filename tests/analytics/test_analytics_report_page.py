@@ -1,16 +1,19 @@
 """The page as text: what comes first, the bill, names of strangers, no network, no script."""
 
+from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from html.parser import HTMLParser
 
 import pytest
 
-from analytics.report import figures
 from analytics.report.bill import Bill, Usage
-from analytics.report.figures import Figures
-from analytics.report.page import Report, render_page
-from analytics.report.summary import Cluster, headline, missing, summary, troubles
-from analytics.report.text import NAME_CHARS_MAX, amount, display_name, html_text, seconds, share
+from analytics.report.costs import SHARED, Line, Use, budget_states, cost_lines
+from analytics.report.failures import Failures
+from analytics.report.page import Cluster, Statement, missing, render_page
+from analytics.report.prices import Prices
+from analytics.report.text import NAME_CHARS_MAX, amount, display_name, html_text, share
+from analytics.report.unusual import Finding
 from tests.analytics.report_data import span
 from tests.analytics.transforms_data import DAY
 
@@ -48,30 +51,41 @@ class Parsed(HTMLParser):
 
 
 def busy() -> Cluster:
-    growth = {
-        (figures.BYTES, "to_broker"): 1536.0,
-        (figures.BYTES, ""): 1.0,
-        (figures.ENDED, "defect"): 1.0,
-        (figures.ENDED, ""): 7.0,
-        (figures.REJECTED, ""): 2.0,
-        (figures.ANSWERS, "none"): 90.0,
-        (figures.ANSWERS, ""): 10.0,
-        (figures.AUTH_SUCCESS, ""): 5.0,
-        (figures.EXPIRED_KILLED, ""): 0.0,
-    }
-    buckets = {1.0: 80.0, 2.0: 15.0, float("inf"): 5.0}
-    brokers = [("broker-1.example:6651", 0.958), (HOSTILE_NAMES[0], 0.999)]
-    found = Figures(growth, 2, DAY + timedelta(hours=1), 15.0, 20.0, buckets, 0.9, brokers)
     named = [Usage(name, (1000 - place, 12_345_678, 1, 2, 3), 0) for place, name in enumerate(HOSTILE_NAMES)]
-    one = Usage("orders", (500, 500, 0, 0, 0), 800)
-    total = Usage("all principals", (5000, 50_000_000, 4, 8, 12), 800)
+    named += [Usage("orders", (500, 500, 0, 0, 0), 800), Usage("left", (0, 0, 0, 0, 0), 700)]
+    total = Usage("all principals", (5000, 50_000_000, 4, 8, 12), 1500)
     counts = {"open_windows": 2, "missing_windows": 1, "late_samples": 17, "without_start": 3}
-    return Cluster("east", found, Bill([*named, one, Usage("other", (1, 1, 0, 0, 0), 0)], total, 1, **counts))
+    bill = Bill([*named, Usage("other", (1, 1, 0, 0, 0), 0)], total, 1, **counts)
+    failures = Failures(
+        [("relays not opened", HOSTILE_NAMES[0], 1234, 5)], [("broker-1.example:6651", 0.958, None), ("b2", None, 1.0)]
+    )
+    days = [DAY.date() + timedelta(days=place) for place in range(3)]
+    daily = {f"p{number}": dict.fromkeys(days, number << 30) for number in range(1, 12)}
+    daily[HOSTILE_NAMES[0]] = dict.fromkeys(days, 99 << 30)
+    finding = Finding(HOSTILE_NAMES[0], "above", days[0], days[1], 99 << 30, 3 << 30)
+    return Cluster("east", bill, failures, [(DAY, DAY + timedelta(hours=1))], days, daily, [finding])
+
+
+PRICES = Prices(
+    "EUR",
+    table={("default", "gib_in"): [(DAY.date(), Decimal("0.5"))]},
+    tenants=[("ord*", "shop"), ("<*", "<b>tenant</b>")],
+    budgets={"shop": Decimal(10)},
+)
+
+
+def lines() -> list[Line]:
+    names = [("orders", 21 << 30), (HOSTILE_NAMES[0], 3 << 30), ("further-1", 1 << 30), ("further-2", 1 << 30)]
+    end = DAY + timedelta(hours=3)
+    use = [Use("east", name, DAY, end, {"gib_in": size, "gib_out": 7}) for name, size in names]
+    return cost_lines([*use, Use("east", SHARED, DAY, end, {"connection_hour": 60})], PRICES)
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render_page(Report(span(3), DAY, [busy(), Cluster("west", Figures(), NO_BILL)], ["See `usage`."], DAY))
+    clusters = [busy(), Cluster("west", NO_BILL)]
+    budgets = budget_states(lines(), PRICES, DAY.replace(day=1), DAY)
+    return render_page(Statement(span(3), DAY, clusters, ["See `usage`."], DAY, PRICES, lines(), budgets))
 
 
 def test_names_of_strangers_are_text_bounded_and_visible(page: str) -> None:
@@ -107,14 +121,81 @@ def test_the_page_asks_the_network_for_nothing_and_runs_nothing(page: str) -> No
     assert "script" not in policy
 
 
-def test_events_come_first_then_gaps_then_the_bill(page: str) -> None:
+def test_the_bill_comes_first_then_what_is_missing_and_unusual(page: str) -> None:
     text = Parsed(page).text
-    order = ["as they were at 2026-11-20 00:00:00", "In 3 hours: ", "To look at: ", "What is missing", "Cluster east"]
-    assert "counts from the first scrape of each counter on, the bill from the first byte on" in text
-    places = [text.index(one) for one in [*order, "Bill, 2026-11-20 00:00 to 2026-11-20 03:00", "Summary"]]
+    order = ["as they were at 2026-11-20 00:00:00", "13.00 EUR", "Costs by tenant", "Budgets of 2026-11"]
+    order += [
+        "What is missing",
+        "Unusual use",
+        "Cluster east",
+        "Bytes in and out by day",
+        "Use by principal, 2026-11-20",
+    ]
+    order += [
+        "Failures by cause",
+        "Failures by broker",
+        "Cluster west",
+        "no usage in the tables",
+        "Prices that were used",
+    ]
+    places = [text.index(one) for one in order]
     assert places == sorted(places)
-    assert "The tables do not show if anything failed." in text  # of west
-    assert "no usage in the tables" in text
+
+
+def test_costs_by_tenant_and_principal_and_what_has_no_price(page: str) -> None:
+    texts = Parsed(page).texts
+    place = texts.index("all tenants")
+    assert texts[place + 1 : place + 4] == ["13.00", "4", "5 lines"]
+    assert (
+        "5 lines of use without a price, which cost nothing: Data from brokers to clients, Open connections." in texts
+    )
+    place = texts.index("orders")
+    assert texts[place + 1 : place + 3] == ["10.50", "shop"]
+    place = texts.index("Budgets of 2026-11, EUR")
+    place = texts.index("shop", place)
+    assert texts[place : place + 6] == ["shop", "10", "10.50", "105 %", "16.58", "exceeded"]
+
+
+def test_principals_beyond_the_list_have_the_rest_of_the_costs() -> None:
+    bill = Bill(
+        [Usage("orders", (1,) * 5, 0), Usage("2 further principals", (1,) * 5, 0, is_rest=True)], NO_BILL.total, 0
+    )
+    made = Statement(span(3), DAY, [Cluster("east", bill)], [], None, PRICES, lines())
+    texts = Parsed(render_page(made)).texts
+    assert texts[texts.index("2 further principals") + 1] == "2.50"  # of all that are not listed
+
+
+def test_a_principal_named_like_the_line_of_connections_pays_its_own_use() -> None:
+    names = (SHARED, SHARED)
+    shared, own = (Use("east", name, DAY, DAY + timedelta(hours=3), {}) for name in names)
+    known = cost_lines(
+        [replace(shared, quantities={"connection_hour": 3600}), replace(own, quantities={"gib_in": 1 << 30})],
+        replace(PRICES, table={**PRICES.table, ("default", "connection_hour"): [(DAY.date(), Decimal(7))]}),
+    )
+    bill = Bill([Usage(SHARED, (1,) * 5, 0)], NO_BILL.total, 0)
+    texts = Parsed(render_page(Statement(span(3), DAY, [Cluster("east", bill)], [], None, PRICES, known))).texts
+    assert [texts[place + 1] for place, text in enumerate(texts) if text == SHARED] == ["0.50", "7.00"]
+
+
+def test_a_plot_has_at_most_eight_series_and_wide_tables_say_that_they_scroll(page: str) -> None:
+    parsed = Parsed(page)
+    legend = [own["class"] for tag, own in parsed.tags if tag == "i"]
+    assert legend == [f"s{number}" for number in range(8)]
+    assert "5 further principals" in parsed.texts
+    assert parsed.texts.count("more columns: scroll →") >= 3
+    assert all(own.get("tabindex") == "0" for tag, own in parsed.tags if own.get("class") == "scroll")
+
+
+def test_failures_and_unusual_use(page: str) -> None:
+    texts = Parsed(page).texts
+    place = texts.index("relays not opened")
+    assert texts[place : place + 4] == ["relays not opened", HOSTILE_NAMES[0], "1,234", "5"]
+    place = texts.index("broker-1.example:6651")
+    assert texts[place + 1] == "4.2 %"
+    place = texts.index("far above its own use")
+    assert texts[place : place + 5] == [
+        "far above its own use", "2026-11-20 to 2026-11-21", "99.0 GiB", "3.0 GiB", "33"
+    ]  # fmt: skip
 
 
 def test_the_bill_is_exact_and_compared_with_the_time_before(page: str) -> None:
@@ -122,7 +203,9 @@ def test_the_bill_is_exact_and_compared_with_the_time_before(page: str) -> None:
     assert texts.count("12,345,678") == len(HOSTILE_NAMES)
     assert "50,000,000" in texts
     place = texts.index("orders")
-    assert texts[place : place + 9] == ["orders", "500", "500", "below 0.01 %", "0", "0", "0", "800", "+25.0 %"]
+    assert texts[place + 3 : place + 11] == ["500", "500", "below 0.01 %", "0", "0", "0", "800", "+25.0 %"]
+    assert texts[texts.index("left") + 10] == "gone"
+    assert texts[texts.index(HOSTILE_NAMES[0], texts.index("change")) + 10] == "new"
     assert "other (all that the proxy does not count by name)" in texts
     assert "Before: 2026-11-19 21:00 to 2026-11-20 00:00; 1 of 3 hours have usage." in texts
 
@@ -131,60 +214,29 @@ def test_where_no_message_was_counted_the_bill_says_so() -> None:
     alice = Usage("alice", (5, 7, 0, 0, 1), 0)
     for messages, said in ((0, "none counted"), (3, "0")):
         bill = Bill([alice], Usage("all principals", (5, 7, messages, 0, 1), 0))
-        texts = Parsed(render_page(Report(span(3), DAY, [Cluster("east", Figures(), bill)], []))).texts
+        texts = Parsed(render_page(Statement(span(3), DAY, [Cluster("east", bill)], []))).texts
         place = texts.index("alice")
         assert texts[place : place + 7] == ["alice", "5", "7", "100 %", said, said, "1"]
         assert any("No message was counted" in text for text in texts) is (messages == 0)
 
 
-def test_the_headline_and_the_failures() -> None:
-    assert headline(busy(), span(3)) == (
-        "In 3 hours: 1.5 KiB to brokers and 0 B to clients; 20 connections open in the busiest hour; "
-        "100 requests, 99 % within 2 s."
-    )
-    assert troubles(busy()) == [
-        "1 connection ended by a defect of the proxy",
-        "2 connections rejected",
-        "2 brokers not up all the time",
-        "10 % of requests answered with an error",
-    ]
-    nothing = Cluster("c", Figures(), NO_BILL)
-    assert (headline(nothing, span(1)), troubles(nothing)) == ("No sample of this cluster in 1 hour.", None)
-    idle = Cluster("c", Figures({(figures.ENDED, ""): 1.0}, 1), NO_BILL)
-    assert (headline(idle, span(1)), troubles(idle)) == ("In 1 hour nothing was relayed.", [])
-
-
-def test_nothing_is_not_zero_but_for_a_label_whose_siblings_exist() -> None:
-    """Prometheus' client shows a labelled counter from its first count on."""
-    assert set(summary(Cluster("c", Figures(), NO_BILL), span(1)).values()) == {"no data", "0 of 1"}
-    found = summary(busy(), span(3))
-    assert (found["Bytes to brokers, all connections"], found["Bytes to clients, all connections"]) == (
-        "1.5 KiB",
-        "0 B",
-    )
-    assert (found["Authentications that failed"], found["Re-authentications that failed"]) == ("0", "0")
-    assert (found["Workers restarted"], found["… with an error"]) == ("no data", "10 (10 %)")
-    assert (found["Time of a request, 50 % within"], found["Brokers up, share of the time"]) == ("625 ms", "90 %")
-
-
 def test_gaps_are_said() -> None:
     told = missing(busy(), span(3))
     starts = (
-        "1 of 3 hours have no sample",
+        "1 hour of 3 without any sample: 2026-11-20 00:00 to 2026-11-20 01:00.",
         "2 hours of the bill",
         "1 hour of usage",
         "17 samples came",
         "Of 3 counters",
     )
     assert [text.startswith(start) for text, start in zip(told, starts, strict=True)] == [True] * 5
-    assert missing(Cluster("c", Figures(), NO_BILL), span(1)) == []
+    assert missing(Cluster("c", NO_BILL), span(1)) == []
 
 
 def test_units() -> None:
     assert [amount(value) for value in (0, 1023, 1536, 5 * 1024**3, 1024**6)] == [
         "0 B", "1,023 B", "1.5 KiB", "5.0 GiB", "1,024.0 PiB"
     ]  # fmt: skip
-    assert [seconds(value) for value in (0.0005, 0.0123, 1.5)] == ["0.5 ms", "12.3 ms", "1.5 s"]
     assert [share(value) for value in (1.0, 0.99999, 0.5, 0.00001, 0.0)] == [
         "100 %", "99.99 %", "50 %", "below 0.01 %", "0 %"
     ]  # fmt: skip

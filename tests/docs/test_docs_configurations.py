@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from local.tokens import make_token
 
 from analytics.receiver.config import load_config as load_receiver_config
+from analytics.report.prices import read_prices
 from auth.providers.scram import credential_line
 from proxy.cli import main
 from proxy.config.load import load_config
@@ -42,7 +43,8 @@ def _named(found: list[Block]) -> Any:
     return pytest.mark.parametrize("block", found, ids=[block.where for block in found])
 
 
-PROXY_BLOCKS = [block for block in _of("toml") if block.page != RECEIVER_PAGE]
+PRICE_BLOCKS = [block for block in _of("toml") if "[[price]]" in block.text]
+PROXY_BLOCKS = [block for block in _of("toml") if block.page != RECEIVER_PAGE and block not in PRICE_BLOCKS]
 RECEIVER_BLOCKS = [block for block in _of("toml") if block.page == RECEIVER_PAGE]
 
 
@@ -189,3 +191,10 @@ def test_there_are_such_blocks() -> None:
     assert len(PROXY_BLOCKS) > 10
     assert RECEIVER_BLOCKS
     assert len(_of("yaml")) > 3
+
+
+@_named(PRICE_BLOCKS)
+def test_prices_are_read(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(block.text)
+    assert read_prices(path).tenants

@@ -1,6 +1,5 @@
 """From the tables to the page, through the command: the figures are those that went in."""
 
-import math
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from analytics.cli import main
 from analytics.jobs import report
-from analytics.report import figures
-from analytics.report.figures import Figures, collect_figures, list_clusters
+from analytics.report.failures import ACTIVE, Failures, collect_connections, collect_failures, list_clusters
+from analytics.report.page import render_page
 from analytics.report.span import HOURS_MAX, BadSpan, candidates, parse_last
 from analytics.tables.schemas import ROLLUP, SERIES, VIEWS
 from analytics.tables.store import Tables
@@ -26,11 +25,6 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
     return make_tables(spark, tmp_path_factory.mktemp("report"))
 
 
-@pytest.fixture(scope="module")
-def east(tables: Tables) -> Figures:
-    return collect_figures(tables, tables.read("series"), "east", span(3))
-
-
 @pytest.fixture
 def empty(spark: SparkSession, tmp_path: Path) -> Tables:
     return Tables.open(spark, str(tmp_path / "empty"))
@@ -38,7 +32,8 @@ def empty(spark: SparkSession, tmp_path: Path) -> Tables:
 
 def page_of(spark: SparkSession, tables: Tables, *names: str, hours: int = 3) -> Parsed:
     spans = candidates(DAY, DAY + timedelta(hours=hours), DAY + timedelta(days=3))
-    return Parsed(report.run(spark, tables.location.spark_url, spans, names, made_at=DAY))
+    made = report.run(spark, tables.location.spark_url, spans, names, made_at=DAY + timedelta(days=1))
+    return Parsed(render_page(made))
 
 
 # ---- which time
@@ -76,36 +71,27 @@ def test_lengths_of_time() -> None:
             parse_last(text)
 
 
-# ---- figures
+# ---- what failed, and connections
 
 
-def test_growth_is_summed_over_workers_and_windows(tables: Tables, east: Figures) -> None:
+@pytest.fixture(scope="module")
+def east(tables: Tables) -> Failures:
+    return collect_failures(tables, tables.read("series"), "east", span(3))
+
+
+def test_failures_by_cause_and_by_broker(tables: Tables, east: Failures) -> None:
     series = tables.read("series")
     assert list_clusters(series) == ["east", "west"]
-    assert east.total(figures.BYTES, "to_broker") == 180 * 12000.0
-    assert east.total(figures.BYTES) == 180 * 12120.0
-    assert (east.total(figures.ENDED), east.total(figures.ENDED, "defect")) == (360.0, 0.0)
-    assert east.total(figures.RESTARTS) is None
-    assert (east.windows, east.newest) == (3, DAY + timedelta(hours=2))
-    part = collect_figures(tables, series, "west", span(1, start=DAY + timedelta(hours=1)))
-    assert part.growth == {(figures.BYTES, "to_client"): 3600.0}
-    assert (part.windows, part.brokers_up, part.open_average) == (1, None, None)
-    by_day = collect_figures(tables, series, "east", span(24, 1))
-    assert (by_day.total(figures.BYTES), by_day.open_busiest) == (180 * 12120.0, 14.0)
+    assert east.counts == [("re-authentications failed", HOSTILE, 180, 0)]
+    assert east.brokers == [(HOSTILE, 0.0, None), ("b2", 0.0, None), ("b1", 1.0, None)]
+    later = collect_failures(tables, series, "east", span(1, start=DAY + timedelta(hours=2)))
+    assert later.counts == [("re-authentications failed", HOSTILE, 60, 60)]
+    assert collect_failures(tables, series, "west", span(3)) == Failures()
 
 
-def test_a_gauge_is_summed_over_workers(east: Figures) -> None:
-    assert (east.open_average, east.open_busiest) == (14.0, 14.0)
-
-
-def test_a_process_that_was_replaced_does_not_count_twice(spark: SparkSession, tmp_path: Path) -> None:
-    tables = Tables.open(spark, str(tmp_path))
-    labels = {"cluster": "c", "role": "forwarder", "worker": "0"}
-    series = [(number, figures.ACTIVE, labels | {"instance": str(number)}, None, DAY) for number in (1, 2)]
-    halves = [(1, 0, 29), (2, 30, 59)]  # the minutes of the first and the last scrape
-    rows = [_gauge_hour(number, 5.0, first, last) for number, first, last in halves]
-    append(tables, series=spark.createDataFrame(series, SERIES), rollup_1h=spark.createDataFrame(rows, ROLLUP))
-    assert collect_figures(tables, tables.read("series"), "c", span(1)).open_busiest == 5.0
+def test_connection_seconds_are_summed_over_workers(tables: Tables) -> None:
+    found = collect_connections(tables, tables.read("series"), "east", span(3))
+    assert found == {DAY + timedelta(hours=hour): 14 * 3600 for hour in range(3)}
 
 
 def append(tables: Tables, **frames: DataFrame) -> None:
@@ -114,51 +100,21 @@ def append(tables: Tables, **frames: DataFrame) -> None:
             change.append(change.write(view, frame))
 
 
+def test_a_process_that_was_replaced_does_not_count_twice(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables.open(spark, str(tmp_path))
+    labels = {"cluster": "c", "role": "forwarder", "worker": "0"}
+    series = [(number, ACTIVE, labels | {"instance": str(number)}, None, DAY) for number in (1, 2)]
+    halves = [(1, 0, 29), (2, 30, 59)]  # the minutes of the first and the last scrape
+    rows = [_gauge_hour(number, 5.0, first, last) for number, first, last in halves]
+    append(tables, series=spark.createDataFrame(series, SERIES), rollup_1h=spark.createDataFrame(rows, ROLLUP))
+    assert collect_connections(tables, tables.read("series"), "c", span(1)) == {DAY: 5 * 3600}
+
+
 def _gauge_hour(series: int, value: float, first: int, last: int) -> tuple[object, ...]:
     n = last - first + 1
     ends = [(moment(DAY_MS + minute * MINUTE_MS), value, None) for minute in (first, last)]
-    return (
-        series,
-        DAY,
-        n,
-        n * value,
-        value,
-        value,
-        *ends[0],
-        *ends[1],
-        0,
-        0.0,
-        None,
-        0.0,
-        0,
-        0,
-        "1h",
-        DAY.date(),
-        None,
-    )
-
-
-def test_quantiles_of_classic_and_native_histograms(tables: Tables, east: Figures) -> None:
-    assert east.request_seconds(0.5) == pytest.approx(0.01 + 0.09 * 50 / 90)
-    assert east.request_seconds(0.95) == pytest.approx(0.1 + 0.9 * 0.5)
-    west = collect_figures(tables, tables.read("series"), "west", span(3))
-    assert west.buckets == {0.1: 16.0, math.inf: 24.0}  # both workers', of two hours
-    assert west.request_seconds(0.2) == pytest.approx(0.05)
-    assert Figures(buckets={math.inf: 3.0}).request_seconds(0.5) is None
-    assert Figures(buckets={1.0: 0.0}).request_seconds(0.5) is None
-
-
-def test_quantiles_over_instances_with_different_bounds(spark: SparkSession) -> None:
-    """A rolling upgrade: all observations are below 0.1 s, and only some instances have the bounds 1 and 5."""
-    rows = [("0.1", 2000.0), ("1.0", 1000.0), ("5.0", 1000.0), ("+Inf", 2000.0), ("nonsense", 7.0)]
-    found = figures._classic_buckets(spark.createDataFrame(rows, "key string, increase double"))
-    assert Figures(buckets=found).request_seconds(0.99) == pytest.approx(0.099)
-    assert sum(found.values()) == 2000
-
-
-def test_brokers_up_and_the_worst(east: Figures) -> None:
-    assert east.brokers_up == pytest.approx(1 / 3)
-    assert east.worst_brokers == [(HOSTILE, 0.0), ("b2", 0.0)]
+    growth = (0, 0.0, None, 0.0, 0, 0)
+    return (series, DAY, n, n * value, value, value, *ends[0], *ends[1], *growth, "1h", DAY.date(), None)
 
 
 # ---- the page
@@ -166,8 +122,8 @@ def test_brokers_up_and_the_worst(east: Figures) -> None:
 
 def test_the_page_has_the_figures(spark: SparkSession, tables: Tables) -> None:
     page = page_of(spark, tables, "east", HOSTILE)
-    assert "Pulsar proxy, 2026-11-20 00:00 to 2026-11-20 03:00 UTC" in page.texts
-    assert "In 3 hours: 2.1 MiB to brokers and 21.1 KiB to clients" in page.text
+    assert "Statement, 2026-11-20 00:00 to 2026-11-20 03:00 UTC" in page.texts
+    assert "re-authentications failed" in page.texts
     assert f"There is no cluster named '{HOSTILE}'; there are: east, west." in page.text
     place = page.texts.index("alice")
     assert page.texts[place : place + 7] == ["alice", "3,000", "3,000", "98.91 %", "6", "6", "3"]
@@ -178,7 +134,6 @@ def test_empty_tables_give_a_page_that_says_so(spark: SparkSession, empty: Table
     assert "The tables have no series of the proxy" in page_of(spark, empty).text
     named = page_of(spark, empty, "east")
     assert "There is no cluster named 'east'; there are none." in named.text
-    assert named.texts.count("no data") > 10  # the summary's figures
 
 
 def test_a_coarser_table_where_the_finer_has_expired(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
@@ -186,7 +141,6 @@ def test_a_coarser_table_where_the_finer_has_expired(spark: SparkSession, tables
     append(other, series=tables.read("series"), rollup_1d=tables.read("rollup_1d"))
     page = page_of(spark, other, "east", hours=24)
     assert "There is nothing by hour of this time" in page.text
-    assert "In 1 day: 2.1 MiB to brokers" in page.text
 
 
 @pytest.fixture
@@ -209,7 +163,7 @@ def test_the_command_writes_a_file(spark: SparkSession, tables: Tables, output: 
 
 def test_a_page_goes_to_any_hadoop_path(spark: SparkSession, tmp_path: Path) -> None:
     for text in ("old", "new"):
-        report.write_page(spark, f"file://{tmp_path}/page.html", text)
+        report.write_file(spark, f"file://{tmp_path}/page.html", text.encode())
     assert (tmp_path / "page.html").read_text() == "new"
 
 
@@ -222,6 +176,8 @@ def test_a_page_goes_to_any_hadoop_path(spark: SparkSession, tmp_path: Path) -> 
         (["--output", "x", "--end", "2026-01-01"], "--end needs --start"),
         (["--output", "x", "--start", "2026-01-02", "--end", "2026-01-01"], "must begin before it ends"),
         (["--output", "x", "--start", "2001-01-02"], "10 years at most"),
+        (["--output", "x", "--lines", "x.csv"], "with --prices"),
+        (["--output", "x", "--prices", "/nowhere/prices.toml"], "cannot read /nowhere/prices.toml"),
         ([], "--output"),
     ],
 )
