@@ -49,6 +49,7 @@ BATCH_BYTES = 64 << 20
 """Limit of a batch's labels and buckets: a label's text is written once for each row."""
 BUCKET_BYTES = 16
 EVERYTHING = (Matcher(METRIC_NAME, "!=", ""),)
+"""In each selector, since PromQL refuses those that an empty label set would meet."""
 FOREVER = ("0", "9999-12-31T23:59:59Z")
 
 Offset = dict[str, int]
@@ -115,7 +116,7 @@ class Prometheus(DataSource):
         super().__init__(options)
         given = Options("prometheus", options, OPTIONS)
         self._labels = [name for name in given.names("labelColumns", ()) if name not in COLUMNS.names]
-        self._matchers = parse_selector(given.text("match", "")) or EVERYTHING
+        self._matchers = EVERYTHING + parse_selector(given.text("match", ""))
         api = given.text("api", "read")
         if api not in {"read", "query"}:
             raise BadOption(f"prometheus: api is {api!r}, and must be read or query")

@@ -269,7 +269,8 @@ def test_remote_read_asks_and_reads(server: FakeServer, tmp_path: Path) -> None:
     [(path, body, headers)] = server.requests
     assert (path, headers["Authorization"]) == ("/api/v1/read", "Bearer s3cret")
     end = http._varint(T0_MS + 3_600_000 - 1)
-    matchers = field(3, b"\x08\x00" + field(2, b"__name__") + field(3, b"up"))
+    matchers = field(3, b"\x08\x01" + field(2, b"__name__") + field(3, b""))
+    matchers += field(3, b"\x08\x00" + field(2, b"__name__") + field(3, b"up"))
     matchers += field(3, b"\x08\x01" + field(2, b"job") + field(3, b"y"))
     assert decompress(body, 1000) == field(1, b"\x08" + http._varint(T0_MS) + b"\x10" + end + matchers)
 

@@ -17,6 +17,7 @@ from analytics.sources.spool import (
     LostSegments,
     PrometheusSpool,
     Split,
+    _Settings,
     batch_end,
     check_segments_present,
     position_text,
