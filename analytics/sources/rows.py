@@ -184,8 +184,8 @@ class RowBuilder:
                     "series_id": pa.array(spans.identity[series]),
                     "replica": pa.array(spans.replica[series]),
                     "counter_id": pa.array(counter, mask=counter == NO_COUNTER),
-                    "ts": _times(columns.sample_ts_ms[part]),
-                    "start_ts": _times_or_null(columns.sample_start_ts_ms[part]),
+                    "ts": times(columns.sample_ts_ms[part]),
+                    "start_ts": times_or_null(columns.sample_start_ts_ms[part]),
                     "value": pa.array(columns.sample_value[part]),
                 },
                 len(series),
@@ -194,19 +194,15 @@ class RowBuilder:
     def _histogram_batch(self, histograms: list[Histogram]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        values: dict[str, Any] = {
-            field.name: pa.array([getattr(one, field.name) for one in histograms], _arrow_type(HISTOGRAM, field.name))
-            for field in HISTOGRAM
-        }
-        if self._table == "all":
-            kind = self._schema.field("histogram").type
-            values = {"histogram": pa.StructArray.from_arrays(list(values.values()), fields=list(kind))}
+        values = {"histogram": histogram_structs(histograms, to_arrow_schema(HISTOGRAM))}
+        if self._table == "histograms":
+            values = dict(zip(HISTOGRAM.names, values["histogram"].flatten(), strict=True))
         numbers = [one.series for one in histograms]
         keys = {
             "series_id": pa.array(self._spans.identity[numbers]),
             "replica": pa.array(self._spans.replica[numbers]),
-            "ts": _times(np.array([one.ts_ms for one in histograms], np.int64)),
-            "start_ts": _times_or_null(np.array([one.start_ts_ms for one in histograms], np.int64)),
+            "ts": times(np.array([one.ts_ms for one in histograms], np.int64)),
+            "start_ts": times_or_null(np.array([one.start_ts_ms for one in histograms], np.int64)),
         }
         return self._record_batch(keys | values, len(histograms))
 
@@ -219,10 +215,10 @@ class RowBuilder:
             "metric": pa.array([metric for metric, _ in named], pa.string()),
             "labels": pa.array([labels for _, labels in named], _arrow_type(_SERIES, "labels")),
             "kind": pa.array([one.kind for one in series], pa.string()),
-            "last_ts": _times(self._spans.last_ms[met]),
+            "last_ts": times(self._spans.last_ms[met]),
             "ordered": pa.array(self._spans.ordered[met]),
         }
-        first = _times(self._spans.first_ms[met])
+        first = times(self._spans.first_ms[met])
         keys = {
             "series_id": pa.array(self._spans.identity[met]),
             "replica": pa.array(self._spans.replica[met]),
@@ -244,17 +240,27 @@ class RowBuilder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
+def histogram_structs(histograms: list[Histogram], fields: Any) -> Any:
+    """Return histograms as structs of these Arrow fields, which have HISTOGRAM's names and types."""
+    import pyarrow as pa
+
+    columns = [pa.array([getattr(one, field.name) for one in histograms], field.type) for field in fields]
+    return pa.StructArray.from_arrays(columns, fields=list(fields))
+
+
 def _arrow_type(schema: StructType, name: str) -> Any:
     return to_arrow_schema(schema, timezone="UTC").field(name).type
 
 
-def _times(ms: Integers) -> Any:
+def times(ms: Integers) -> Any:
+    """Return timestamps of milliseconds since 1970."""
     import pyarrow as pa
 
     return pa.array(ms * 1000).view(pa.timestamp("us", tz="UTC"))
 
 
-def _times_or_null(ms: Integers) -> Any:
+def times_or_null(ms: Integers) -> Any:
+    """Return timestamps, null for 0."""
     import pyarrow as pa
 
     return pa.array(ms * 1000, mask=ms == 0).view(pa.timestamp("us", tz="UTC"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from analytics.errors import AnalyticsError
-from analytics.remote_write.decode import Decoder
+from analytics.remote_write.decode import Columns, Decoder
 from analytics.remote_write.errors import DecodeError
 from analytics.sources.options import BadOption, Options
 from analytics.sources.rows import BATCH_ROWS, SCHEMAS, RowBuilder
@@ -83,17 +83,22 @@ class _Settings:
     @classmethod
     def parse_options(cls, given: Any) -> _Settings:
         options = Options("prometheus_spool", given, OPTIONS)
-        directory = options.text("path").removeprefix("file://").removeprefix("file:")
-        if "://" in directory:
-            raise BadOption(f"prometheus_spool: path is {directory!r}, and must be a directory that is mounted here")
         return cls(
-            directory=directory,
+            directory=parse_directory(options),
             table=options.table(),
             replica_labels=options.replica_labels(),
             split_bytes=options.integer("splitBytes", SPLIT_BYTES, least=1, most=1 << 32),
             start=_parse_position(options.text("start", "0:0"), "start"),
             end=_parse_position(text, "end") if (text := options.text("end", "")) else None,
         )
+
+
+def parse_directory(options: Options) -> str:
+    """Parse the option `path`. Raises BadOption."""
+    directory = options.text("path").removeprefix("file://").removeprefix("file:")
+    if "://" in directory:
+        raise BadOption(f"path is {directory!r}, and must be a directory that is mounted here")
+    return directory
 
 
 def position_text(position: Position) -> str:
@@ -114,12 +119,14 @@ class _BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         directory = self._settings.directory
-        if not Path(directory).is_dir():
-            raise BadOption(f"prometheus_spool: there is no directory {directory}")
-        return _plan_splits(self._settings, self._settings.start, self._settings.end or reader.committed_end(directory))
+        end = self._settings.end or reader.committed_end(directory)
+        return plan_splits(directory, self._settings.start, end, self._settings.split_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from _read_split(self._settings, partition)
+        rows = RowBuilder(self._settings.table, self._settings.replica_labels)
+        for columns in decode_split(partition):
+            yield from rows.build_batches(columns)
+        yield from rows.build_series_rows()
 
 
 def check_segments_present(directory: str, begin: Position) -> None:
@@ -172,24 +179,27 @@ def batch_end(directory: str, begin: Position, end: Position, max_bytes: int) ->
     return end
 
 
-def _plan_splits(settings: _Settings, begin: Position, end: Position) -> list[InputPartition]:
+def plan_splits(directory: str, begin: Position, end: Position, split_bytes: int) -> list[InputPartition]:
+    """Return the splits between two positions, each of about so many bytes. Raises BadOption."""
+    if not Path(directory).is_dir():
+        raise BadOption(f"prometheus_spool: there is no directory {directory}")
     splits: list[InputPartition] = []
-    for _, path, start, stop in _segment_ranges(settings.directory, begin, end):
-        for border in _record_boundaries(path, start, stop, settings.split_bytes):
+    for _, path, start, stop in _segment_ranges(directory, begin, end):
+        for border in _record_boundaries(path, start, stop, split_bytes):
             splits.append(Split(path, start, border))
             start = border  # noqa: PLW2901
     return splits
 
 
-def _read_split(settings: _Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Decode one split; damaged or invalid records are reported on standard error and skipped.
+def decode_split(partition: InputPartition) -> Iterator[Columns]:
+    """Decode one split, in portions; damaged or invalid records are reported on standard error and skipped.
 
     The decoder is bounded by CEILING, which no receiver's configuration exceeds: so it skips only what a receiver
     without these bounds accepted, and one request's memory is bounded.
     """
     if not isinstance(partition, Split):
         return  # Spark's own placeholder where there are no partitions
-    decoder, rows, left_out = Decoder(), RowBuilder(settings.table, settings.replica_labels), _SkipReport(partition)
+    decoder, left_out = Decoder(), _SkipReport(partition)
     gathered = 0
     for record in reader.read_records(partition.path, partition.start, partition.end, left_out.report_damage):
         try:
@@ -201,9 +211,8 @@ def _read_split(settings: _Settings, partition: InputPartition) -> Iterator[pa.R
         gathered += counts.samples + counts.histograms + counts.buckets // BUCKETS_PER_ROW
         if gathered >= BATCH_ROWS:
             gathered = 0
-            yield from rows.build_batches(decoder.take_columns())
-    yield from rows.build_batches(decoder.take_columns())
-    yield from rows.build_series_rows()
+            yield decoder.take_columns()
+    yield decoder.take_columns()
     left_out.report_totals()
 
 

@@ -118,8 +118,8 @@ def test_a_redirect_is_not_followed(prometheus: FakePrometheus, tmp_path: Path) 
 def test_errors_that_may_pass_are_tried_again_with_pauses(prometheus: FakePrometheus) -> None:
     prometheus.answers = [(503, b"busy", {}), (429, b"slow down", {})]
     pauses: list[float] = []
-    [series] = query_samples(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append)
-    assert series["metric"] == UP
+    [series] = query_samples(settings(prometheus), Span(T0_MS, T0_MS + 1000), pauses.append).series
+    assert dict(series.labels) == UP
     assert pauses == [1.0, 2.0]
     prometheus.answers = [(503, b"busy", {})] * 5
     with pytest.raises(Failed, match=r"from 2025-11-21T08:00:00.* 503 Service Unavailable: busy"):

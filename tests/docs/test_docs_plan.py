@@ -116,6 +116,7 @@ CODE_TRIED_BY = {
     ("docs/authentication.md", "python"): "tests/auth/test_docs_providers.py",
     ("docs/analytics.md", "python"): QUERIES,
     ("docs/analytics.md", "sql"): QUERIES,
+    ("docs/analytics-source.md", "python"): "tests/e2e/test_analytics_source.py",
     ("docs/analytics-tables.md", "python"): QUERIES,
     ("docs/analytics-tables.md", "sql"): QUERIES,
 }
