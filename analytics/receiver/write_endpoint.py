@@ -101,7 +101,10 @@ class WriteEndpoint:
     # ---- before the body
 
     async def check_head(self, head: RequestHead) -> Response | None:
-        """Check authentication, path, method, content type and length."""
+        """Check a request before its body is read: authentication, path, method, content type and length.
+
+        Return None to read the body, or a response, after which the connection is closed.
+        """
         if self._tokens is not None and not await self._is_authorized(self._tokens, head):
             return Response(401, "a bearer token is needed", [("WWW-Authenticate", "Bearer")])
         if head.path != PATH:
