@@ -4,7 +4,7 @@ import trio
 
 from analytics.receiver.metrics import Metrics
 from analytics.spool.records import SpoolError
-from analytics.spool.retention import count_unconsumed_segments
+from analytics.spool.segments import list_segment_numbers
 from analytics.spool.writer import SpoolWriter
 from proxy.common.http_server import HttpRequest, HttpResponse
 
@@ -52,5 +52,5 @@ class AdminEndpoint:
             trouble = str(error)
         self._metrics.spool_bytes.set(self._writer.total_bytes)
         self._metrics.spool_free_bytes.set(self._writer.free_bytes())
-        self._metrics.spool_unconsumed_segments.set(count_unconsumed_segments(self._writer.directory))
+        self._metrics.spool_unconsumed_segments.set(len(list_segment_numbers(self._writer.directory)))
         return trouble

@@ -1,4 +1,4 @@
-"""Positions in a spool, and the small files that store them: the committed end and the consumed end.
+"""Positions in a spool, and the small file that stores the committed end.
 
 The file `committed` is updated after each fdatasync of a segment, so a reader that stops there never sees data that a
 crash could still lose. It is overwritten in place (one small write, checked by a CRC) and not synced: after a power
@@ -17,7 +17,6 @@ from typing import NamedTuple
 from analytics.spool.records import SpoolError
 
 COMMITTED = "committed"
-CONSUMED = "consumed"
 
 _POSITION = struct.Struct("<8sQQ")
 _CRC = struct.Struct("<I")
