@@ -50,10 +50,7 @@ def read_position(directory: Path, name: str) -> Position | None:
 def write_position(directory: Path, name: str, position: Position) -> None:
     """Replace a position file atomically and durably. Raises OSError."""
     temporary = directory / f"{name}.new"
-    with temporary.open("wb") as file:
-        file.write(_pack(position))
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(temporary, _pack(position))
     temporary.replace(directory / name)
     sync_directory(directory)
 
@@ -72,6 +69,14 @@ class PositionFile:
     def close(self) -> None:
         """Close the descriptor; the file stays."""
         os.close(self._file)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and make its data durable; raises OSError."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_directory(directory: Path) -> None:
